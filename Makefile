@@ -13,7 +13,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `cache_folder` in spark_kafka_source/local_kafka/jars.py.
 CACHE := $(or $(SPARK_KAFKA_SOURCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spark-kafka-source)
 
-.PHONY: help setup demo test all-tests test-fast test-on-fake class-archive compiled-tests lint style types format bench simulation soak matrix versions dist docs links kafka clean
+KAFKA_VERSIONS := 2.8.2 3.9.1 4.1.0 4.2.0 4.3.1 4.4.0
+
+.PHONY: help setup demo test test-fast test-real test-computing test-on-fake class-archive compiled-tests lint style types format bench simulation simulation-coverage same-seed soak matrix versions dist docs links kafka clean
 .PHONY: clean-downloads
 .DEFAULT_GOAL := help
 
@@ -26,15 +28,25 @@ setup: ## .venv with the pinned packages (does nothing when it is there)
 demo: setup ## a local Kafka, a Spark query, and its lag as Kafka's own tool sees it; SECURITY=sasl_ssl: with TLS and SASL
 	$(BIN)/python -m spark_kafka_source.demo $(if $(SECURITY),--security $(SECURITY))
 
-# Four workers, since most tests wait half of the time; tests/support/xdist_scheduling.py distributes the files.
-# Up to two failed tests of real brokers or Spark have a second try, and are named at the end (tests/support/second_try.py).
+# `test-real` waits for brokers and Spark half of the time. All that only computes runs beside it, with less priority.
 test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 style class-archive compiled-tests
-	$(MAKE) --no-print-directory -j2 types all-tests
-	$(MAKE) --no-print-directory simulation
+	$(MAKE) --no-print-directory -j2 test-real test-computing
 
-all-tests: setup
-	$(BIN)/python -m tests.support.second_try -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 15
+test-computing: setup
+	nice $(MAKE) --no-print-directory test-fast simulation types
+
+GUARDED := $(BIN)/python -m tests.support.guarded_run
+WORKERS := --max-worker-restart 0 --durations 20
+
+# Four workers: they wait for replies or time-outs for more than half of the time.
+test-fast: setup ## only the tests that need neither Kafka nor Spark
+	$(GUARDED) -m "not kafka and not spark" -n 4 -o faulthandler_timeout=330 $(WORKERS)
+
+# One worker owns Spark, the other the brokers (tests/support/worker_groups.py).
+# Up to two failed tests have a second try, and are named at the end (tests/support/guarded_run.py).
+test-real: setup ## only the tests that need Kafka or Spark
+	$(GUARDED) --second-try -m "kafka or spark" -n 2 --dist loadgroup --no-loadscope-reorder $(WORKERS)
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup
@@ -43,9 +55,6 @@ class-archive: setup
 # pytest compiles test modules its own way. Otherwise each worker does it.
 compiled-tests: setup
 	@$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null || true
-
-test-fast: setup ## only the tests that need neither Kafka nor Spark
-	$(BIN)/python -m pytest -m "not kafka and not spark"
 
 test-on-fake: setup ## the client's tests that need a real Kafka, on the in-memory cluster
 	SPARK_KAFKA_SOURCE_ON_FAKE=1 $(BIN)/python -m pytest -m "kafka and not soak" \
@@ -59,9 +68,8 @@ style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# A minute of processor time. `make test` runs it beside the tests, which sometimes wait.
 types: setup
-	nice $(BIN)/mypy
+	$(BIN)/mypy
 
 format: setup ## rewrites the files as `make lint` wants them
 	$(BIN)/ruff check --fix-only .
@@ -70,23 +78,37 @@ format: setup ## rewrites the files as `make lint` wants them
 bench: setup ## measures against the peers; BENCH="source --rounds 6": one section
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
-# The same seeds each time; `make soak` takes new ones. Each failure names its seed and the command that runs it again.
-simulation: setup ## each scenario of tests/simulation with a few seeds (SEEDS)
-	$(BIN)/python -m tests.simulation --first 1 --seeds $${SEEDS:-2}
+# Other seeds for each state of the code, and the same for all who test it: a red run is red everywhere. FIRST has others.
+FIRST_SEED = $(or $(FIRST),$(shell printf '%d' 0x$$(git rev-parse 'HEAD^{tree}' | cut -c 1-7)))
 
-soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES)
-	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt
-	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200
+simulation: setup ## each scenario of tests/simulation with new seeds (SEEDS), for a minute at most
+	$(BIN)/python -m tests.simulation --seeds $${SEEDS:-6} --minutes 0.9 --first $(FIRST_SEED)
 
-matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9 and 4.1 to 4.4
-	for version in 2.8.2 3.9.1 4.1.0 4.2.0 4.3.1 4.4.0; do \
+# Runs of one commit add up, so that a command that was stopped continues.
+soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES), or SEEDS of each
+	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt \
+		--log build/simulation-$$(git describe --always --dirty).jsonl
+	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200 -o faulthandler_timeout=7300
+	$(BIN)/python -m tests.simulation --broken all
+
+same-seed: setup ## equal digests in processes with other hash seeds: SEEDS="1 2", REPETITIONS, INTERPRETERS
+	for python in $${INTERPRETERS:-$(BIN)/python}; do \
+		$$python -m tests.simulation.same_seed --seeds $${SEEDS:-1 2} --repetitions $${REPETITIONS:-100} \
+			--log build/same-seed-$$(git describe --always --dirty).jsonl || exit 1; \
+	done
+
+simulation-coverage: setup ## docs/simulation-coverage.md: what no seed has reached, after SEEDS more of each scenario
+	$(BIN)/python -m tests.simulation.coverage --seeds $${SEEDS:-20} --page docs/simulation-coverage.md
+
+matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9 and 4.1 to 4.4 (KAFKA_VERSIONS)
+	for version in $(KAFKA_VERSIONS); do \
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
 			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
 			tests/protocol/consumer_group tests/protocol/transaction \
 			tests/protocol/sasl tests/protocol/security tests/cli/test_broker_versions.py || exit 1; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=2 \
-		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 \
+		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 -o faulthandler_timeout=3700 \
 			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
 			tests/spark/driver/test_group_start.py tests/spark/driver/test_other_members.py \
 			tests/spark/driver/test_killed_member.py tests/spark/driver/test_lost_coordinator.py \
@@ -113,7 +135,7 @@ kafka: setup ## three local brokers, until Ctrl-C
 
 clean: ## .venv, and all that these commands have left in this folder (not the downloads: make clean-downloads)
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf spark-warehouse artifacts metastore_db derby.log *.egg-info
+	rm -rf spark-warehouse artifacts metastore_db derby.log .dmypy.json *.egg-info
 	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
 
 clean-downloads: ## the Kafka of the user's cache folder, which all checkouts share; Ivy keeps its own copy in ~/.ivy2

@@ -90,8 +90,8 @@ def compare(commit: str, jobs: list[str], turns: int, script: Path) -> None:
                         if turn:  # the first one warms up the broker
                             times[tree].append(used_s)
                 old, new = (statistics.median(times[tree]) for tree in (before, ROOT))
-                each = " ".join(f"{b:.2f}/{a:.2f}" for a, b in zip(times[before], times[ROOT], strict=True))
-                print(f"{job:24} {new / old:6.3f}  {new:.3f} s / {old:.3f} s  ({each})", flush=True)
+                ratios = " ".join(f"{b:.2f}/{a:.2f}" for a, b in zip(times[before], times[ROOT], strict=True))
+                print(f"{job:24} {new / old:6.3f}  {new:.3f} s / {old:.3f} s  ({ratios})", flush=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True)
 
@@ -103,8 +103,8 @@ def main() -> None:
     parser.add_argument("jobs", nargs="*", default=list(JOBS), metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--script", type=Path, default=Path(__file__).with_name("turn.py"), help="for an older API")
-    given = parser.parse_args()
-    compare(given.commit, given.jobs or list(JOBS), given.turns, given.script)
+    namespace = parser.parse_args()
+    compare(namespace.commit, namespace.jobs or list(JOBS), namespace.turns, namespace.script)
 
 
 if __name__ == "__main__":

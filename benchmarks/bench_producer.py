@@ -113,13 +113,13 @@ def _protocol(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.producer.producer import Producer
 
     # The defaults otherwise: batches of 1 MiB, idempotence, five requests in flight.
-    known = {
+    remembered = {
         "bootstrap.servers": job.bootstrap_servers,
         "compression.type": topic.compression,
         "linger.ms": LINGER_MS,
     }
     columns = _columns(pairs)
-    with Client(parse_client(known)) as client, Producer(client, parse_producer(known)) as producer:
+    with Client(parse_client(remembered)) as client, Producer(client, parse_producer(remembered)) as producer:
 
         def write(chunks: int) -> None:
             for _ in range(chunks):
@@ -147,8 +147,8 @@ def _encoded_before(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
     from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
     columns = record_columns(_columns(pairs), time.time_ns() // 1_000_000)
-    each = CHUNK_ROWS // -(-int(record_sizes(columns).sum()) // BATCH_BYTES)
-    counts = [min(each, CHUNK_ROWS - first) for first in range(0, CHUNK_ROWS, each)]
+    sample = CHUNK_ROWS // -(-int(record_sizes(columns).sum()) // BATCH_BYTES)
+    counts = [min(sample, CHUNK_ROWS - first) for first in range(0, CHUNK_ROWS, sample)]
     batches = encode_batches(columns, counts, compression=topic.compression)
     for batch in batches:
         finalize_header(batch)
@@ -214,8 +214,8 @@ def _confluent(job: Job, topic: Topic, pairs: Pairs) -> Iterator[Write]:
                     except BufferError:
                         producer.poll(0.05)
             producer.poll(0)
-        if left := producer.flush(120):
-            raise RuntimeError(f"{left} records are not acknowledged")
+        if flush := producer.flush(120):
+            raise RuntimeError(f"{flush} records are not acknowledged")
 
     yield write
 

@@ -144,14 +144,14 @@ def decode_steps(log: bytes, rows: int, seconds: float) -> Steps:
         "unpack": best_ns(unpacked, rows, seconds),
     }
     batches = next(decompressed_batches(records, visible, CAP_BYTES, ""))
-    here = int(batches.counts.sum())
-    steps["bounds"] = best_ns(lambda: list(bounds(batches)), here, seconds)
+    local = int(batches.counts.sum())
+    steps["bounds"] = best_ns(lambda: list(bounds(batches)), local, seconds)
     starts, ends = next(bounds(batches))
-    here = len(starts)
-    steps["fields"] = best_ns(lambda: read_fields(batches.data, starts, ends), here, seconds)
+    local = len(starts)
+    steps["fields"] = best_ns(lambda: read_fields(batches.data, starts, ends), local, seconds)
     fields = read_fields(batches.data, starts, ends)
-    steps["key"] = best_ns(lambda: binary_column(batches.data, fields.key_at, fields.key_length), here, seconds)
-    steps["value"] = best_ns(lambda: binary_column(batches.data, fields.value_at, fields.value_length), here, seconds)
+    steps["key"] = best_ns(lambda: binary_column(batches.data, fields.key_at, fields.key_length), local, seconds)
+    steps["value"] = best_ns(lambda: binary_column(batches.data, fields.value_at, fields.value_length), local, seconds)
     return steps
 
 
@@ -196,14 +196,14 @@ def peers_decode(shape: Shape, parts: list[pa.RecordBatch], seconds: float) -> S
             for record in records:
                 _ = record.key, record.value, record.offset, record.timestamp
 
-    found = {}
+    values_by_key = {}
     for name, reader in peer_readers().items():
         try:
-            found[name] = best_ns(lambda reader=reader: read_all(reader), rows, seconds)
+            values_by_key[name] = best_ns(lambda reader=reader: read_all(reader), rows, seconds)
         except Exception as error:
             # Skip a peer that lacks the package of this codec.
-            found[f"{name}: {type(error).__name__}"] = float("nan")
-    return found
+            values_by_key[f"{name}: {type(error).__name__}"] = float("nan")
+    return values_by_key
 
 
 def kafka_python_encodes(shape: Shape, parts: list[pa.RecordBatch], seconds: float) -> Steps:
@@ -227,25 +227,25 @@ def kafka_python_encodes(shape: Shape, parts: list[pa.RecordBatch], seconds: flo
     return {"kafka-python": best_ns(build_one, part.num_rows, seconds)}
 
 
-def report_steps(what: str, steps: Steps) -> None:
-    print(f"  {what:8}" + "  ".join(f"{name} {ns:.0f}" for name, ns in steps.items()), flush=True)
+def report_steps(label: str, steps: Steps) -> None:
+    print(f"  {label:8}" + "  ".join(f"{name} {ns:.0f}" for name, ns in steps.items()), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
-    wanted = parser.parse_args()
+    namespace = parser.parse_args()
     for shape in SHAPES:
-        rows = wanted.rows if shape.value_bytes < 1000 else wanted.rows // 8
+        rows = namespace.rows if shape.value_bytes < 1000 else namespace.rows // 8
         parts = cuts(shape, some_columns(shape, rows))
         log = written_log(shape, parts)
         assert decode_all(log) == rows
         print(f"{shape}: {rows} records, {len(parts)} batches; ns a record", flush=True)
-        report_steps("decode", decode_steps(log, rows, wanted.seconds))
-        report_steps("  peers", peers_decode(shape, parts, wanted.seconds))
-        report_steps("encode", encode_steps(shape, parts, rows, wanted.seconds))
-        report_steps("  peers", kafka_python_encodes(shape, parts, wanted.seconds))
+        report_steps("decode", decode_steps(log, rows, namespace.seconds))
+        report_steps("  peers", peers_decode(shape, parts, namespace.seconds))
+        report_steps("encode", encode_steps(shape, parts, rows, namespace.seconds))
+        report_steps("  peers", kafka_python_encodes(shape, parts, namespace.seconds))
 
 
 if __name__ == "__main__":

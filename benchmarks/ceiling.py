@@ -34,7 +34,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
     if arguments:
         return _over(job, arguments[0])
     jobs = {name: replace(job, spark_conf=job.spark_conf | {_UNIX: enabled}) for name, enabled in SOCKETS.items()}
-    return [figure for name, each in jobs.items() for figure in run_section("ceiling", each, name)]
+    return [figure for name, job in jobs.items() for figure in run_section("ceiling", job, name)]
 
 
 def _over(job: Job, socket: str) -> list[Figure]:
@@ -52,14 +52,16 @@ def _over(job: Job, socket: str) -> list[Figure]:
         for who in (OURS, DISCARDING) if number % 2 else (DISCARDING, OURS):
             rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, {})
             samples[SINK, who].append({_RATE: rate, _CPU: cpu_ns})
-        for (what, who), each in samples.items():
-            summary = ", ".join(f"{measure} {found:,.0f} {_UNITS[measure]}" for measure, found in each[-1].items())
-            say(f"  {socket}, {what:>6} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
+        for (subject, who), sample in samples.items():
+            summary = ", ".join(f"{measure} {result:,.0f} {_UNITS[measure]}" for measure, result in sample[-1].items())
+            say(f"  {socket}, {subject:>6} {who:>14}: {summary}{'' if number else ' (warm-up)'}")
     spark.stop()
     return [
-        Figure(f"ceiling, {what}", socket, measure, _UNITS[measure], who, tuple(one[measure] for one in each[1:]))
-        for (what, who), each in samples.items()
-        for measure in each[0]
+        Figure(
+            f"ceiling, {subject}", socket, measure, _UNITS[measure], who, tuple(first[measure] for first in sample[1:])
+        )
+        for (subject, who), sample in samples.items()
+        for measure in sample[0]
     ]
 
 

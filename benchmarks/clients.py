@@ -85,7 +85,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
         if decoded:
             return sum(batch.num_rows for _, batch in consumer)
         fetched = iter(consumer._next_fetched, [])
-        return sum(each.next_offset - each.position for together in fetched for _, each in together)
+        return sum(fetch.next_offset - fetch.start.offset for together in fetched for _, fetch in together)
 
     host, port = job.bootstrap_servers.split(",")[0].split(":")
     client = Client(ClientConfig(bootstrap_servers=((host, int(port)),)))

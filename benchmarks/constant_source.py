@@ -73,12 +73,12 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(task, _Task)
-        left = task.records
-        batch = constant_batch(self._columns, self._rows) if left else None
-        while batch is not None and left:
-            rows = min(left, self._rows)
+        remaining = task.records
+        batch = constant_batch(self._columns, self._rows) if remaining else None
+        while batch is not None and remaining:
+            rows = min(remaining, self._rows)
             yield batch if rows == self._rows else batch.slice(0, rows)
-            left -= rows
+            remaining -= rows
 
 
 @lru_cache(maxsize=8)

@@ -29,15 +29,15 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
                 say(f"  {who:>20}: {samples[who][-1]:.0f} MB at most")
     subject = f"{decoding.RECORDS:,} x 10 fields"
     return [
-        Figure("decoding-memory", subject, "largest Python worker", "MB", who, tuple(each))
-        for who, each in samples.items()
+        Figure("decoding-memory", subject, "largest Python worker", "MB", who, tuple(sample))
+        for who, sample in samples.items()
     ]
 
 
 def _peak_mb(job: Job, options: Mapping[str, str]) -> float:
     spark = open_session(job)
-    given = {**stream_options(job, OURS, decoding.TOPIC), **options}
-    rows = spark.readStream.format(FORMATS[OURS]).options(**given).load()
+    properties = {**stream_options(job, OURS, decoding.TOPIC), **options}
+    rows = spark.readStream.format(FORMATS[OURS]).options(**properties).load()
     with tempfile.TemporaryDirectory() as checkpoint, PeakMemory() as memory:
         query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
         running = query.start()

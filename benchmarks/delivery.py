@@ -52,7 +52,10 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
                 samples["stream, CPU time", "ns/row", who].append(cpu_ns)
     spark.stop()
     subject = f"{ROWS:,} x {job.sink_value_bytes} B a batch"
-    return [Figure("delivery", subject, what, unit, who, tuple(each)) for (what, unit, who), each in samples.items()]
+    return [
+        Figure("delivery", subject, measure, unit, who, tuple(sample))
+        for (measure, unit, who), sample in samples.items()
+    ]
 
 
 def _written(spark: SparkSession, job: Job, who: str, options: dict[str, str]) -> tuple[float, float]:
@@ -73,7 +76,7 @@ def _written(spark: SparkSession, job: Job, who: str, options: dict[str, str]) -
 
 
 def _took_ms(query: StreamingQuery) -> list[float]:
-    return [each.durationMs["triggerExecution"] for each in query.recentProgress if each.numInputRows]
+    return [progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows]
 
 
 def _wait_for_batches(query: StreamingQuery, count: int) -> None:

@@ -33,8 +33,8 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         for number in job.round_numbers(fresh=topic is job.topics[0]):
             _round(spark, job, topic, number, samples)
         figures += [
-            Figure("events", topic.label, f"{columns}, {what}", UNITS[what], who, tuple(rates), paired=True)
-            for (columns, what, who), rates in _compared(samples).items()
+            Figure("events", topic.label, f"{columns}, {measure}", UNITS[measure], who, tuple(rates), paired=True)
+            for (columns, measure, who), rates in _compared(samples).items()
         ]
     spark.stop()
     return figures
@@ -42,16 +42,16 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
 
 def _round(spark: SparkSession, job: Job, topic: Topic, number: int, samples: Samples) -> None:
     """Run every contestant once, in reverse order each time: changes of the machine affect all."""
-    contestants = [each for each in _CONTESTANTS if job.wants(each[0])]
+    contestants = [contestant for contestant in _CONTESTANTS if job.wants(contestant[0])]
     for who, columns in contestants if number % 2 else contestants[::-1]:
         took = run_to_the_end(rows_of(spark, job, who, topic, columns))
         if took.records != (0 if who == EMPTY else topic.records):
             raise RuntimeError(f"{who} read {took.records} records of {topic.name}, which has {topic.records}")
         rates = {WHOLE: topic.records / took.whole_s} if who == EMPTY else took.rates
-        summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
+        summary = ", ".join(f"{measure} {rate:,.0f}" for measure, rate in rates.items())
         say(f"  {topic.label} {columns:>13} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
-        for what, rate in rates.items() if number > 0 else ():
-            samples[columns, what, who].append(rate)
+        for measure, rate in rates.items() if number > 0 else ():
+            samples[columns, measure, who].append(rate)
 
 
 def rows_of(spark: SparkSession, job: Job, who: str, topic: Topic, columns: str = ALL) -> DataFrame:
@@ -68,7 +68,7 @@ def rows_of(spark: SparkSession, job: Job, who: str, topic: Topic, columns: str 
 
 def _compared(samples: Samples) -> Samples:
     """Compare also with `columns=value` the contestants that always read all columns."""
-    shared = {(VALUE, what, who): each for (_, what, who), each in samples.items() if who in (JVM, EMPTY)}
+    shared = {(VALUE, measure, who): sample for (_, measure, who), sample in samples.items() if who in (JVM, EMPTY)}
     return {**samples, **shared}
 
 

@@ -39,7 +39,7 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
                 samples[key] = samples.get(key, ()) + figure.samples
     delete_topic(job.bootstrap_servers, TOPIC)
     subject = f"{PARTITIONS} partitions"
-    return [Figure("first batch", subject, what, "ms", who, each) for (what, who), each in samples.items()]
+    return [Figure("first batch", subject, measure, "ms", who, sample) for (measure, who), sample in samples.items()]
 
 
 def _in_one_session(job: Job, who: str) -> list[Figure]:
@@ -47,7 +47,7 @@ def _in_one_session(job: Job, who: str) -> list[Figure]:
     spark.dataSource.register(ConstantDataSource)
     took_ms = [_first_batch_ms(_rows(spark, job, who)) for _ in range(1 + _WARM_STARTS)]
     spark.stop()
-    say(f"  {who:>14}: {', '.join(f'{each:,.0f}' for each in took_ms)} ms")
+    say(f"  {who:>14}: {', '.join(f'{sample:,.0f}' for sample in took_ms)} ms")
     return [
         Figure("first batch", who, FRESH, "ms", who, (took_ms[0],)),
         Figure("first batch", who, WARM, "ms", who, tuple(took_ms[1:])),

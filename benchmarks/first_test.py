@@ -42,12 +42,12 @@ def measure(job: Job, arguments: Sequence[str]) -> list[Figure]:
         for who in contestants if number % 2 == 0 else contestants[::-1]:
             samples[who] = (*samples.get(who, ()), _seconds(tests[who]))
             say(f"  {who:>14}: {samples[who][-1]:.1f} s")
-    return [Figure("first test", "one process", "pytest", "s", who, each) for who, each in samples.items()]
+    return [Figure("first test", "one process", "pytest", "s", who, sample) for who, sample in samples.items()]
 
 
 def _example() -> str:
     page = (REPOSITORY / "docs" / "testing.md").read_text()
-    (example,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def doubled(" in each)
+    (example,) = (match for match in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def doubled(" in match)
     return str(example)
 
 

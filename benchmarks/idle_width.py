@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _idle_share(brokers: int, partitions: int, seconds: float) -> float:
-    ours, theirs = multiprocessing.Pipe()
-    cluster = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, brokers, partitions))
+    ours, child = multiprocessing.Pipe()
+    cluster = multiprocessing.get_context("spawn").Process(target=_serve, args=(child, brokers, partitions))
     cluster.start()
     try:
         with KafkaConsumer({"bootstrap.servers": ours.recv(), "auto.offset.reset": "earliest"}) as consumer:

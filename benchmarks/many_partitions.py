@@ -34,7 +34,7 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         for who in contestants:
             if job.wants(who):
                 took_ms = _run(spark, job, who, partitions)
-                say(f"  {partitions} partitions {who:>14}: {', '.join(f'{each:,.0f}' for each in took_ms)} ms")
+                say(f"  {partitions} partitions {who:>14}: {', '.join(f'{sample:,.0f}' for sample in took_ms)} ms")
                 subject = f"{partitions} partitions, up to date"
                 figures.append(Figure("partitions", subject, "new records", "ms", who, tuple(took_ms)))
     spark.stop()

@@ -44,9 +44,9 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     event_ns = _event_ns()
     for topic in job.topics:
         with Client({"bootstrap.servers": job.bootstrap_servers}) as client:
-            for what, run in _runs(client, job, topic):
-                if job.wants(what):
-                    figures += _in_turns(job, f"{topic.label} {what}", run, event_ns)
+            for subject, run in _runs(client, job, topic):
+                if job.wants(subject):
+                    figures += _in_turns(job, f"{topic.label} {subject}", run, event_ns)
     return figures
 
 
@@ -64,13 +64,13 @@ def _in_turns(job: Job, subject: str, run: Run, event_ns: float) -> list[Figure]
                 records = run()
                 costs[who].append((_cpu_s() - started_s) / records * 1e9)
     costs[EVENTS] = [per_record * event_ns]
-    ratios = [one / other - 1 for one, other in zip(costs[WITH], costs[WITHOUT], strict=True)]
+    ratios = [first / second - 1 for first, second in zip(costs[WITH], costs[WITHOUT], strict=True)]
     share = per_record * event_ns / median(costs[WITH])
     say(
         f"  {subject}: {per_record * 1000:,.2f} events per 1,000 records, {share:.2%} of the processor time; "
         f"in turns {median(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%})"
     )
-    return [Figure("metrics", subject, "CPU time", "ns/record", who, tuple(each)) for who, each in costs.items()]
+    return [Figure("metrics", subject, "CPU time", "ns/record", who, tuple(cost)) for who, cost in costs.items()]
 
 
 def _event_ns() -> float:
@@ -127,9 +127,9 @@ def _runs(client: Client, job: Job, topic: Topic) -> Iterator[tuple[str, Run]]:
     def consume() -> int:
         with Consumer(client, columns=_COLUMNS) as consumer:
             consumer.consume_partitions(dict.fromkeys(ends, EARLIEST))
-            left = topic.records
-            while left > 0 and (read := consumer.poll(60_000)) is not None:
-                left -= read[1].num_rows
+            remaining = topic.records
+            while remaining > 0 and (read := consumer.poll(60_000)) is not None:
+                remaining -= read[1].num_rows
         return topic.records
 
     yield "read, ranges", read_ranges

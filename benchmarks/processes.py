@@ -92,12 +92,12 @@ def descendants(root: int) -> list[int]:
                 continue
             # The second field is the name in brackets, which may contain blanks; the parent is two fields later.
             children[int(stat.rpartition(")")[2].split()[1])].append(int(folder.name))
-    found, left = [], [root]
-    while left:
-        below = children[left.pop()]
-        found += below
-        left += below
-    return found
+    result, remaining = [], [root]
+    while remaining:
+        below = children[remaining.pop()]
+        result += below
+        remaining += below
+    return result
 
 
 def _python_memory(pid: int) -> tuple[str, float, float]:

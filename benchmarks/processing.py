@@ -43,9 +43,9 @@ def _in_turns(job: Job, client: Client, topic: Topic) -> list[Figure]:
                 cpu[who].append((_cpu_s() - cpu_s) / records * 1e9)
                 wall[who].append((time.monotonic() - started_s) / records * 1e9)
     figures = [
-        Figure("processing", topic.label, what, "ns/record", who, tuple(samples))
-        for what, each in (("CPU time", cpu), ("time", wall))
-        for who, samples in each.items()
+        Figure("processing", topic.label, measure, "ns/record", who, tuple(samples))
+        for measure, sample in (("CPU time", cpu), ("time", wall))
+        for who, samples in sample.items()
     ]
     for figure in figures:
         say(f"  {topic.label} {figure.who}, {figure.measure}: {figure.value:,.0f} ns/record")
@@ -60,11 +60,11 @@ def _poll(client: Client, topic: Topic) -> Iterator[Any]:
     """Yield the records of each poll, and commit every second."""
     with KafkaConsumer(client, _properties()) as consumer:
         consumer.subscribe([topic.name])
-        left, commit_at_s = topic.records, time.monotonic() + 1
-        while left > 0:
+        remaining, commit_at_s = topic.records, time.monotonic() + 1
+        while remaining > 0:
             records = consumer.poll(1_000)
             yield records
-            left -= sum(batch.num_rows for batches in records.values() for batch in batches)
+            remaining -= sum(batch.num_rows for batches in records.values() for batch in batches)
             if time.monotonic() >= commit_at_s:
                 consumer.commit_async()
                 commit_at_s = time.monotonic() + 1
@@ -86,7 +86,7 @@ def _loop_columns(client: Client, topic: Topic) -> int:
     return topic.records
 
 
-def _handle(given: Any) -> None:
+def _handle(inputs: Any) -> None:
     pass
 
 

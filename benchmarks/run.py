@@ -168,7 +168,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     size("--batch-bytes", 16_384, 16_384, "record batches of the producer that fills the topics (Java's default)")
     parser.add_argument(
         "--event-records",
-        type=lambda text: [int(each) for each in text.split(",")],
+        type=lambda text: [int(part) for part in text.split(",")],
         default=[100_000] if quick else [1_000_000, 3_000_000, 6_000_000],
         help="records of each topic of events (1,000,000,3,000,000,6,000,000; quick: 100,000)",
     )

@@ -36,19 +36,19 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
     rows = _rows(spark, job)
     subject = f"{job.sink_records:,} x {job.sink_value_bytes} B"
     samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for what, options in SETTINGS.items():
+    for setting, options in SETTINGS.items():
         for number in job.round_numbers(fresh=not samples):
             for who in [*contestants(job, number), DISCARDING]:
                 rate, cpu_ns = discarded(rows, job) if who == DISCARDING else written(rows, job, who, options)
-                summary = f"{what}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
+                summary = f"{setting}, {rate:,.0f} records/s, {cpu_ns:,.0f} ns of CPU a record"
                 say(f"  {subject:>12} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
                 if number > 0:
-                    samples[what, "records/s", who].append(rate)
-                    samples[f"{what}, CPU time", "ns/record", who].append(cpu_ns)
+                    samples[setting, "records/s", who].append(rate)
+                    samples[f"{setting}, CPU time", "ns/record", who].append(cpu_ns)
     spark.stop()
     return [
-        Figure("sink", subject, what, unit, who, tuple(rates), paired=True)
-        for (what, unit, who), rates in samples.items()
+        Figure("sink", subject, measure, unit, who, tuple(rates), paired=True)
+        for (measure, unit, who), rates in samples.items()
     ]
 
 
@@ -75,10 +75,10 @@ def written(rows: DataFrame, job: Job, who: str, options: dict[str, str]) -> tup
     started_s, used_s = time.perf_counter(), cpu_s()
     writer.save()
     took_s, used_s = time.perf_counter() - started_s, cpu_s() - used_s
-    held = records_held(job.bootstrap_servers, topic)
+    pending = records_held(job.bootstrap_servers, topic)
     delete_topic(job.bootstrap_servers, topic)
-    if held != job.sink_records:
-        raise RuntimeError(f"{who} wrote {held} records of {job.sink_records}")
+    if pending != job.sink_records:
+        raise RuntimeError(f"{who} wrote {pending} records of {job.sink_records}")
     return job.sink_records / took_s, used_s / job.sink_records * 1e9
 
 

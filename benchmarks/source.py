@@ -29,14 +29,14 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
         for number in job.round_numbers(fresh=topic is job.topics[0]):
             for who in contestants(job, number):
                 rates = _stream(spark, job, who, topic) | {BATCH: _batch(spark, job, who, topic)}
-                summary = ", ".join(f"{what} {rate:,.0f}" for what, rate in rates.items())
+                summary = ", ".join(f"{measure} {rate:,.0f}" for measure, rate in rates.items())
                 say(f"  {topic.label:>12} {who:>14}: {summary}{'' if number > 0 else ' (warm-up)'}")
                 for what, rate in rates.items() if number > 0 else ():
                     samples[topic.label, what, who].append(rate)
     spark.stop()
     return [
-        Figure("source", label, what, UNITS[what], who, tuple(rates), paired=True)
-        for (label, what, who), rates in samples.items()
+        Figure("source", label, measure, UNITS[measure], who, tuple(rates), paired=True)
+        for (label, measure, who), rates in samples.items()
     ]
 
 

@@ -54,4 +54,6 @@ def read_in_turn(job: Job, subject: str, frames: Mapping[str, Callable[[], DataF
             say(f"  {subject} {who:>32}: {rate:,.0f} records/s{'' if number else ' (warm-up)'}")
             if number:
                 samples[who].append(rate)
-    return [Figure("decoding", subject, "batch read", "records/s", who, tuple(each)) for who, each in samples.items()]
+    return [
+        Figure("decoding", subject, "batch read", "records/s", who, tuple(sample)) for who, sample in samples.items()
+    ]

@@ -33,12 +33,12 @@ def delete_topic(bootstrap_servers: str, name: str) -> None:
 
 def fill(bootstrap_servers: str, topic: Topic) -> None:
     """Fill `topic` with its records, unless it has them already."""
-    held = records_held(bootstrap_servers, topic.name)
-    if held == topic.records:
+    pending = records_held(bootstrap_servers, topic.name)
+    if pending == topic.records:
         return
-    if held:
-        raise RuntimeError(f"topic {topic.name} holds {held} records, not {topic.records}; delete it")
-    if held is None:
+    if pending:
+        raise RuntimeError(f"topic {topic.name} holds {pending} records, not {topic.records}; delete it")
+    if pending is None:
         create_topic(bootstrap_servers, topic.name, topic.partitions)
     started_s = time.monotonic()
     producer = Producer(
@@ -55,9 +55,9 @@ def fill(bootstrap_servers: str, topic: Topic) -> None:
         _produce(producer, topic.name, value, key, partition)
     producer.flush()
     say(f"  filled {topic.name}: {topic.records:,} records in {time.monotonic() - started_s:.0f} s")
-    held = records_held(bootstrap_servers, topic.name)
-    if held != topic.records:
-        raise RuntimeError(f"topic {topic.name} holds {held} records, not {topic.records}")
+    pending = records_held(bootstrap_servers, topic.name)
+    if pending != topic.records:
+        raise RuntimeError(f"topic {topic.name} holds {pending} records, not {topic.records}")
 
 
 def write_few(bootstrap_servers: str, name: str, partitions: int) -> None:
@@ -72,11 +72,11 @@ def records_held(bootstrap_servers: str, name: str) -> int | None:
     """Return the number of records in the topic's log; None if there is no such topic."""
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "none"})
     try:
-        found = consumer.list_topics(name, timeout=10).topics[name]
-        if found.error is not None:
+        result = consumer.list_topics(name, timeout=10).topics[name]
+        if result.error is not None:
             return None
         total = 0
-        for partition in found.partitions:
+        for partition in result.partitions:
             low, high = consumer.get_watermark_offsets(TopicPartition(name, partition), timeout=10)
             total += high - low
         return total

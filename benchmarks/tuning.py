@@ -56,10 +56,10 @@ def measure(job: Job, _: Sequence[str]) -> list[Figure]:
                 samples[key].append((rate, cpu_ns))
     spark.stop()
     figures = []
-    for (what, setting), each in samples.items():
-        rates, costs = zip(*each, strict=True)
-        figures.append(Figure("tuning", what, "records", "records/s", setting, rates))
-        figures.append(Figure("tuning", what, "CPU time", "ns/record", setting, costs))
+    for (measure_name, setting), sample in samples.items():
+        rates, costs = zip(*sample, strict=True)
+        figures.append(Figure("tuning", measure_name, "records", "records/s", setting, rates))
+        figures.append(Figure("tuning", measure_name, "CPU time", "ns/record", setting, costs))
     return figures
 
 

@@ -19,8 +19,8 @@ TRIGGERS = 60
 def source(servers: str, topic: str, **options: str) -> Any:
     from spark_kafka_source.source import KafkaGroupDataSource
 
-    given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **options}
-    data_source = KafkaGroupDataSource(given)
+    stream_options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest", **options}
+    data_source = KafkaGroupDataSource(stream_options)
     return data_source.streamReader(data_source.schema())
 
 
@@ -73,9 +73,9 @@ def writer(servers: str, topic: str, **options: str) -> Any:
 
     from spark_kafka_source.source import KafkaGroupDataSource
 
-    given = {"kafka.bootstrap.servers": servers, "topic": topic, "kafka.compression.type": "lz4", **options}
+    write_options = {"kafka.bootstrap.servers": servers, "topic": topic, "kafka.compression.type": "lz4", **options}
     schema = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
-    return KafkaGroupDataSource(given).writer(schema, overwrite=False)
+    return KafkaGroupDataSource(write_options).writer(schema, overwrite=False)
 
 
 def sink(servers: str, topic: str, rows: int) -> Job:
@@ -119,7 +119,7 @@ def loading(make: Callable[[str, str], object]) -> Callable[..., Job]:
 
 JOBS: dict[str, Callable[..., Job]] = {
     "read": read,
-    "read-headers": lambda *given: read(*given, includeHeaders="true"),
+    "read-headers": lambda *arguments: read(*arguments, includeHeaders="true"),
     "read-incompressible": read,
     "trigger": trigger,
     "trigger-1000-partitions": trigger,
@@ -128,7 +128,7 @@ JOBS: dict[str, Callable[..., Job]] = {
     "unpickle-reader": loading(source),
     "unpickle-writer": loading(writer),
     "unpickle-writer-exactly-once": loading(
-        lambda *given: writer(*given, deliveryGuarantee="exactly-once", transactionalIdPrefix="turn")
+        lambda *arguments: writer(*arguments, deliveryGuarantee="exactly-once", transactionalIdPrefix="turn")
     ),
 }
 

@@ -39,7 +39,7 @@ class _Reader(KafkaStreamReader):
         batch = constant_batch(options.row_columns, BATCH_ROWS)
         while fetched_together := consumer._next_fetched():
             for reading, fetched in fetched_together:
-                left = min(fetched.next_offset, reading.until_offset) - fetched.position
-                while left > 0:
-                    yield batch.slice(0, min(left, BATCH_ROWS))
-                    left -= BATCH_ROWS
+                remaining = min(fetched.next_offset, reading.until_offset) - fetched.start.offset
+                while remaining > 0:
+                    yield batch.slice(0, min(remaining, BATCH_ROWS))
+                    remaining -= BATCH_ROWS

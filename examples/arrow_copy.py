@@ -18,4 +18,7 @@ def main(brokers: str, source: str, other_brokers: str, target: str) -> int:
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:]), "records were copied")
+    try:
+        print(main(*sys.argv[1:]), "records were copied")
+    except KeyboardInterrupt:
+        sys.exit("stopped; records before this are in the target")

@@ -7,7 +7,9 @@ Spark does not write Python sinks in update mode, so the batches are written by 
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from pyspark.sql import SparkSession
 
@@ -17,6 +19,8 @@ from spark_kafka_source import foreach_batch_writer
 def main(brokers: str, source: str, target: str, folder: str) -> None:
     """Run the job."""
     spark = SparkSession.builder.appName("counts by key").getOrCreate()
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())  # PySpark's handler breaks the interrupted call
     records = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)
@@ -34,7 +38,11 @@ def main(brokers: str, source: str, target: str, folder: str) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    while not query.awaitTermination(1):
+        if stopped.is_set():
+            spark.sparkContext.setLogLevel("OFF")  # Spark logs a stopped batch as an error
+            query.stop()
+            sys.exit("stopped: the next run repeats the batch that was not complete")
 
 
 if __name__ == "__main__":

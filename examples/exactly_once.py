@@ -7,7 +7,9 @@ Readers of TARGET set `isolation.level=read_committed`.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from pyspark.sql import SparkSession
 
@@ -15,6 +17,8 @@ from pyspark.sql import SparkSession
 def main(brokers: str, source: str, target: str, group: str, folder: str) -> None:
     """Run the job."""
     spark = SparkSession.builder.appName(group).getOrCreate()
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())  # PySpark's handler breaks the interrupted call
     records = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)
@@ -36,7 +40,11 @@ def main(brokers: str, source: str, target: str, group: str, folder: str) -> Non
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    while not query.awaitTermination(1):
+        if stopped.is_set():
+            spark.sparkContext.setLogLevel("OFF")  # Spark logs a stopped batch as an error
+            query.stop()
+            sys.exit("stopped: the next run repeats the batch that was not complete")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,23 @@ python examples/read_period.py BROKERS TOPIC,TOPIC 2026-01-01T00:00:00Z 2026-01-
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 from pyspark.sql import SparkSession
 
 
+def stop(*_: object) -> None:
+    """End this process, with which Spark ends, too."""
+    print("stopped", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def main(brokers: str, topics: str, begin: str, end: str, folder: str) -> None:
     """Run the job."""
     spark = SparkSession.builder.appName("read period").getOrCreate()
+    signal.signal(signal.SIGINT, stop)  # PySpark's handler breaks the interrupted call
     records = (
         spark.read.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)

@@ -8,7 +8,9 @@ Reads what the topic has now, then ends: start it by a scheduler. For a job that
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -17,6 +19,8 @@ from pyspark.sql import functions as sf
 def main(brokers: str, topic: str, group: str, folder: str) -> None:
     """Run the job."""
     spark = SparkSession.builder.appName(group).getOrCreate()
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())  # PySpark's handler breaks the interrupted call
     records = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)
@@ -36,7 +40,11 @@ def main(brokers: str, topic: str, group: str, folder: str) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    while not query.awaitTermination(1):
+        if stopped.is_set():
+            spark.sparkContext.setLogLevel("OFF")  # Spark logs a stopped batch as an error
+            query.stop()
+            sys.exit("stopped: the next run repeats the batch that was not complete")
 
 
 if __name__ == "__main__":

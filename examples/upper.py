@@ -8,7 +8,9 @@ earliest record; a later run with the same FOLDER continues where this one ended
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 from pyspark.sql import SparkSession
 
@@ -16,6 +18,8 @@ from pyspark.sql import SparkSession
 def main(brokers: str, source: str, target: str, group: str, folder: str) -> None:
     """Run the job."""
     spark = SparkSession.builder.appName(group).getOrCreate()
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopped.set())  # PySpark's handler breaks the interrupted call
     records = (
         spark.readStream.format("pykafka-group")
         .option("kafka.bootstrap.servers", brokers)
@@ -34,10 +38,10 @@ def main(brokers: str, source: str, target: str, group: str, folder: str) -> Non
         .start()
     )
     print(f"{group}: writes to {target} until Ctrl-C", flush=True)
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+    while not (stopped.is_set() or query.awaitTermination(1)):
+        pass
+    query.stop()
+    print("stopped", file=sys.stderr)
 
 
 if __name__ == "__main__":

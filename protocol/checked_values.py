@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import index
 
 from protocol.errors import UsageError
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.property_kinds import MAX_INT32, MAX_INT64
 from protocol.wire.primitives import LONGEST_STRING_BYTES
 
@@ -32,6 +32,13 @@ def checked_offset(offset: object, where: str = "") -> int:
 def checked_leader_epoch(leader_epoch: object, where: str = "") -> int:
     """Return a leader epoch; a negative one means that it is unknown."""
     return checked_integer(f"{where}leader epoch", leader_epoch, -MAX_INT32 - 1, MAX_INT32)
+
+
+def checked_topic_id(topic_id: object) -> bytes:
+    """Return a topic id; zeros mean that it is unknown."""
+    if not isinstance(topic_id, bytes) or len(topic_id) != len(NO_TOPIC_ID):
+        raise UsageError(f"topic id is {topic_id!r}; it must be 16 bytes")
+    return topic_id
 
 
 def encoded(name: str, text: str) -> bytes:

@@ -10,6 +10,8 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from protocol.interrupts import interruptible
+
 
 class Clock:
     """The system's time. Tests use a subclass."""
@@ -25,7 +27,7 @@ class Clock:
     def sleep_s(self, seconds: float) -> None:
         """Block for `seconds`; return at once if not positive."""
         if seconds > 0:
-            time.sleep(seconds)
+            interruptible(time.sleep, seconds)
 
 
 SYSTEM_CLOCK = Clock()

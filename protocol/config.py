@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, UsageError
 from protocol.once import warn_once
 from protocol.properties import read
 from protocol.property_kinds import MAX_INT32, Role
@@ -173,7 +173,16 @@ class ProducerConfig:
 
 @hide_variables
 def named_properties(properties: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
-    """Return properties with those given by keyword, whose names have underscores for dots: `bootstrap_servers`."""
+    """Return properties with those given by keyword, whose names have underscores for dots: `bootstrap_servers`.
+
+    Raises
+    ------
+    UsageError
+        `properties` is no mapping, such as the address of a broker.
+    """
+    if not isinstance(properties, Mapping | None):
+        kind = type(properties).__name__
+        raise UsageError(f'the properties are a {kind}; give a dict, such as {{"bootstrap.servers": "broker-1:9092"}}')
     return {**(properties or {}), **{name.replace("_", "."): value for name, value in named.items()}}
 
 
@@ -185,10 +194,6 @@ def parse_client(properties: Mapping[str, object]) -> ClientConfig:
     ----------
     properties : mapping
         Kafka's names; values are text, numbers or booleans. Properties of consumers and producers are skipped.
-
-    Returns
-    -------
-    ClientConfig
 
     Raises
     ------
@@ -209,22 +214,22 @@ def parse_client(properties: Mapping[str, object]) -> ClientConfig:
 
 
 def _resolve_tls(values: dict[str, Any]) -> None:
-    given = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
+    tls_values = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
     protocol = values.get("security_protocol", ClientConfig.security_protocol)
     if protocol.endswith("SSL"):
-        values["tls"] = parse_tls(given)
-    elif given:
+        values["tls"] = parse_tls(tls_values)
+    elif tls_values:
         warn_once(f"ssl.* has no effect: security.protocol is {protocol}", "ssl.*", "security.protocol")
 
 
 def _resolve_sasl(values: dict[str, Any]) -> None:
-    given = {name.removeprefix("sasl_"): values.pop(name) for name in list(values) if name.startswith("sasl_")}
+    sasl_values = {name.removeprefix("sasl_"): values.pop(name) for name in list(values) if name.startswith("sasl_")}
     protocol = values.get("security_protocol", ClientConfig.security_protocol)
     if not protocol.startswith("SASL"):
-        if given:
+        if sasl_values:
             warn_once(f"sasl.* has no effect: security.protocol is {protocol}", "sasl.*", "security.protocol")
         return
-    values["sasl"] = sasl = SaslConfig(**given)
+    values["sasl"] = sasl = SaslConfig(**sasl_values)
     credentials(sasl)  # raises errors now; references are resolved only when a connection is opened
     if protocol == "SASL_PLAINTEXT" and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
         warn_once(
@@ -243,10 +248,6 @@ def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
         Kafka's names; values are text, numbers or booleans; `partition.assignment.strategy` may also have
         `PartitionAssignor`s. A producer property logs one warning.
 
-    Returns
-    -------
-    ConsumerConfig
-
     Raises
     ------
     ConfigurationError
@@ -257,8 +258,8 @@ def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     if isinstance(strategy, str):
         values |= read({_STRATEGY: strategy}, Role.CONSUMER)
     elif strategy is not None:
-        given = strategy if isinstance(strategy, list | tuple) else [strategy]
-        values["partition_assignment_strategy"] = tuple(given)
+        strategies = strategy if isinstance(strategy, list | tuple) else [strategy]
+        values["partition_assignment_strategy"] = tuple(strategies)
     config = ConsumerConfig(**values)
     _check_membership(config, properties)
     timeout_ms = _request_timeout_ms(properties)
@@ -316,10 +317,6 @@ def parse_producer(properties: Mapping[str, object]) -> ProducerConfig:
     ----------
     properties : mapping
         Kafka's names; values are text, numbers or booleans. A consumer property logs one warning.
-
-    Returns
-    -------
-    ProducerConfig
 
     Raises
     ------
@@ -423,16 +420,16 @@ def _resolve_batch_size(values: dict[str, Any]) -> None:
 
 def _resolve_delivery_timeout(values: dict[str, Any], request_timeout_ms: int) -> None:
     least = values.get("linger_ms", 0) + request_timeout_ms
-    given = values.get("delivery_timeout_ms")
-    if given is not None and given < least:
+    timeout_ms = values.get("delivery_timeout_ms")
+    if timeout_ms is not None and timeout_ms < least:
         raise ConfigurationError(
-            f"delivery.timeout.ms is {given}, less than linger.ms and request.timeout.ms together ({least}): a write "
-            "would give up before its first reply. Raise it, or lower the others.",
+            f"delivery.timeout.ms is {timeout_ms}, less than linger.ms and request.timeout.ms together ({least}): a "
+            "write would give up before its first reply. Raise it, or lower the others.",
             settings=("delivery.timeout.ms", "linger.ms", "request.timeout.ms"),
         )
-    values["delivery_timeout_ms"] = max(given or ProducerConfig.delivery_timeout_ms, least)
+    values["delivery_timeout_ms"] = max(timeout_ms or ProducerConfig.delivery_timeout_ms, least)
 
 
 def _request_timeout_ms(properties: Mapping[str, object]) -> int:
-    asked = {name: value for name, value in properties.items() if name == "request.timeout.ms"}
-    return int(read(asked, Role.CLIENT).get("request_timeout_ms", ClientConfig.request_timeout_ms))
+    values = {name: value for name, value in properties.items() if name == "request.timeout.ms"}
+    return int(read(values, Role.CLIENT).get("request_timeout_ms", ClientConfig.request_timeout_ms))

@@ -27,7 +27,7 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 def parse_java_properties(text: str) -> dict[str, str]:
     """Parse a file's text into names and values. The last of duplicate names wins; every text is valid."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     lines = iter(re.split(r"\r\n|\r|\n", text))
     for line in lines:
         if _COMMENT_OR_BLANK.fullmatch(line):
@@ -36,8 +36,8 @@ def parse_java_properties(text: str) -> dict[str, str]:
             line = line[:-1] + next(lines, "").lstrip(" \t\f")
         pair = _PAIR.match(line.lstrip(" \t\f"))
         assert pair is not None, "it matches any text"
-        found[_unescaped(pair[1])] = _unescaped(pair[2])
-    return found
+        properties[_unescaped(pair[1])] = _unescaped(pair[2])
+    return properties
 
 
 def _unescaped(text: str) -> str:

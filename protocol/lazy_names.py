@@ -16,17 +16,18 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     package : str
         Name of the package.
     modules : mapping of str to str
-        Public names, and the module in which each is defined.
+        The public names that each module defines, with spaces between them.
     """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if name not in modules:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name]), name)
+        value = getattr(importlib.import_module(module_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        return sorted({*vars(sys.modules[package]), *module_of})
 
     return get, names

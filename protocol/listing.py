@@ -1,10 +1,15 @@
-"""Lists in messages: the first names, and the number of the others."""
+"""Lists in messages: the first names, and the number of the others.
+
+All messages about topics, partitions, brokers, fields and records use it. Names that the caller chooses from may be
+more (`CHOICES`), and a question before a deletion shows all names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
 
+CHOICES = 20
 _NUMBER = re.compile(r"\d+")
 
 

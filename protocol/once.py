@@ -30,11 +30,11 @@ def warn_once(message: str, *settings: str) -> None:
         The properties in the message, which `property_names` renames.
     """
     message = rename_properties(message, settings, _rename.get())
-    held = _held.get()
-    if held is None:
+    deferred = _held.get()
+    if deferred is None:
         log_once(message)
     else:
-        held.append(message)
+        deferred.append(message)
 
 
 @functools.cache
@@ -67,9 +67,9 @@ def deferred_warnings() -> Iterator[list[str]]:
     list of str
         The warnings so far, to pass to `log_once` or to drop.
     """
-    held: list[str] = []
-    token = _held.set(held)
+    deferred: list[str] = []
+    token = _held.set(deferred)
     try:
-        yield held
+        yield deferred
     finally:
         _held.reset(token)

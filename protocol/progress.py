@@ -50,8 +50,8 @@ class Progress:
     def __str__(self) -> str:
         of = "" if self.total is None else f" of {self.total:,}"
         share = f" ({100 * self.done // self.total} %)" if self.total else ""
-        left = "" if not self.left_s else f", {self.left_s:.0f} s left"
-        return f"{self.name}: {self.done:,}{of} {self.unit}{share}, {self.rate_per_s:,.0f}/s{left}"
+        remaining = "" if not self.left_s else f", {self.left_s:.0f} s left"
+        return f"{self.name}: {self.done:,}{of} {self.unit}{share}, {self.rate_per_s:,.0f}/s{remaining}"
 
 
 class ProgressReporter:

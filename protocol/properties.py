@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from protocol.config_providers import resolve_references
@@ -43,174 +44,139 @@ from protocol.spelling import closest_match
 # -- the table ------------------------------------------------------------------------------------
 
 _CLIENT, _CONSUMER, _PRODUCER = Role.CLIENT, Role.CONSUMER, Role.PRODUCER
+_client, _consumer, _producer = partial(applies, _CLIENT), partial(applies, _CONSUMER), partial(applies, _PRODUCER)
 _ARROW = "keys and values are bytes in Arrow columns; convert the columns before writing or after reading"
 
 PROPERTIES: tuple[Property, ...] = (
-    applies(_CLIENT, "bootstrap.servers", ADDRESSES, "brokers to contact first; required"),
-    applies(_CLIENT, "client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
-    applies(_CLIENT, "security.protocol", SECURITY_PROTOCOL, "encryption and authentication of connections to brokers"),
-    applies(_CLIENT, "request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
-    applies(
-        _CLIENT, "default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a call, including its retries"
-    ),
-    applies(
-        _CLIENT, "socket.connection.setup.timeout.ms", POSITIVE_MILLISECONDS, "the longest time to open a connection"
-    ),
-    applies(
-        _CLIENT,
+    _client("bootstrap.servers", ADDRESSES, "brokers to contact first; required"),
+    _client("client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
+    _client("security.protocol", SECURITY_PROTOCOL, "encryption and authentication of connections to brokers"),
+    _client("request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
+    _client("default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a call, including its retries"),
+    _client("socket.connection.setup.timeout.ms", POSITIVE_MILLISECONDS, "the longest time to open a connection"),
+    _client(
         "reconnect.backoff.ms",
         MILLISECONDS,
         "wait before a broker is connected to again after a failure; doubles with each failure",
     ),
-    applies(
-        _CLIENT,
-        "reconnect.backoff.max.ms",
-        MILLISECONDS,
-        "the longest such wait; by default not less than reconnect.backoff.ms",
+    _client(
+        "reconnect.backoff.max.ms", MILLISECONDS, "the longest such wait; by default not less than reconnect.backoff.ms"
     ),
-    applies(_CLIENT, "retry.backoff.ms", MILLISECONDS, "wait before the first retry of a request; doubles each time"),
-    applies(_CLIENT, "retry.backoff.max.ms", MILLISECONDS, "the longest wait before a retry"),
-    applies(_CLIENT, "metadata.max.age.ms", MILLISECONDS, "the age after which metadata is refreshed"),
-    applies(
-        _CLIENT,
+    _client("retry.backoff.ms", MILLISECONDS, "wait before the first retry of a request; doubles each time"),
+    _client("retry.backoff.max.ms", MILLISECONDS, "the longest wait before a retry"),
+    _client("metadata.max.age.ms", MILLISECONDS, "the age after which metadata is refreshed"),
+    _client(
         "connections.max.idle.ms",
         integer(1, also={-1: MAX_INT64}),
         "connections idle for this long are closed; -1: never",
     ),
-    applies(_CLIENT, "receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
-    applies(_CLIENT, "send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
-    applies(
-        _CLIENT, "max.response.bytes", integer(1024), "limit of one reply (a property of this client, not of Kafka)"
-    ),
-    applies(_CONSUMER, "group.id", NONEMPTY, "the group whose offsets are read and committed"),
-    applies(
-        _CONSUMER,
+    _client("receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
+    _client("send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
+    _client("max.response.bytes", integer(1024), "limit of one reply (a property of this client, not of Kafka)"),
+    _consumer("group.id", NONEMPTY, "the group whose offsets are read and committed"),
+    _consumer(
         "auto.offset.reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
         "start of a partition without a committed offset, or with one that is out of range; none: fail",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "isolation.level",
         one_of("read_uncommitted", "read_committed"),
         "read_uncommitted: also read records of aborted and open transactions",
     ),
-    applies(_CONSUMER, "fetch.min.bytes", integer(0), "a broker waits for this many bytes before it replies"),
-    applies(_CONSUMER, "fetch.max.wait.ms", MILLISECONDS, "the longest wait of a broker for fetch.min.bytes"),
-    applies(_CONSUMER, "fetch.max.bytes", integer(1), "the most bytes of one reply"),
-    applies(
-        _CONSUMER,
+    _consumer("fetch.min.bytes", integer(0), "a broker waits for this many bytes before it replies"),
+    _consumer("fetch.max.wait.ms", MILLISECONDS, "the longest wait of a broker for fetch.min.bytes"),
+    _consumer("fetch.max.bytes", integer(1), "the most bytes of one reply"),
+    _consumer(
         "max.partition.fetch.bytes",
         integer(1),
         "the most bytes of one partition in a reply; a larger record batch is still returned whole",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "client.rack",
         NONEMPTY,
         "the rack of this client; brokers with replica.selector.class name a nearby replica to read from",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "max.processing.time.ms",
         POSITIVE_MILLISECONDS,
         "for `protocol.consumer.consumer` only: fetches leave out a partition that has not been read for this time, "
         "until it is read (a property of this client, not of Kafka)",
     ),
-    applies(_CONSUMER, "check.crcs", BOOLEAN, "check the CRC of every record batch"),
-    applies(
-        _CONSUMER,
+    _consumer("check.crcs", BOOLEAN, "check the CRC of every record batch"),
+    _consumer(
         "max.decompressed.batch.bytes",
         integer(1024),
         "limit of one decompressed record batch (a property of this client, not of Kafka)",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "group.protocol",
         one_of("none", "classic", "consumer"),
         "none: commit offsets without joining the group. Members of a group share its partitions, assigned by the "
         "group leader (classic) or by the brokers (consumer, KIP-848, since Kafka 4.0)",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "group.instance.id",
         NONEMPTY,
         "id of a static member: it keeps its partitions if it returns within session.timeout.ms (KIP-345)",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "session.timeout.ms",
         POSITIVE_MILLISECONDS,
         "classic: a member without a heartbeat for this time loses its partitions",
     ),
-    applies(
-        _CONSUMER, "heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: interval between a member's heartbeats"
-    ),
-    applies(
-        _CONSUMER,
+    _consumer("heartbeat.interval.ms", POSITIVE_MILLISECONDS, "classic: interval between a member's heartbeats"),
+    _consumer(
         "max.poll.interval.ms",
         POSITIVE_MILLISECONDS,
         "the longest time between polls before the member leaves the group; also the rebalance timeout",
     ),
-    applies(
-        _CONSUMER,
+    _consumer(
         "partition.assignment.strategy",
         NONEMPTY,
         "classic: assignors in order of preference: range, roundrobin, sticky, cooperative-sticky, or the names of "
         "Java's classes for these",
     ),
-    applies(_CONSUMER, "group.remote.assignor", NONEMPTY, "consumer: assignor of the brokers; by default their choice"),
-    applies(_PRODUCER, "acks", ACKS, "number of replicas that must confirm a write"),
-    applies(
-        _PRODUCER, "compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"
-    ),
-    applies(_PRODUCER, "compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
-    applies(_PRODUCER, "compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
-    applies(_PRODUCER, "compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
-    applies(_PRODUCER, "linger.ms", MILLISECONDS, "wait for a record batch to fill"),
-    applies(_PRODUCER, "batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
-    applies(
-        _PRODUCER,
+    _consumer("group.remote.assignor", NONEMPTY, "consumer: assignor of the brokers; by default their choice"),
+    _producer("acks", ACKS, "number of replicas that must confirm a write"),
+    _producer("compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"),
+    _producer("compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
+    _producer("compression.lz4.level", integer(1, 17), "level of lz4", field="lz4_level"),
+    _producer("compression.zstd.level", integer(-131072, 22), "level of zstd", field="zstd_level"),
+    _producer("linger.ms", MILLISECONDS, "wait for a record batch to fill"),
+    _producer("batch.size", integer(0), "the most bytes of one record batch", field="batch_size_bytes"),
+    _producer(
         "batch.num.messages",
         integer(1),
         "the most records of one record batch; a full batch is sent without waiting (librdkafka's name; sarama's "
         "Flush.Messages)",
     ),
-    applies(
-        _PRODUCER,
-        "max.request.size",
-        integer(1),
-        "the most bytes of one request and record",
-        field="max_request_size_bytes",
+    _producer(
+        "max.request.size", integer(1), "the most bytes of one request and record", field="max_request_size_bytes"
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "max.in.flight.requests.per.connection",
         integer(1),
         "the most unanswered requests per broker; at most 5 with idempotence",
     ),
-    applies(_PRODUCER, "enable.idempotence", BOOLEAN, "retries neither duplicate nor reorder records"),
-    applies(
-        _PRODUCER,
+    _producer("enable.idempotence", BOOLEAN, "retries neither duplicate nor reorder records"),
+    _producer(
         "transactional.id",
         NONEMPTY,
         "identity of a transactional producer across restarts: a newer producer with this id fences the older",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "transaction.timeout.ms",
         POSITIVE_MILLISECONDS,
         "the coordinator aborts a transaction that is open for longer; at most the brokers' transaction.max.timeout.ms",
     ),
-    applies(_PRODUCER, "retries", integer(0), "the most retries of a write within delivery.timeout.ms"),
-    applies(
-        _PRODUCER,
+    _producer("retries", integer(0), "the most retries of a write within delivery.timeout.ms"),
+    _producer(
         "delivery.timeout.ms",
         POSITIVE_MILLISECONDS,
         "the longest time from the moment a record batch is full or linger.ms is over until it is acknowledged",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "partitioner.class",
         PARTITIONER,
         "partition of a row: by a hash of its key as in Java (murmur2) or sarama (fnv1a, fnv1a_reference, crc32), "
@@ -218,35 +184,30 @@ PROPERTIES: tuple[Property, ...] = (
         "change the partition every 16 KiB",
         field="partitioner",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "partitioner",
         LIBRDKAFKA_PARTITIONER,
         "the same with librdkafka's names; consistent, murmur2 and fnv1a hash null keys as empty keys",
         field="librdkafka_partitioner",
     ),
-    applies(_PRODUCER, "partitioner.ignore.keys", BOOLEAN, "treat rows with a key like rows without one"),
-    applies(
-        _PRODUCER,
+    _producer("partitioner.ignore.keys", BOOLEAN, "treat rows with a key like rows without one"),
+    _producer(
         "partitioner.adaptive.partitioning.enable",
         BOOLEAN,
         "prefer partitions with fewer waiting record batches for rows without a key (KIP-794)",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "partitioner.availability.timeout.ms",
         MILLISECONDS,
         "avoid partitions whose leader has accepted nothing for this time; 0: never avoid them",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "buffer.memory",
         integer(1, MAX_INT64),
         "approximate limit of the bytes that wait or are in flight; a full buffer blocks further sends",
         field="buffer_memory_bytes",
     ),
-    applies(
-        _PRODUCER,
+    _producer(
         "max.block.ms",
         MILLISECONDS,
         "the longest wait for a topic's metadata, and for buffer memory while nothing is acknowledged",
@@ -307,10 +268,6 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     role : Role
         Properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
 
-    Returns
-    -------
-    dict
-
     Raises
     ------
     ConfigurationError
@@ -329,8 +286,8 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
             if row.effect is Effect.APPLIES:
                 text = _text(name, raw)
                 # Texts of TLS and SASL keep their references; these are resolved when a connection is opened.
-                kept = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
-                value = text if kept else resolve_references(text)
+                is_raw = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
+                value = text if is_raw else resolve_references(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else replace(row.kind, secret=True)
                 values[row.field] = kind.read(name, value, name)

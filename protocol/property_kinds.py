@@ -51,9 +51,9 @@ class Kind:
             return self.parse(text if self.exact else text.strip())
         except ValueError as error:
             detail = f" ({error})" if str(error) else ""
-            given = "has a wrong value, which is not shown" if self.secret else f"is {shown(text)}"
+            problem = "has a wrong value, which is not shown" if self.secret else f"is {shown(text)}"
             raise ConfigurationError(
-                f"{name} {given}{detail}; allowed: {self.allowed}.", name=name, settings=settings
+                f"{name} {problem}{detail}; allowed: {self.allowed}.", name=name, settings=settings
             ) from error
 
 
@@ -66,19 +66,19 @@ def shown(text: str) -> str:
 
 def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:
     """Make the kind of whole numbers in a range; `also` maps further numbers to their meanings."""
-    others = dict(also or {})
+    alternatives = dict(also or {})
 
     def parse(text: str) -> Any:
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
             raise ValueError("not a whole number")
         value = int(text)
-        if value in others:
-            return others[value]
+        if value in alternatives:
+            return alternatives[value]
         if not minimum <= value <= maximum:
             raise ValueError("out of range")
         return value
 
-    return Kind(f"{minimum} to {maximum}" + "".join(f" or {other}" for other in others), parse)
+    return Kind(f"{minimum} to {maximum}" + "".join(f" or {alternative}" for alternative in alternatives), parse)
 
 
 def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: str = "") -> Kind:
@@ -93,16 +93,16 @@ def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: st
     otherwise : str
         Explanation in the error for any other word.
     """
-    known: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
-    by_lower = {word.lower(): meaning for word, meaning in known.items()}
+    meanings_by_word: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
+    by_lower = {word.lower(): meaning for word, meaning in meanings_by_word.items()}
 
     def parse(text: str) -> Any:
         if text.lower() not in by_lower:
-            suggestion = closest_match(text, known)
+            suggestion = closest_match(text, meanings_by_word)
             raise ValueError(f"did you mean {suggestion}?" if suggestion else otherwise)
         return by_lower[text.lower()]
 
-    return Kind(", ".join(known), parse)
+    return Kind(", ".join(meanings_by_word), parse)
 
 
 def _nonempty(text: str) -> str:
@@ -124,7 +124,7 @@ _ADDRESS = re.compile(r"(?:[\w.%-]+://)?(?:\[(?P<ipv6>[0-9A-Fa-f:.%]+)\]|(?P<hos
 
 def _addresses(text: str) -> tuple[tuple[str, int], ...]:
     """Parse `host:port,[ipv6]:port` into pairs in the given order, without duplicates."""
-    found: dict[tuple[str, int], None] = {}
+    addresses: dict[tuple[str, int], None] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _ADDRESS.fullmatch(item)
         if not match:
@@ -134,10 +134,10 @@ def _addresses(text: str) -> tuple[tuple[str, int], ...]:
             raise ValueError("a port is 1 to 65535")
         if match["host"]:
             _require_encodable(match["host"])
-        found[match["ipv6"] or match["host"], int(match["port"])] = None
-    if not found:
+        addresses[match["ipv6"] or match["host"], int(match["port"])] = None
+    if not addresses:
         raise ValueError("no address")
-    return tuple(found)
+    return tuple(addresses)
 
 
 def _require_encodable(host: str) -> None:
@@ -175,8 +175,7 @@ SECRET = Kind(NONEMPTY.allowed, _secret, secret=True, exact=True)
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})
 SECURITY_PROTOCOL = one_of(
-    *("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-    otherwise="there is no fallback to another protocol",
+    *("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), otherwise="there is no fallback to another protocol"
 )
 PARTITIONER = one_of(
     *("murmur2", "fnv1a", "fnv1a_reference", "crc32", "random", "round_robin", "manual"),

@@ -62,7 +62,7 @@ def markdown() -> str:
     client_rows = [row for row in rows if row.role is Role.CLIENT and row not in (*TLS_PROPERTIES, *SASL_PROPERTIES)]
     consumer_rows = [*(row for row in rows if row.role is Role.CONSUMER), *GROUP_PROPERTIES]
     producer_rows = [row for row in rows if row.role is Role.PRODUCER]
-    others = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    without_effect = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
     parts = [
         _INTRODUCTION,
         "## All clients",
@@ -81,7 +81,7 @@ def markdown() -> str:
         ),
         "## Producers",
         property_table(producer_rows, defaults(ProducerConfig)),
-        *ineffective_properties({name: row for name, row in others.items() if name not in group_names}, "##"),
+        *ineffective_properties({name: row for name, row in without_effect.items() if name not in group_names}, "##"),
     ]
     return "\n\n".join(parts)
 

@@ -95,10 +95,10 @@ def hide_variables(function: Callable[P, T]) -> Callable[P, T]:
 
 def forget_frames(error: BaseException | None) -> None:
     """Drop the tracebacks of an error and of its causes, and with them the local variables of all frames."""
-    chain, seen = [error], set[int]()
+    chain, visited = [error], set[int]()
     while chain:
-        each = chain.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            each.__traceback__ = None
-            chain += [each.__cause__, each.__context__]
+        exception = chain.pop()
+        if exception is not None and id(exception) not in visited:
+            visited.add(id(exception))
+            exception.__traceback__ = None
+            chain += [exception.__cause__, exception.__context__]

@@ -15,16 +15,17 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.config import parse_client, parse_producer
+from protocol.config import named_properties, parse_client, parse_producer
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
-from protocol.group.committed_offsets import CommittedOffset, TopicIds, as_committed_offsets, fetch_start_offsets
+from protocol.group.committed_offsets import TopicIds, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.listing import listed
+from protocol.position import Position
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -42,15 +43,15 @@ _REGISTRY = "schema.registry."
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
 
 # "earliest", "latest", "committed", a datetime with a time zone, or offsets by (topic, partition).
-Position = str | datetime | Mapping[TopicPartition, int]
+RangeBound = str | datetime | Mapping[TopicPartition, int]
 
 
 @hide_variables
 def read(
     properties: Mapping[str, object],
     topics: str | Iterable[str],
-    start: Position = "earliest",
-    end: Position = "latest",
+    start: RangeBound = "earliest",
+    end: RangeBound = "latest",
     *,
     columns: Collection[str] | None = None,
     key_format: Format = "binary",
@@ -124,19 +125,20 @@ def read(
     DecodeFailed
         While reading: a key or a value does not have its schema.
     """
+    properties = named_properties(properties, {})
     names = [topics] if isinstance(topics, str) else list(topics)
     decoders = _decoders(
         properties, names, key_format, value_format, value_schema, value_subject, tuple(value_fields), protobuf
     )
-    properties = {name: each for name, each in properties.items() if not name.startswith(_REGISTRY)}
-    wanted = set(READ_SCHEMA.names if columns is None else columns)
-    if unknown := wanted - set(READ_SCHEMA.names):
+    properties = {name: value for name, value in properties.items() if not name.startswith(_REGISTRY)}
+    columns_needed = set(READ_SCHEMA.names if columns is None else [columns] if isinstance(columns, str) else columns)
+    if unknown := columns_needed - set(READ_SCHEMA.names):
         raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(READ_SCHEMA.names)}")
     schema = pa.schema(
         [
             pa.field(field.name, decoders[field.name].type) if field.name in decoders else field
             for field in READ_SCHEMA
-            if field.name in wanted
+            if field.name in columns_needed
         ]
     )
     config = parse_group_consumer(properties)
@@ -146,7 +148,7 @@ def read(
     except BaseException:
         client.close()
         raise
-    total = sum(each.size for each in ranges)
+    total = sum(source_range.size for source_range in ranges)
     reporter = ProgressReporter(progress, ", ".join(names), total, "offsets", client.clock)
     batches = _read(client, config, ranges, schema, decoders, reporter)
     # A reader that is dropped before its first batch never enters the generator.
@@ -205,7 +207,7 @@ def _read(
 ) -> Iterator[Any]:
     if decoders:
         from protocol.schemas.values import decode_failed
-    names = sorted({each.topic for each in ranges})
+    names = sorted({source_range.topic for source_range in ranges})
     indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
     with client:
         fetched = BoundedReader(
@@ -215,25 +217,25 @@ def _read(
             columns=[name for name in SCHEMA.names if name in schema.names or (decoders and name == "offset")],
             poll_timeout_ms=client.config.default_api_timeout_ms,
         )
-        for each, batch in fetched:
+        for source_range, batch in fetched:
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
             if "topic" in schema.names:
-                index = pa.repeat(pa.scalar(indexes[each.topic], pa.int32()), batch.num_rows)
+                index = pa.repeat(pa.scalar(indexes[source_range.topic], pa.int32()), batch.num_rows)
                 arrays["topic"] = pa.DictionaryArray.from_arrays(index, topics)
             if "partition" in schema.names:
-                arrays["partition"] = pa.repeat(pa.scalar(each.partition, pa.int32()), batch.num_rows)
+                arrays["partition"] = pa.repeat(pa.scalar(source_range.partition, pa.int32()), batch.num_rows)
             for name, decoder in decoders.items():
                 if name in arrays:
                     arrays[name], invalid = decoder.decode(arrays[name])
                     if invalid:
-                        raise decode_failed(each.topic, each.partition, name, batch, invalid)
+                        raise decode_failed(source_range.topic, source_range.partition, name, batch, invalid)
             yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
             reporter.add(batch.num_rows)
     reporter.end()
 
 
 def _ranges(
-    client: Client, config: GroupConsumerConfig, topics: list[str], start: Position, end: Position
+    client: Client, config: GroupConsumerConfig, topics: list[str], start: RangeBound, end: RangeBound
 ) -> list[Range]:
     deadline = client.deadline()
     topic_ids: dict[TopicPartition, bytes] = {}
@@ -247,45 +249,45 @@ def _ranges(
     )
     if start == "committed" or isinstance(start, Mapping):
         above = [key for key, begin in begins.items() if begin.offset > latest[key].offset]
-        _require_in_log(client, "start", {key: begins[key].offset for key in above}, deadline)
-    found = []
+        _require_in_log(client, "start", {key: begins[key] for key in above}, deadline)
+    ranges = []
     for key, topic_id in topic_ids.items():
         if key not in begins or key not in ends:
             continue
-        begin, until = begins[key], ends[key].offset
+        until = ends[key].offset
         if until > latest[key].offset and isinstance(end, Mapping):
             committed = config.consumer.isolation_level == "read_committed"
             name = "last stable offset" if committed else "log end offset"
             raise UsageError(f"end: offset {until} of {key[0]}-{key[1]} is above its {name}, {latest[key].offset}")
-        until = min(until, latest[key].offset)
-        if begin.offset < until:
-            found.append(
-                Range(*key, begin.offset, until, topic_id, begin.leader_epoch, until_epoch=latest[key].leader_epoch)
-            )
-    return found
+        last = Position(min(until, latest[key].offset), latest[key].leader_epoch, topic_id=topic_id)
+        if begins[key].offset < last.offset:
+            ranges.append(Range.between(key, begins[key], last))
+    return ranges
 
 
-def _require_in_log(client: Client, option: str, offsets: Mapping[TopicPartition, int], deadline: Deadline) -> None:
-    """Raise `DataLoss` for an offset above the high watermark. With `read_committed`, "latest" may be lower."""
-    ends = list_offsets(client, dict.fromkeys(offsets, LATEST), deadline=deadline)
-    above = {key: offset for key, offset in offsets.items() if offset > ends[key].offset}
+def _require_in_log(
+    client: Client, option: str, positions: Mapping[TopicPartition, Position], deadline: Deadline
+) -> None:
+    """Raise `DataLoss` for a position above the high watermark. With `read_committed`, "latest" may be lower."""
+    ends = list_offsets(client, dict.fromkeys(positions, LATEST), deadline=deadline)
+    above = {key: position for key, position in positions.items() if position.offset > ends[key].offset}
     starts = list_offsets(client, dict.fromkeys(above, EARLIEST), deadline=deadline)
-    lost = {key: OutOfRange(offset, starts[key].offset, ends[key].offset) for key, offset in above.items()}
+    lost = {key: OutOfRange(position, starts[key].offset, ends[key].offset) for key, position in above.items()}
     if lost:
         raise _out_of_range(option, f"{option}:", lost)
 
 
 def _out_of_range(option: str, whose: str, lost: Mapping[TopicPartition, OutOfRange]) -> DataLoss:
-    key, *others = sorted(lost)
-    found, names = lost[key], listed([f"{topic}-{partition}" for topic, partition in others])
-    also = f". The same applies to {names}" if others else ""
+    key, *further = sorted(lost)
+    loss, names = lost[key], listed([f"{topic}-{partition}" for topic, partition in further])
+    also = f". The same applies to {names}" if further else ""
     symbol = "earliest" if option == "start" else "latest"
     return DataLoss(
-        f"{found.describe(key, whose)}{also}. Nothing is read. Use {option}={symbol!r}, a datetime, or offsets by "
-        f"(topic, partition), such as {{{key}: {found.nearest}}} for the nearest offset in the log",
+        f"{loss.describe(key, whose)}{also}. Nothing is read. Use {option}={symbol!r}, a datetime, or offsets by "
+        f"(topic, partition), such as {{{key}: {loss.nearest}}} for the nearest offset in the log",
         topic=key[0],
         partition=key[1],
-        offset=found.offset,
+        offset=loss.offset,
     )
 
 
@@ -294,66 +296,66 @@ def _offsets(
     config: GroupConsumerConfig,
     topic_ids: TopicIds,
     option: str,
-    position: Position,
+    bound: RangeBound,
     deadline: Deadline,
-    missing: Mapping[TopicPartition, CommittedOffset] | None = None,
-) -> dict[TopicPartition, CommittedOffset]:
-    """Resolve a position to offsets, those of the group with their leader epochs.
+    missing: Mapping[TopicPartition, Position] | None = None,
+) -> dict[TopicPartition, Position]:
+    """Resolve a bound to positions, those of the group with their leader epochs.
 
-    `missing` are the offsets of partitions that the group has committed none of.
+    `missing` are the positions of partitions that the group has committed none of.
     """
-    given: dict[TopicPartition, CommittedOffset] = {}
+    offsets: dict[TopicPartition, Position] = {}
     times: dict[TopicPartition, int] = {}
-    match position:
+    match bound:
         case "earliest":
             times = dict.fromkeys(topic_ids, EARLIEST)
         case "latest":
             times = dict.fromkeys(topic_ids, LATEST)
         case "committed":
-            given = _committed(client, config, topic_ids, option, deadline)
-            absent = [key for key in topic_ids if key not in given]
+            offsets = _committed(client, config, topic_ids, option, deadline)
+            absent = [key for key in topic_ids if key not in offsets]
             if missing is not None:
-                given.update({key: missing[key] for key in absent if key in missing})
+                offsets.update({key: missing[key] for key in absent if key in missing})
             elif absent:
                 times = dict.fromkeys(absent, _reset(client, config, absent))
         case datetime():
-            if position.tzinfo is None:
-                raise UsageError(f"{position} has no time zone; use datetime.now(timezone.utc), for example")
-            times = dict.fromkeys(topic_ids, round(position.timestamp() * 1000))
+            if bound.tzinfo is None:
+                raise UsageError(f"{bound} has no time zone; use datetime.now(timezone.utc), for example")
+            times = dict.fromkeys(topic_ids, round(bound.timestamp() * 1000))
         case Mapping():
             try:
-                given = as_committed_offsets(position)
+                offsets.update(as_committed_offsets(bound))
             except UsageError as error:
                 raise UsageError(f"{option}: {error}") from None
-            if unknown := given.keys() - topic_ids.keys():
+            if unknown := offsets.keys() - topic_ids.keys():
                 topic, partition = min(unknown)
                 raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
         case _:
             raise UsageError(
-                f"{position!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
+                f"{bound!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
                 "or offsets by (topic, partition)"
             )
     if times:
         isolation = config.consumer.isolation_level
         listed = list_offsets(client, times, isolation_level=isolation, deadline=deadline)
-        none_since = [key for key, found in listed.items() if found.offset < 0]
+        none_since = [key for key, offset in listed.items() if offset.offset < 0]
         ends = list_offsets(client, dict.fromkeys(none_since, LATEST), isolation_level=isolation, deadline=deadline)
-        given.update({key: CommittedOffset(found.offset) for key, found in {**listed, **ends}.items()})
-    return given
+        offsets.update({key: Position(offset.offset) for key, offset in {**listed, **ends}.items()})
+    return offsets
 
 
 def _committed(
     client: Client, config: GroupConsumerConfig, topic_ids: TopicIds, option: str, deadline: Deadline
-) -> dict[TopicPartition, CommittedOffset]:
+) -> dict[TopicPartition, Position]:
     group = config.consumer.group_id
     if group is None:
         raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
     valid, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
     if option == "end":
         # Records before the log start offset are not part of the range, whether the group has read them or not.
-        valid |= {key: CommittedOffset(found.offset) for key, found in lost.items() if found.is_deleted}
+        valid |= {key: loss.position for key, loss in lost.items() if loss.is_deleted}
     if lost.keys() - valid.keys():
-        lost = {key: found for key, found in lost.items() if key not in valid}
+        lost = {key: loss for key, loss in lost.items() if key not in valid}
         raise _out_of_range(option, f"{option}='committed': group {group}: its", lost)
     return valid
 
@@ -376,11 +378,7 @@ def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartit
 
 @hide_variables
 def write(
-    properties: Mapping[str, object],
-    topic: str,
-    data: Any,
-    *,
-    progress: Callable[[Progress], object] | bool = False,
+    properties: Mapping[str, object], topic: str, data: Any, *, progress: Callable[[Progress], object] | bool = False
 ) -> dict[TopicPartition, ProducedRange]:
     """Write Arrow data to a topic, and wait until brokers have acknowledged all of it.
 
@@ -418,9 +416,13 @@ def write(
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if not hasattr(data, "__arrow_c_stream__"):
-        raise UsageError(f"{type(data).__name__} is no Arrow data; use a pyarrow.Table, for example")
-    config = parse_producer(properties)
-    rows = pa.RecordBatchReader.from_stream(data)
+        raise UsageError(
+            f"{type(data).__name__} is no Arrow data; use a pyarrow.Table, or pyarrow.RecordBatchReader.from_batches "
+            "for a generator"
+        )
+    config = parse_producer(named_properties(properties, {}))
+    # A reader through Arrow's C stream would raise ArrowInvalid for each exception of its batches.
+    rows = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
     total = data.num_rows if isinstance(data, pa.Table) else None  # counting rows of DuckDB would run a query
     with Client(parse_client(properties)) as client:
         reporter = ProgressReporter(progress, topic, total, "rows", client.clock)
@@ -440,8 +442,8 @@ def _write(
 ) -> dict[TopicPartition, ProducedRange]:
     for batch in rows:
         partitions = batch["partition"] if "partition" in batch.schema.names else None
-        others = [name for name in batch.schema.names if name != "partition"]
-        producer.send_columns(topic, batch.select(others), partitions)
+        names = [name for name in batch.schema.names if name != "partition"]
+        producer.send_columns(topic, batch.select(names), partitions)
         reporter.add(batch.num_rows)
     producer.flush()
     reporter.end()

@@ -29,16 +29,13 @@ if TYPE_CHECKING:
     from spark_kafka_source.watching import watch
 
 _MODULES = {
-    "__version__": "protocol.version",
-    "LagListener": "spark_kafka_source.lag",
-    "LocalKafka": "spark_kafka_source.local_kafka",
-    "foreach_batch_writer": "spark_kafka_source.sink",
-    "from_registry": "spark_kafka_source.functions",
-    "lag_of_group": "spark_kafka_source.lag",
-    "lag_of_query": "spark_kafka_source.lag",
-    "register": "spark_kafka_source.source",
-    "to_registry": "spark_kafka_source.functions",
-    "watch": "spark_kafka_source.watching",
+    "protocol.version": "__version__",
+    "spark_kafka_source.functions": "from_registry to_registry",
+    "spark_kafka_source.lag": "LagListener lag_of_group lag_of_query",
+    "spark_kafka_source.local_kafka": "LocalKafka",
+    "spark_kafka_source.sink": "foreach_batch_writer",
+    "spark_kafka_source.source": "register",
+    "spark_kafka_source.watching": "watch",
 }
 
 __all__ = [

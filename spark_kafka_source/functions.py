@@ -36,11 +36,7 @@ _TOPICS = ("subscribe", "subscribepattern", "assign")
 
 @hide_variables
 def from_registry(
-    column: Column | str,
-    options: Mapping[str, object],
-    *,
-    part: Part = "value",
-    headers: Column | str | None = None,
+    column: Column | str, options: Mapping[str, object], *, part: Part = "value", headers: Column | str | None = None
 ) -> Column:
     """Return a binary column decoded by its schema: a struct, for a record.
 
@@ -103,11 +99,7 @@ def from_registry(
 
 @hide_variables
 def to_registry(
-    column: Column | str,
-    options: Mapping[str, object],
-    *,
-    part: Part = "value",
-    type: DataType | None = None,
+    column: Column | str, options: Mapping[str, object], *, part: Part = "value", type: DataType | None = None
 ) -> Column:
     """Return a column encoded by a schema, as binary; null stays null.
 
@@ -167,8 +159,8 @@ def _arrow_udf(name: str) -> Callable[..., Any]:
 def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
     """Return the options as Spark passes them. The format of `part` is required; that of the other part is left out."""
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    other = "key" if part == "value" else "value"
-    texts = {name: text for name, text in texts.items() if name.lower() != f"{other}format"}
+    rival = "key" if part == "value" else "value"
+    texts = {name: text for name, text in texts.items() if name.lower() != f"{rival}format"}
     if f"{part}format" not in (name.lower() for name in texts):
         raise ConfigurationError(
             f"{part}Format is missing; set it, for example to confluent-avro.", name=f"{part}Format"
@@ -179,15 +171,15 @@ def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
 def _for_source(texts: Mapping[str, str], part: Part) -> dict[str, str]:
     """Return options that the source accepts: with brokers and topics, which are not used, and all columns."""
     names = {name.lower() for name in texts}
-    given = {name: text for name, text in texts.items() if name.lower() not in ("columns", "includeheaders")}
+    options = {name: text for name, text in texts.items() if name.lower() not in ("columns", "includeheaders")}
     if not names & set(_TOPICS):
         if not names & {f"{part}subject", f"{part}schema"} and _format(texts, part).startswith("confluent-"):
             raise ConfigurationError(
                 f"{part}Subject is missing: the subject with the schema that the column is decoded to; set it.",
                 name=f"{part}Subject",
             )
-        given["subscribe"] = "unused"
-    return given if _SERVERS in names else {_SERVERS: "unused:9092", **given}
+        options["subscribe"] = "unused"
+    return options if _SERVERS in names else {_SERVERS: "unused:9092", **options}
 
 
 def _format(texts: Mapping[str, str], part: Part) -> str:
@@ -196,9 +188,9 @@ def _format(texts: Mapping[str, str], part: Part) -> str:
 
 
 def _log(warnings: list[str]) -> None:
-    for each in warnings:
-        if "is shown by Spark" not in each:
-            log_once(each)
+    for warning in warnings:
+        if "is shown by Spark" not in warning:
+            log_once(warning)
 
 
 def _refuse_plain_secrets(registry: RegistryConfig | None) -> None:
@@ -249,7 +241,7 @@ def decode_values(
         headers = headers.cast(HEADERS)
     decoded, invalid = PROCESS.decoder(schema, registry, part).decode(column, headers)
     if invalid:
-        message = f"from_registry: a {part} does not decode: {min(invalid, key=lambda each: each.row)}"
+        message = f"from_registry: a {part} does not decode: {min(invalid, key=lambda failure: failure.row)}"
         if on_error == "fail":
             raise DecodeFailed(f"{message}. To read on with null for such a {part}, set onDecodeError=null")
         log.warning("%s (%d of %d values in this batch: null in the column)", message, len(invalid), len(column))

@@ -1,17 +1,19 @@
-"""A plugin for pytest: the fixtures `kafka`, `kafka_fake` and `kafka_local`, and the option `--kafka-real`.
+"""A plugin for pytest: the fixtures `kafka`, `kafka_fake`, `kafka_local`, `simulation`, the option `--kafka-real`.
 
 Nothing but pytest is imported before a test uses a fixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from protocol.testing import FakeKafka, RealKafka
+    from protocol.testing.simulation import Outcome
     from spark_kafka_source.local_kafka import LocalKafka
 
 _FAKE, _REAL = "fake", "real"
@@ -56,6 +58,18 @@ def kafka_local() -> Iterator[LocalKafka]:
         pytest.skip(f"kafka_local needs a real Kafka: {error}")
     with running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def simulation() -> Iterator[Callable[..., Outcome]]:
+    """Yield a function that runs one seed of a scenario in a simulated world: `protocol.testing.simulation.simulate`.
+
+    All runs are forks of one process, so nothing that a world replaces reaches the tests.
+    """
+    from protocol.testing.simulation import Worker, simulate
+
+    with Worker() as worker:
+        yield partial(simulate, worker=worker)
 
 
 def _kafka_fixture(*, both: bool) -> object:

@@ -132,14 +132,14 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         return KafkaStreamWriter(options, schema, warnings)
 
 
-def _source_options(given: Mapping[str, str], schema: StructType, *, streaming: bool) -> SourceOptions:
+def _source_options(texts: Mapping[str, str], schema: StructType, *, streaming: bool) -> SourceOptions:
     """Parse the options, with the schemas that `load()` has declared; raise `ConfigurationError` for another one."""
-    if not has_formats(given):
-        require_source_schema(schema, row_columns(given))
-        return parse_source_options(given, streaming=streaming)
+    if not has_formats(texts):
+        require_source_schema(schema, row_columns(texts))
+        return parse_source_options(texts, streaming=streaming)
     from spark_kafka_source.driver.reader_schemas import with_schemas
 
-    options = with_schemas(parse_source_options(given, streaming=streaming), schema)
+    options = with_schemas(parse_source_options(texts, streaming=streaming), schema)
     require_source_schema(schema, options.row_columns, options.schemas)
     return options
 

@@ -7,10 +7,11 @@ Read limits and `SupportsTriggerAvailableNow` exist since 4.2. Before, the class
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from protocol.condition import Lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +62,7 @@ _STREAMING_ENVIRONMENT = {
     "SPARK_LOCAL_DIRS": "",
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
-_registering = threading.Lock()
+_registering = Lock()
 
 
 def activate(session: SparkSession) -> None:

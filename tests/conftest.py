@@ -1,8 +1,8 @@
 """Shared fixtures: a real Kafka (three brokers, or one), a Spark session, topics with unique names.
 
 Fixtures start their servers for the first test that uses them, once for the whole run. Such a test is marked `kafka` or
-`spark` automatically, so `pytest -m "not kafka and not spark"` runs the others. With `pytest -n 4` each file runs in
-one of four processes (`xdist_scheduling.py`), each with a separate Spark and Kafka if needed.
+`spark` automatically (`worker_groups.py`), so `pytest -m "not kafka and not spark"` runs the others. Each process of
+`pytest -n 2` has a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import gc
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -34,7 +34,7 @@ from tests.support.wait_until import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["tests.support.process_deaths", "tests.support.xdist_scheduling"]
+pytest_plugins = ["tests.support.worker_groups"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,24 +87,20 @@ spark_home.use()
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        names = set(getattr(item, "fixturenames", ()))
-        if names & {"kafka", "kafka1", "other_kafka", "secured", "topic", "topic1"}:
-            item.add_marker("kafka")
-        if "spark" in names:
-            item.add_marker("spark")
-
-
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, object]:
     # Ten thousand tests in memory; without this, each full collection of garbage goes through them.
+    gc.disable()
+    collected = yield
     gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.fixture(scope="session")
 def kafka(pytestconfig: pytest.Config) -> Iterator[LocalKafka]:
     """Return three brokers, ids 1 to 3, in racks `rack-1` to `rack-3`. A test restarts each broker that it kills."""
-    from tests.support.xdist_scheduling import THREE
+    from tests.support.worker_groups import THREE
 
     if ON_FAKE:
         with FakeLocalKafka(3, settings=_EAGER) as fake:
@@ -129,7 +125,7 @@ def kafka1() -> Iterator[LocalKafka]:
 @pytest.fixture(scope="session")
 def secured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """Return one broker with TLS listeners."""
-    from tests.support.xdist_scheduling import SECURED
+    from tests.support.worker_groups import SECURED
 
     if version_numbers(KAFKA_VERSION) < (3, 5):
         pytest.skip("brokers without ZooKeeper know users of SCRAM since Kafka 3.5")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.consumer_group import assigned_partition
 from protocol.group.membership.member_state import (
     CLASSIC_TRANSITIONS,
     CONSUMER_TRANSITIONS,
@@ -92,12 +93,12 @@ def _tree() -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_ids)
 def test_files_and_modules_that_page_names_exist(page: Path) -> None:
     tree, named = _tree(), set(_CODE.findall(_FENCE.sub("", page.read_text())))
-    files = {each for each in named if _PATH.fullmatch(each) and not each.startswith(("make_", "job."))}
+    files = {name for name in named if _PATH.fullmatch(name) and not name.startswith(("make_", "job."))}
     diagrams = re.findall(r"^```mermaid\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    files |= {each for diagram in diagrams for each in re.findall(r"[\w/]+\.py", diagram)}
-    assert [each for each in sorted(files) if f"/{each}\n" not in tree] == []
-    modules = {each for each in named if _DOTTED.fullmatch(each)}
-    assert [each for each in sorted(modules) if not _resolves(each)] == []
+    files |= {match for diagram in diagrams for match in re.findall(r"[\w/]+\.py", diagram)}
+    assert [file for file in sorted(files) if f"/{file}\n" not in tree] == []
+    modules = {name for name in named if _DOTTED.fullmatch(name)}
+    assert [module for module in sorted(modules) if not _resolves(module)] == []
 
 
 def _resolves(dotted: str) -> bool:
@@ -155,6 +156,13 @@ def test_diagram_of_group_member_matches_transitions(title: str, transitions: Tr
     states_that_end = transitions.keys() - {MemberState.LEFT, MemberState.LEAVING, MemberState.FAILED}
     assert all(ends <= transitions[state] for state in states_that_end)
     assert _diagram(title) == {edge for edge in edges if edge[1] != "LOST"}
+
+
+def test_diagram_of_assigned_partition_matches_transitions() -> None:
+    transitions = assigned_partition.TRANSITIONS
+    assert all("DROPPED" in {to.name for to in next_states} for next_states in transitions.values() if next_states)
+    edges = {(state.name, to.name) for state, next_states in transitions.items() for to in next_states}
+    assert _diagram("States of an assigned partition") == {edge for edge in edges if edge[1] != "DROPPED"}
 
 
 def test_diagram_of_transaction_matches_transitions() -> None:

@@ -11,6 +11,9 @@ import pytest
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
+from protocol.producer.broker_producer import _detail
+from protocol.records.record_columns import record_columns
+from protocol.schemas.decoding import UnknownName, check_fields
 from spark_kafka_source import error_messages
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader
@@ -24,14 +27,14 @@ def test_error_classes_exist_in_the_connector() -> None:
     (jar,) = [path for path in jvm_connector_jars() if path.name.startswith("spark-sql-kafka")]
     with zipfile.ZipFile(jar) as connector:
         conditions = json.loads(connector.read("error/kafka-error-conditions.json"))
-    theirs = {
+    reference = {
         f"{name}.{part}" if part else name
         for name, condition in conditions.items()
         for part in condition.get("subClass", {"": None})
     }
     ours = {text for name, text in vars(error_messages).items() if name.isupper() and not name.startswith("_")}
     assert len(ours) > 10
-    assert ours - theirs == set()
+    assert ours - reference == set()
 
 
 def test_data_loss_in_a_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +64,20 @@ def test_largest_timestamps_of_spark_are_read() -> None:
     most = (2**63 - 1) // 1000
     times = pa.array(np.array([most, -most, -1], np.int64))
     batch = pa.RecordBatch.from_arrays([times], names=["timestamp_ms"])
-    found = range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(("timestamp",)))
-    assert found.column(0).cast(pa.int64()).to_pylist() == [most * 1000, -most * 1000, -1000]
+    spark_columns = range_reader.with_spark_columns(batch, Range("t", 3, 10, 20), arrow_schema(("timestamp",)))
+    assert spark_columns.column(0).cast(pa.int64()).to_pylist() == [most * 1000, -most * 1000, -1000]
+
+
+NAMES = [f"n{number}" for number in range(30)]
+TWENTY = ", ".join(NAMES[:20])
+
+
+def test_lists_in_errors_have_three_names_and_choices_twenty() -> None:
+    with pytest.raises(UnknownName) as raised:
+        check_fields(NAMES, ["a", "b", "c", "d", "e"])
+    assert str(raised.value) == f"the schema has no field a, b, c and 2 more; it has {TWENTY} and 10 more"
+    with pytest.raises(UsageError, match=f"the columns are {TWENTY} and 10 more$"):
+        record_columns(pa.table({name: [1] for name in NAMES}), 0)
+    rejected = [{"batch_index": number, "batch_index_error_message": "late"} for number in range(5)]
+    text = _detail({"error_message": None, "record_errors": rejected})
+    assert text == "record 0: late; record 1: late; record 2: late and 2 more"

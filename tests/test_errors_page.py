@@ -20,13 +20,13 @@ _SHORTEST = 10
 
 def error_classes() -> set[str]:
     """Return the names of all classes of `KafkaError`, and of the errors of the command. Others are internal."""
-    found = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    names = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     for package in ("protocol", "spark_kafka_source"):
         for path in (ROOT / package).rglob("*.py"):
-            bases = found | ({"Exception"} if path.parent.name == "cli" else set())
+            bases = names | ({"Exception"} if path.parent.name == "cli" else set())
             classes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
-            found |= {each.name for each in classes if {ast.unparse(base) for base in each.bases} & bases}
-    return {name for name in found if not name.startswith("_")}
+            names |= {class_.name for class_ in classes if {ast.unparse(base) for base in class_.bases} & bases}
+    return {name for name in names if not name.startswith("_")}
 
 
 def test_every_error_class_has_an_entry() -> None:
@@ -43,11 +43,11 @@ def test_every_error_class_of_spark_has_an_entry() -> None:
 @cache
 def texts_of_code() -> str:
     """Return all strings of the code, with … for what is formatted into them."""
-    found = []
+    collected = []
     for package in ("protocol", "spark_kafka_source"):
         for path in (ROOT / package).rglob("*.py"):
-            found += [text for node in ast.walk(ast.parse(path.read_text())) if (text := text_of(node))]
-    return re.sub("…+", "…", "\n".join(found))
+            collected += [text for node in ast.walk(ast.parse(path.read_text())) if (text := text_of(node))]
+    return re.sub("…+", "…", "\n".join(collected))
 
 
 def text_of(node: ast.AST) -> str | None:

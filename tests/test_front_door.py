@@ -63,11 +63,11 @@ def test_version_is_the_same_in_both_packages_and_the_command() -> None:
 
 @pytest.mark.parametrize("content", ["", "import no_such_dependency", "def read(): ..."])
 def test_other_package_named_protocol_is_named_with_remedy(tmp_path: Path, content: str) -> None:
-    other = tmp_path / "protocol"
-    other.mkdir()
-    (other / "__init__.py").write_text(content)
+    path = tmp_path / "protocol"
+    path.mkdir()
+    (path / "__init__.py").write_text(content)
     error = import_error(tmp_path)
-    assert error.startswith(f"ImportError: `protocol` is {other}, another package or module")
+    assert error.startswith(f"ImportError: `protocol` is {path}, another package or module")
     assert "Rename or uninstall" in error
 
 
@@ -102,11 +102,11 @@ def test_old_name_of_foreach_batch_writer_warns() -> None:
 
 
 def test_examples_import_only_public_modules() -> None:
-    texts = [(each.page, each.text) for each in blocks() if each.language == "python"]
+    texts = [(block.page, block.text) for block in blocks() if block.language == "python"]
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(notebook.read_text())["cells"]
         texts += [(notebook.name, "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
     imports = re.compile(r"^\s*(?:from|import) ((?:protocol|spark_kafka_source)[\w.]*)", re.MULTILINE)
     named = [(page, module) for page, text in texts for module in imports.findall(text)]
     assert len(named) > 10
-    assert [each for each in named if each[1] not in PUBLIC] == []
+    assert [pair for pair in named if pair[1] not in PUBLIC] == []

@@ -1,8 +1,9 @@
-"""`make clean` removes all files that git ignores: those that other commands create."""
+"""`make clean` removes all files that git ignores. Workflows call targets that exist."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,8 +28,8 @@ def test_clean_leaves_nothing_that_git_ignores(tmp_path: Path) -> None:
     (tmp_path / "protocol" / "__pycache__").mkdir(parents=True)
     (tmp_path / "protocol" / "clock.py").touch()
     make(tmp_path, "clean")
-    left = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*"))
-    assert left == ["Makefile", "protocol", "protocol/clock.py"]
+    remaining = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert remaining == ["Makefile", "protocol", "protocol/clock.py"]
 
 
 def test_clean_downloads_leaves_other_files_of_the_folder(tmp_path: Path) -> None:
@@ -36,4 +37,15 @@ def test_clean_downloads_leaves_other_files_of_the_folder(tmp_path: Path) -> Non
     for name in ("kafka-4.2.0", "jvm-connector-4.2.0", "mine"):
         (cache / name).mkdir(parents=True)
     make(tmp_path, "clean-downloads", SPARK_KAFKA_SOURCE_CACHE=str(cache))
-    assert [each.name for each in cache.iterdir()] == ["mine"]
+    assert [path.name for path in cache.iterdir()] == ["mine"]
+
+
+def test_workflows_and_their_page_call_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    page = (ROOT / "docs" / "releasing.md").read_text()
+    for workflow in sorted((ROOT / ".github" / "workflows").iterdir()):
+        called = set(re.findall(r"- run: make ([a-z-]+)", workflow.read_text()))
+        assert called
+        assert called <= targets
+        (row,) = re.findall(rf"^\| `{workflow.name}` \|.*\| (.*) \|$", page, re.MULTILINE)
+        assert set(re.findall(r"`([a-z]+)`", row)) == called

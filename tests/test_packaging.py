@@ -45,7 +45,7 @@ def build(folder: Path, *targets: str, source: Path = ROOT) -> Path:
 
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as file:
-        (name,) = (each for each in file.namelist() if each.endswith(".dist-info/METADATA"))
+        (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
         return message_from_string(file.read(name).decode())
 
 
@@ -55,7 +55,9 @@ def test_wheel_has_version_license_and_classifiers(tmp_path: Path) -> None:
     assert about["License-Expression"] == "Apache-2.0"
     assert about["License-File"] == "LICENSE"
     assert about["Description-Content-Type"] == "text/markdown"
-    pythons = {each.rpartition(" ")[2] for each in about.get_all("Classifier") if "Python :: 3." in each}
+    pythons = {
+        classifier.rpartition(" ")[2] for classifier in about.get_all("Classifier") if "Python :: 3." in classifier
+    }
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in pythons
 
 
@@ -75,7 +77,7 @@ def test_wheel_from_source_distribution_equals_wheel_from_checkout(tmp_path: Pat
     (unpacked,) = tmp_path.glob("spark_kafka_source-*")
     assert (unpacked / "SECURITY.md").is_file()
     wheels = build(tmp_path / "a", "wheel", source=unpacked), build(tmp_path / "b", "wheel")
-    first, second = ({each.filename: each.CRC for each in zipfile.ZipFile(wheel).infolist()} for wheel in wheels)
+    first, second = ({info.filename: info.CRC for info in zipfile.ZipFile(wheel).infolist()} for wheel in wheels)
     assert first == second
     assert "spark_kafka_source/conf/spark-defaults.conf" in first
 

@@ -99,8 +99,8 @@ def test_options_say_what_is_lost_without_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Consumer:
-        def __init__(self, *_: object, **given: object) -> None:
-            self.given = given
+        def __init__(self, *_: object, **arguments: object) -> None:
+            self.given = arguments
 
         def __iter__(self) -> Iterator[object]:
             again = pickle.loads(pickle.dumps(loss))
@@ -142,10 +142,16 @@ def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
         for node in ast.walk(ast.parse(text)):
             # A set of names is not an error text.
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") != "frozenset":
-                keys = {key for each in ast.walk(node) if isinstance(each, ast.Dict) for key in each.keys}
-                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and each not in keys]
-                settings = [each.value for each in node.keywords if each.arg == "settings"]
-                named = {each.value for given in settings for each in ast.walk(given) if isinstance(each, ast.Constant)}
+                keys = {key for node_in in ast.walk(node) if isinstance(node_in, ast.Dict) for key in node_in.keys}
+                texts = [
+                    node_in.value
+                    for node_in in ast.walk(node)
+                    if isinstance(node_in, ast.Constant) and node_in not in keys
+                ]
+                settings = [keyword.value for keyword in node.keywords if keyword.arg == "settings"]
+                named = {
+                    node.value for setting in settings for node in ast.walk(setting) if isinstance(node, ast.Constant)
+                }
                 if "settings=TLS_NAMES" in text:
                     named |= set(TLS_NAMES)
                 where = f"{path.relative_to(ROOT)}:{node.lineno}"
@@ -165,12 +171,12 @@ def test_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
 
     Spark uses no consumer in groups, no open partition and no schema registry; metrics have descriptions, not errors.
     """
-    names = [re.escape(each.name) for each in PROPERTIES if "." in each.name]
+    names = [re.escape(name.name) for name in PROPERTIES if "." in name.name]
     mentioned = re.compile(rf"(?<![\w.])(?:{'|'.join(names)})(?!\w|\.\w)")
-    others = (
+    further = (
         *("protocol/properties", "protocol/config", "protocol/security/tls_", "protocol/sasl/"),
         *("protocol/consumer_group/", "protocol/consumer/partition_fetcher", "protocol/schemas/", "protocol/metrics/"),
     )
-    found = [each for each in texts_of_errors() if not each[0].startswith(others)]
-    assert [(where, text) for where, text, named in found if set(mentioned.findall(text)) - named] == []
-    assert len([named for _, _, named in found if named]) > 5
+    texts = [text for text in texts_of_errors() if not text[0].startswith(further)]
+    assert [(where, text) for where, text, named in texts if set(mentioned.findall(text)) - named] == []
+    assert len([named for _, _, named in texts if named]) > 5

@@ -38,9 +38,9 @@ class Page(HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.anchors |= {value for name in ("id", "name") if (value := given.get(name))}
-        link = given.get("src" if tag in ("img", "script") else "href")
+        properties = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := properties.get(name))}
+        link = properties.get("src" if tag in ("img", "script") else "href")
         if link and not urlsplit(link).scheme and not link.startswith("//"):
             self.links.add(link)
 
@@ -88,15 +88,15 @@ def test_browser_shows_page(site: Path, tmp_path: Path, name: str) -> None:
     subprocess.run([*command, (site / f"{name}.html").as_uri()], capture_output=True, timeout=120, check=True)
     pixels = imread(picture)
     assert pixels.shape[:2] == (1600, 1280)
-    left, right = pixels[:, :340, :3], pixels[:, 400:1100, :3]
-    for part in (left, right):  # navigation, text
+    remaining, right = pixels[:, :340, :3], pixels[:, 400:1100, :3]
+    for part in (remaining, right):  # navigation, text
         assert 0.02 < np.mean(np.abs(part - part[0, 0]).max(axis=-1) > 0.2) < 0.6, "empty, or without its style sheet"
 
 
 def test_reference_has_every_public_name(site: Path) -> None:
     text = "".join(path.read_text() for path in (site / "docs" / "site" / "api").glob("*.html"))
     documented = set(re.findall(r'<dt class="sig sig-object py" id="([^"]+)"', text))
-    shown = {each.rpartition(".")[2] for each in documented}
+    shown = {name.rpartition(".")[2] for name in documented}
     for module in map(import_module, sorted(PUBLIC)):
         public = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
         names = {name for name, value in public.items() if inspect.isclass(value) or inspect.isroutine(value)}

@@ -84,8 +84,11 @@ _CONTENTS = {
             "docs/glossary",
         ),
     ],
-    "Explanation": ["docs/architecture", "docs/decisions/README", "docs/benchmarks"],
-    "Project": ["docs/code-map", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
+    "Explanation": ["docs/architecture", "docs/locks", "docs/decisions/README", "docs/benchmarks"],
+    "Project": [
+        *("docs/code-map", "docs/simulation-coverage", "docs/deliberate-faults"),
+        *("CONTRIBUTING", "docs/releasing", "SECURITY", "CHANGELOG"),
+    ],
 }
 _PARTS = {"docs/decisions/README": ["docs/decisions/0*"]}
 

@@ -32,53 +32,31 @@ if TYPE_CHECKING:
     from protocol.admin.topics import CreatedTopic, NewPartitions, NewTopic, TopicDescription, TopicListing
     from protocol.admin.transactions import ListedTransaction, OpenTransaction, ProducerState, TransactionDescription
     from protocol.admin.users import DelegationToken, ScramDeletion, ScramMechanism, ScramUpsertion, quota_entity
+    from protocol.kafka_terms import EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD, LATEST_TIERED, MAX_TIMESTAMP
 
 _MODULES = {
-    "AclBinding": "protocol.admin.acls",
-    "AclFilter": "protocol.admin.acls",
-    "AclOperation": "protocol.admin.acls",
-    "AclPermission": "protocol.admin.acls",
-    "Admin": "protocol.admin.admin",
-    "AlterConfigOp": "protocol.admin.configs",
-    "AlterConfigOpType": "protocol.admin.configs",
-    "ClusterDescription": "protocol.admin.cluster",
-    "ConfigEntry": "protocol.admin.configs",
-    "ConfigResource": "protocol.admin.configs",
-    "ConfigResourceType": "protocol.admin.configs",
-    "ConfigSource": "protocol.admin.configs",
-    "CreatedTopic": "protocol.admin.topics",
-    "DelegationToken": "protocol.admin.users",
-    "ElectionType": "protocol.admin.partitions",
-    "FeatureDescription": "protocol.admin.cluster",
-    "FeatureUpdate": "protocol.admin.cluster",
-    "GroupDescription": "protocol.admin.groups",
-    "ListedGroup": "protocol.admin.groups",
-    "ListedTransaction": "protocol.admin.transactions",
-    "LogDirDescription": "protocol.admin.partitions",
-    "Member": "protocol.admin.groups",
-    "NewPartitions": "protocol.admin.topics",
-    "NewTopic": "protocol.admin.topics",
-    "OpenTransaction": "protocol.admin.transactions",
-    "PartitionReassignment": "protocol.admin.partitions",
-    "PatternType": "protocol.admin.acls",
-    "ProducerState": "protocol.admin.transactions",
-    "QuorumDescription": "protocol.admin.cluster",
-    "QuorumReplica": "protocol.admin.cluster",
-    "ReplicaInfo": "protocol.admin.partitions",
-    "ResourceType": "protocol.admin.acls",
-    "ScramDeletion": "protocol.admin.users",
-    "ScramMechanism": "protocol.admin.users",
-    "ScramUpsertion": "protocol.admin.users",
-    "TopicDescription": "protocol.admin.topics",
-    "TopicListing": "protocol.admin.topics",
-    "TransactionDescription": "protocol.admin.transactions",
-    "UpgradeType": "protocol.admin.cluster",
-    "broker_resource": "protocol.admin.configs",
-    "quota_entity": "protocol.admin.users",
-    "topic_resource": "protocol.admin.configs",
+    "protocol.admin.acls": "AclBinding AclFilter AclOperation AclPermission PatternType ResourceType",
+    "protocol.admin.admin": "Admin",
+    "protocol.admin.cluster": (
+        "ClusterDescription FeatureDescription FeatureUpdate QuorumDescription QuorumReplica UpgradeType"
+    ),
+    "protocol.admin.configs": (
+        "AlterConfigOp AlterConfigOpType ConfigEntry ConfigResource ConfigResourceType ConfigSource "
+        "broker_resource topic_resource"
+    ),
+    "protocol.admin.groups": "GroupDescription ListedGroup Member",
+    "protocol.admin.partitions": "ElectionType LogDirDescription PartitionReassignment ReplicaInfo",
+    "protocol.admin.topics": "CreatedTopic NewPartitions NewTopic TopicDescription TopicListing",
+    "protocol.admin.transactions": "ListedTransaction OpenTransaction ProducerState TransactionDescription",
+    "protocol.admin.users": "DelegationToken ScramDeletion ScramMechanism ScramUpsertion quota_entity",
+    "protocol.kafka_terms": "EARLIEST_LOCAL EARLIEST_PENDING_UPLOAD LATEST_TIERED MAX_TIMESTAMP",
 }
 
 __all__ = [
+    "EARLIEST_LOCAL",
+    "EARLIEST_PENDING_UPLOAD",
+    "LATEST_TIERED",
+    "MAX_TIMESTAMP",
     "AclBinding",
     "AclFilter",
     "AclOperation",

@@ -93,7 +93,7 @@ class AclBinding:
 
     def __str__(self) -> str:
         permission, operation, kind, pattern = (
-            each.name.lower() for each in (self.permission, self.operation, self.resource_type, self.pattern_type)
+            kind.name.lower() for kind in (self.permission, self.operation, self.resource_type, self.pattern_type)
         )
         return f"{permission} {self.principal} {operation} on {kind} {self.resource_name} ({pattern}) from {self.host}"
 
@@ -129,7 +129,7 @@ class AclOperations(Operations):
             self._client,
             CREATE_ACLS,
             acls,
-            lambda pending: {"creations": [_creation(each) for each in pending]},
+            lambda pending: {"creations": [_creation(binding) for binding in pending]},
             lambda reply, pending: zip(pending, reply["results"], strict=False),
             self._deadline(timeout_ms),
         )
@@ -160,16 +160,16 @@ class AclOperations(Operations):
             self._client,
             DELETE_ACLS,
             filters,
-            lambda pending: {"filters": [_filter(each) for each in pending]},
+            lambda pending: {"filters": [_filter(binding_filter) for binding_filter in pending]},
             lambda reply, pending: zip(pending, reply["filter_results"], strict=False),
             self._deadline(timeout_ms),
         )
         for key, row in list(batch.items()):
-            for each in row["matching_acls"]:
-                if each["error_code"] != ErrorCode.NONE:
-                    batch.errors[key] = _not_deleted(each)
+            for binding_row in row["matching_acls"]:
+                if binding_row["error_code"] != ErrorCode.NONE:
+                    batch.errors[key] = _not_deleted(binding_row)
                     batch.pop(key, None)
-        return batch.results("DeleteAcls", lambda key, row: [_binding(each) for each in row["matching_acls"]])
+        return batch.results("DeleteAcls", lambda key, row: [_binding(acl) for acl in row["matching_acls"]])
 
 
 def _creation(acl: AclBinding) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def _binding(row: Row) -> AclBinding:
 
 
 def _not_deleted(row: Row) -> KafkaError:
-    what = f"DeleteAcls of {_binding(row)}: {row['error_message'] or ''}"
-    return broker_error(row["error_code"], what, api="DeleteAcls", resource=row["resource_name"])
+    description = f"DeleteAcls of {_binding(row)}: {row['error_message'] or ''}"
+    return broker_error(row["error_code"], description, api="DeleteAcls", resource=row["resource_name"])
 
 
 def _enum_member(kind: Any, number: int) -> Any:

@@ -53,7 +53,7 @@ class Admin(
 
     @hide_variables
     def __init__(self, client: Client | Mapping[str, object] | None = None, **properties: object) -> None:
-        shared, self._owns_client, _ = open_client(client, None, properties, lambda given: None)
+        shared, self._owns_client, _ = open_client(client, None, properties, lambda properties: None)
         super().__init__(shared)
 
     def __enter__(self) -> Admin:

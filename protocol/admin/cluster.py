@@ -145,15 +145,11 @@ class ClusterOperations(Operations):
             row["name"]: FeatureDescription(
                 row["name"], row["min_version"], row["max_version"], finalized.get(row["name"])
             )
-            for row in sorted(reply["supported_features"], key=lambda each: str(each["name"]))
+            for row in sorted(reply["supported_features"], key=lambda feature: str(feature["name"]))
         }
 
     def update_features(
-        self,
-        updates: Mapping[str, FeatureUpdate],
-        *,
-        validate_only: bool = False,
-        timeout_ms: float | None = None,
+        self, updates: Mapping[str, FeatureUpdate], *, validate_only: bool = False, timeout_ms: float | None = None
     ) -> None:
         """Change finalized feature levels (KIP-584).
 
@@ -208,8 +204,8 @@ class ClusterOperations(Operations):
             row["leader_id"],
             row["leader_epoch"],
             row["high_watermark"],
-            tuple(_replica(each) for each in row["current_voters"]),
-            tuple(_replica(each) for each in row["observers"]),
+            tuple(_replica(voter) for voter in row["current_voters"]),
+            tuple(_replica(observer) for observer in row["observers"]),
         )
 
 

@@ -188,7 +188,7 @@ class ConfigOperations(Operations):
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
         def body(pending: list[ConfigResource]) -> Body:
             fields = {
-                "resources": [{**_resource(each), "configuration_keys": names} for each in pending],
+                "resources": [{**_resource(resource), "configuration_keys": names} for resource in pending],
                 "include_synonyms": synonyms,
             }
             return lambda version: {**fields, "include_documentation": documentation} if version >= 3 else fields
@@ -218,14 +218,19 @@ class ConfigOperations(Operations):
         AdminFailed
             Some resources were not changed (INVALID_CONFIG, …).
         """
-        wanted = {resource: list(ops) for resource, ops in changes.items()}
+        operations = {resource: list(ops) for resource, ops in changes.items()}
 
         def body(pending: list[ConfigResource]) -> Body:
-            rows = [{**_resource(each), "configs": [_operation(op) for op in wanted[each]]} for each in pending]
+            rows = [
+                {**_resource(resource), "configs": [_operation(op) for op in operations[resource]]}
+                for resource in pending
+            ]
             return {"resources": rows, "validate_only": validate_only}
 
         deadline = self._deadline(timeout_ms)
-        self._request_by_broker(INCREMENTAL_ALTER_CONFIGS, "responses", wanted, body, lambda key, row: None, deadline)
+        self._request_by_broker(
+            INCREMENTAL_ALTER_CONFIGS, "responses", operations, body, lambda key, row: None, deadline
+        )
 
     def alter_configs(
         self,
@@ -255,8 +260,8 @@ class ConfigOperations(Operations):
 
         def body(pending: list[ConfigResource]) -> Body:
             rows = [
-                {**_resource(each), "configs": [{"name": k, "value": v} for k, v in configs[each].items()]}
-                for each in pending
+                {**_resource(resource), "configs": [{"name": k, "value": v} for k, v in configs[resource].items()]}
+                for resource in pending
             ]
             return {"resources": rows, "validate_only": validate_only}
 
@@ -281,13 +286,13 @@ class ConfigOperations(Operations):
         UnsupportedVersion
             The broker is older than Kafka 4.1.
         """
-        body = {"resource_types": [int(each) for each in types]}
+        body = {"resource_types": [int(kind) for kind in types]}
         reply = self._ask(LIST_CONFIG_RESOURCES, body, self._deadline(timeout_ms), at_least=1)
-        found = [
+        resources = [
             ConfigResource(ConfigResourceType(row["resource_type"]), row["resource_name"])
             for row in reply["config_resources"]
         ]
-        return sorted(found, key=lambda each: (each.type, each.name))
+        return sorted(resources, key=lambda resource: (resource.type, resource.name))
 
     def _request_by_broker(
         self,
@@ -304,12 +309,12 @@ class ConfigOperations(Operations):
             by_broker.setdefault(resource.broker_id, []).append(resource)
         results: dict[ConfigResource, V] = {}
         errors: dict[ConfigResource, KafkaError] = {}
-        for node_id, each in by_broker.items():
+        for node_id, resources_of_broker in by_broker.items():
             to = None if node_id is None else self._node(node_id, deadline)
             done: RowsByResource[ConfigResource] = ask_each(
                 self._client,
                 api,
-                each,
+                resources_of_broker,
                 body,
                 lambda reply, _: ((_resource_of(row), row) for row in reply[rows]),
                 deadline,
@@ -350,17 +355,19 @@ def _operation(change: AlterConfigOp) -> dict[str, Any]:
 
 def _entries(resource: ConfigResource, row: Row) -> dict[str, ConfigEntry]:
     return {
-        each["name"]: ConfigEntry(
-            each["name"],
-            each["value"],
-            ConfigSource(each["config_source"]),
-            each["read_only"],
-            each["is_sensitive"],
-            tuple((one["name"], one["value"], ConfigSource(one["source"])) for one in each["synonyms"]),
-            _TYPES.get(each["config_type"], ""),
-            each["documentation"] or None,
+        config["name"]: ConfigEntry(
+            config["name"],
+            config["value"],
+            ConfigSource(config["config_source"]),
+            config["read_only"],
+            config["is_sensitive"],
+            tuple(
+                (synonym["name"], synonym["value"], ConfigSource(synonym["source"])) for synonym in config["synonyms"]
+            ),
+            _TYPES.get(config["config_type"], ""),
+            config["documentation"] or None,
         )
-        for each in row["configs"]
+        for config in row["configs"]
     }
 
 

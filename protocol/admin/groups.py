@@ -102,8 +102,8 @@ class GroupDescription:
 
 def list_groups(client: Client, deadline: Deadline | None = None) -> list[ListedGroup]:
     """Return the consumer groups of all brokers, sorted by name; raise `DeadlineExceeded` or `BrokerError`."""
-    found = _all_groups(client, deadline or client.deadline(), frozenset(_PROTOCOL_TYPES_OF_CONSUMERS))
-    return [each for each in found if each.type in (CLASSIC, CONSUMER)]
+    groups = _all_groups(client, deadline or client.deadline(), frozenset(_PROTOCOL_TYPES_OF_CONSUMERS))
+    return [group for group in groups if group.type in (CLASSIC, CONSUMER)]
 
 
 def _all_groups(client: Client, deadline: Deadline, protocol_types: Collection[str]) -> list[ListedGroup]:
@@ -153,16 +153,18 @@ def delete_group(client: Client, group: str, deadline: Deadline | None = None) -
 
 def _classic(row: Mapping[str, Any]) -> GroupDescription:
     members = []
-    for each in row["members"]:
-        assignment = _embedded(row, each)
-        members.append(_member(each, each["group_instance_id"], assignment, assignment))
+    for member in row["members"]:
+        assignment = _embedded(row, member)
+        members.append(_member(member, member["group_instance_id"], assignment, assignment))
     return GroupDescription(row["group_id"], CLASSIC, row["group_state"], row["protocol_data"], tuple(members))
 
 
 def _consumer(row: Mapping[str, Any]) -> GroupDescription:
     members = (
-        _member(each, each["instance_id"], _partitions(each["assignment"]), _partitions(each["target_assignment"]))
-        for each in row["members"]
+        _member(
+            member, member["instance_id"], _partitions(member["assignment"]), _partitions(member["target_assignment"])
+        )
+        for member in row["members"]
     )
     return GroupDescription(row["group_id"], CONSUMER, row["group_state"], row["assignor_name"], tuple(members))
 
@@ -220,14 +222,14 @@ class GroupOperations(Operations):
         DeadlineExceeded
             A broker did not answer in time.
         """
-        wanted_states = {each.lower() for each in states}
-        wanted_types = {each.lower() for each in types} or {CLASSIC, CONSUMER}
+        wanted_states = {state.lower() for state in states}
+        wanted_types = {name.lower() for name in types} or {CLASSIC, CONSUMER}
         wanted_protocols = {*_PROTOCOL_TYPES_OF_CONSUMERS, *wanted_types} if protocol_types is None else protocol_types
-        found = _all_groups(self._client, self._deadline(timeout_ms), frozenset(wanted_protocols))
+        groups = _all_groups(self._client, self._deadline(timeout_ms), frozenset(wanted_protocols))
         return [
-            each
-            for each in found
-            if each.type in wanted_types and (not wanted_states or each.state.lower() in wanted_states)
+            group
+            for group in groups
+            if group.type in wanted_types and (not wanted_states or group.state.lower() in wanted_states)
         ]
 
     def describe_groups(self, groups: Iterable[str], *, timeout_ms: float | None = None) -> dict[str, GroupDescription]:
@@ -284,11 +286,7 @@ class GroupOperations(Operations):
         return fetch_offsets(self._client, group, partitions, deadline, require_stable=require_stable)
 
     def alter_consumer_group_offsets(
-        self,
-        group: str,
-        offsets: CallerOffsets,
-        *,
-        timeout_ms: float | None = None,
+        self, group: str, offsets: CallerOffsets, *, timeout_ms: float | None = None
     ) -> None:
         """Commit offsets for a group without members.
 
@@ -314,8 +312,8 @@ class GroupOperations(Operations):
             The group does not exist (GROUP_ID_NOT_FOUND).
         """
 
-        def body(left: list[TopicPartition]) -> Body:
-            topics = by_topic(left)
+        def body(pending: list[TopicPartition]) -> Body:
+            topics = by_topic(pending)
             rows = [
                 {"name": name, "partitions": [{"partition_index": number} for number in numbers]}
                 for name, numbers in topics.items()
@@ -362,21 +360,23 @@ class GroupOperations(Operations):
         """
         deadline = self._deadline(timeout_ms)
         if group_instance_ids is None:
-            known = describe_group(self._client, group, deadline).members
-            members = {each.member_id: {"member_id": each.member_id} for each in known}
+            members_now = describe_group(self._client, group, deadline).members
+            members = {member.member_id: {"member_id": member.member_id} for member in members_now}
         else:
-            members = {each: {"member_id": "", "group_instance_id": each} for each in group_instance_ids}
+            members = {
+                instance_id: {"member_id": "", "group_instance_id": instance_id} for instance_id in group_instance_ids
+            }
         batch = ask_each(
             self._client,
             LEAVE_GROUP,
             members,
-            lambda left: (
+            lambda pending: (
                 lambda version: {
                     "group_id": group,
-                    "members": [{**members[key], **({"reason": reason} if version >= 5 else {})} for key in left],
+                    "members": [{**members[key], **({"reason": reason} if version >= 5 else {})} for key in pending],
                 }
             ),
-            lambda reply, left: (
+            lambda reply, keys: (
                 (row["member_id"] if row["member_id"] in members else row["group_instance_id"] or "", row)
                 for row in reply["members"]
             ),
@@ -387,13 +387,13 @@ class GroupOperations(Operations):
         )
         batch.results("LeaveGroup", lambda key, row: None)
 
-    def _each_group(self, what: str, groups: Iterable[str], one: Callable[[str], V]) -> dict[str, V]:
-        """Run `one` for each group: each may have another coordinator."""
+    def _each_group(self, name: str, groups: Iterable[str], operation: Callable[[str], V]) -> dict[str, V]:
+        """Run `operation` for each group: each may have another coordinator."""
         results: dict[str, V] = {}
         errors: dict[str, KafkaError] = {}
         for group in dict.fromkeys(groups):
             try:
-                results[group] = one(group)
+                results[group] = operation(group)
             except KafkaError as error:
                 errors[group] = error
-        return results_or_raise(what, results, errors)
+        return results_or_raise(name, results, errors)

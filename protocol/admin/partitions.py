@@ -100,8 +100,8 @@ class PartitionOperations(Operations):
         ----------
         times
             Milliseconds since 1970 (the first record at or after), or `EARLIEST`, `LATEST`, `MAX_TIMESTAMP` (since
-            Kafka 3.0); with tiered storage `EARLIEST_LOCAL` (3.6), `LATEST_TIERED` (3.9), `EARLIEST_PENDING_UPLOAD`
-            (4.2).
+            Kafka 3.0); for tiered storage `EARLIEST_LOCAL` (3.6), `LATEST_TIERED` (3.9), `EARLIEST_PENDING_UPLOAD`
+            (4.2). The names are in `protocol` and `protocol.admin`.
         isolation_level
             "read_committed": `LATEST` is the last stable offset.
         timeout_ms
@@ -144,8 +144,8 @@ class PartitionOperations(Operations):
             topics = self._client.metadata(None, deadline).topics.values()
             partitions = [(topic.name, number) for topic in topics for number in topic.partitions]
 
-        def body(left: list[TopicPartition]) -> Body:
-            fields = {"topic_partitions": _topics(left, "topic")}
+        def body(pending: list[TopicPartition]) -> Body:
+            fields = {"topic_partitions": _topics(pending, "topic")}
             return lambda version: {"election_type": int(election_type), **fields} if version >= 1 else fields
 
         batch = ask_each(
@@ -166,10 +166,7 @@ class PartitionOperations(Operations):
         return elected
 
     def alter_partition_reassignments(
-        self,
-        reassignments: Mapping[TopicPartition, Sequence[int] | None],
-        *,
-        timeout_ms: float | None = None,
+        self, reassignments: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: float | None = None
     ) -> None:
         """Start to move partitions to other replicas, or cancel a running move (KIP-455, since Kafka 2.4).
 
@@ -186,10 +183,10 @@ class PartitionOperations(Operations):
             Some were refused (INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, …).
         """
 
-        def body(left: list[TopicPartition]) -> Body:
+        def body(pending: list[TopicPartition]) -> Body:
             topics = [
                 {"name": topic, "partitions": [_reassignment(reassignments, topic, number) for number in numbers]}
-                for topic, numbers in by_topic(left).items()
+                for topic, numbers in by_topic(pending).items()
             ]
             return {"topics": topics}
 
@@ -283,9 +280,9 @@ class PartitionOperations(Operations):
         for broker in self._brokers(sorted({node_id for _, _, node_id in moves}), deadline):
             paths = {move[:2]: path for move, path in moves.items() if move[2] == broker.node_id}
 
-            def body(left: list[TopicPartition], paths: Mapping[TopicPartition, str] = paths) -> Body:
+            def body(pending: list[TopicPartition], paths: Mapping[TopicPartition, str] = paths) -> Body:
                 by_path: dict[str, list[TopicPartition]] = {}
-                for key in left:
+                for key in pending:
                     by_path.setdefault(paths[key], []).append(key)
                 return {"dirs": [{"path": path, "topics": _topics(keys, "name")} for path, keys in by_path.items()]}
 
@@ -324,11 +321,11 @@ def _reassignment(
 
 def _log_dir(row: Row) -> LogDirDescription:
     replicas = {
-        (topic["name"], each["partition_index"]): ReplicaInfo(
-            each["partition_size"], each["offset_lag"], each["is_future_key"]
+        (topic["name"], partition["partition_index"]): ReplicaInfo(
+            partition["partition_size"], partition["offset_lag"], partition["is_future_key"]
         )
         for topic in row["topics"]
-        for each in topic["partitions"]
+        for partition in topic["partitions"]
     }
     code, total, usable = row["error_code"], row["total_bytes"], row["usable_bytes"]
     error = broker_error(code, f"log directory {row['log_dir']}") if code != ErrorCode.NONE else None

@@ -18,7 +18,7 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
 from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
+from protocol.listing import CHOICES, listed
 from protocol.wire.schema import Api, Body, Route
 
 K = TypeVar("K", bound=Hashable)
@@ -58,14 +58,15 @@ class Operations:
 
     def _brokers(self, node_ids: Iterable[int] | None, deadline: Deadline) -> list[Broker]:
         """Return brokers by node id, None for all; raise `UsageError` for an unknown id."""
-        known = self._client.metadata([], deadline).brokers
+        brokers = self._client.metadata([], deadline).brokers
         if node_ids is None:
-            return list(known.values())
-        wanted = list(node_ids)
-        for node_id in wanted:
-            if node_id not in known:
-                raise UsageError(f"the cluster has no broker {node_id}; it has {listed([str(each) for each in known])}")
-        return [known[node_id] for node_id in wanted]
+            return list(brokers.values())
+        ids = list(node_ids)
+        for node_id in ids:
+            if node_id not in brokers:
+                names = listed([str(broker) for broker in brokers], CHOICES)
+                raise UsageError(f"the cluster has no broker {node_id}; it has {names}")
+        return [brokers[node_id] for node_id in ids]
 
 
 class RowsByResource(dict[K, Row]):
@@ -75,17 +76,17 @@ class RowsByResource(dict[K, Row]):
         super().__init__()
         self.errors: dict[K, KafkaError] = {}
 
-    def results(self, what: str, result: Callable[[K, Row], V]) -> dict[K, V]:
-        """Return `result(key, row)` of each row; raise `AdminFailed` if a resource failed. `what` names the request."""
-        return results_or_raise(what, {key: result(key, row) for key, row in self.items()}, self.errors)
+    def results(self, operation: str, result: Callable[[K, Row], V]) -> dict[K, V]:
+        """Return `result(key, row)` of each row; raise `AdminFailed`, which names `operation`, if one failed."""
+        return results_or_raise(operation, {key: result(key, row) for key, row in self.items()}, self.errors)
 
 
-def results_or_raise(what: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
+def results_or_raise(operation: str, results: Mapping[K, V], errors: Mapping[K, KafkaError]) -> dict[K, V]:
     """Return `results`; raise `AdminFailed` with them if there are `errors`."""
     if errors:
         texts = listed([str(error) for error in errors.values()], separator="; ")
         done = f" ({len(results)} done)" if results else ""
-        raise AdminFailed(f"{what} failed for {len(errors)}{done}: {texts}", errors=errors, results=results)
+        raise AdminFailed(f"{operation} failed for {len(errors)}{done}: {texts}", errors=errors, results=results)
     return dict(results)
 
 
@@ -104,9 +105,9 @@ def rows_of_partitions(
 
     `topic`, `rows` and `partition` are the names of the reply's fields with the topic, its rows and their number.
     """
-    for each in topics:
-        for row in each[rows]:
-            yield (each[topic], row[partition]), row
+    for topic_row in topics:
+        for row in topic_row[rows]:
+            yield (topic_row[topic], row[partition]), row
 
 
 def ask_each(
@@ -159,7 +160,7 @@ def ask_each(
     """
     done: RowsByResource[K] = RowsByResource()
     pending = list(dict.fromkeys(keys))
-    what = f"{api.name} of {listed([key_text(key) for key in pending])}"
+    operation = f"{api.name} of {listed([key_text(key) for key in pending])}"
     accepted = {int(ErrorCode.NONE), *accept}
 
     def attempt() -> None:
@@ -186,13 +187,13 @@ def ask_each(
                 done.errors[key] = error
             pending.remove(key)
         if pending:
-            raise failure or Corrupt(f"{what}: the reply of {broker or 'a broker'} leaves out {pending[0]}")
+            raise failure or Corrupt(f"{operation}: the reply of {broker or 'a broker'} leaves out {pending[0]}")
 
     if not pending:
         return done
     key = to if isinstance(to, CoordinatorKey) else None
     try:
-        client.retrying(what, attempt, deadline, topics=topics, coordinator_of=key)
+        client.retrying(operation, attempt, deadline, topics=topics, coordinator_of=key)
     except DeadlineExceeded as error:
         if not done and not done.errors:
             raise
@@ -215,11 +216,11 @@ def key_text(key: Hashable) -> str:
 
 
 def _error(api: Api, of: str, broker: Broker | None, code: int, message: str | None, context: Row) -> KafkaError:
-    what = api.name
+    operation = api.name
     if of:
-        what += f" of {of}"
+        operation += f" of {of}"
     if broker:
-        what += f" at {broker}"
+        operation += f" at {broker}"
     if message:
-        what += f": {message}"
-    return broker_error(code, what, api=api.name, **context)
+        operation += f": {message}"
+    return broker_error(code, operation, api=api.name, **context)

@@ -18,17 +18,11 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import (
-    Metadata,
-    Partition,
-    Topic,
-    is_another_topic,
-    topic_id_bytes,
-    topic_id_text,
-)
+from protocol.cluster.metadata import Metadata, Partition, Topic, is_another_topic, topic_id_bytes, topic_id_text
 from protocol.errors import AdminFailed, KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.wire.messages.m03_metadata import METADATA
+from protocol.listing import listed
+from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
@@ -147,20 +141,20 @@ class TopicOperations(ConfigOperations):
     def _create_topics(
         self, topics: Sequence[NewTopic], deadline: Deadline, validate_only: bool = False, wait: bool = True
     ) -> dict[str, CreatedTopic]:
-        wanted = {topic.name: topic for topic in topics}
+        new_topics = {topic.name: topic for topic in topics}
         batch = ask_each(
             self._client,
             CREATE_TOPICS,
-            wanted,
-            lambda names: {"topics": [_new_topic(wanted[name]) for name in names], "validate_only": validate_only},
+            new_topics,
+            lambda names: {"topics": [_new_topic(new_topics[name]) for name in names], "validate_only": validate_only},
             lambda reply, _: ((row["name"], row) for row in reply["topics"]),
             deadline,
-            topics=wanted,
+            topics=new_topics,
             error_context=_about,
         )
         if wait and not validate_only:
             for name, row in batch.items():
-                self._wait_for_leaders(wanted[name], bytes(row["topic_id"]), deadline)
+                self._wait_for_leaders(new_topics[name], bytes(row["topic_id"]), deadline)
         return batch.results("CreateTopics", _created)
 
     def _wait_for_leaders(self, topic: NewTopic, topic_id: bytes, deadline: Deadline) -> None:
@@ -168,10 +162,10 @@ class TopicOperations(ConfigOperations):
 
         def require_leaders() -> None:
             client.expire_metadata([topic.name])
-            known = client.topic(topic.name, deadline)
-            if is_another_topic(known.topic_id, topic_id):  # deleted before: the broker's metadata is old
+            topic_now = client.topic(topic.name, deadline)
+            if is_another_topic(topic_now.topic_id, topic_id):  # deleted before: the broker's metadata is old
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
-            for partition in range(max(topic.partitions, len(topic.assignment or ()), len(known.partitions), 1)):
+            for partition in range(max(topic.partitions, len(topic.assignment or ()), len(topic_now.partitions), 1)):
                 client.leader(topic.name, partition, deadline)
 
         # The controller has created the topic, so it is not missing, but busy brokers may learn of it late.
@@ -205,10 +199,12 @@ class TopicOperations(ConfigOperations):
     def _delete_topics(self, names: Sequence[str], ids: Sequence[str], deadline: Deadline) -> None:
         by_id = {topic_id_bytes(text): text for text in ids}
 
-        def body(left: list[str]) -> Any:
+        def body(pending: list[str]) -> Any:
             # KIP-516: from version 6 on, the field is a list of names or ids.
-            topics = [{"name": None, "topic_id": topic_id_bytes(key)} if key in ids else {"name": key} for key in left]
-            return lambda version: {"topics": topics} if version >= _FIRST_WITH_IDS else {"topic_names": left}
+            topics = [
+                {"name": None, "topic_id": topic_id_bytes(key)} if key in ids else {"name": key} for key in pending
+            ]
+            return lambda version: {"topics": topics} if version >= _FIRST_WITH_IDS else {"topic_names": pending}
 
         def rows(reply: Row, _: list[str]) -> Iterable[tuple[str, Row]]:
             for row in reply["responses"]:
@@ -270,52 +266,49 @@ class TopicOperations(ConfigOperations):
             Some topics are unknown, or the user has no Describe ACL for them.
         """
         deadline = self._deadline(timeout_ms)
-        found, errors = self._topics(list(names), list(ids), deadline)
-        described = {} if not configs else self._configs_of({topic.name for topic in found.values()}, deadline)
+        topics, errors = self._topics(list(names), list(ids), deadline)
+        described = {} if not configs else self._configs_of({topic.name for topic in topics.values()}, deadline)
         results = {
             key: TopicDescription(
                 topic.name, topic.topic_id_text, topic.is_internal, topic.partitions, described.get(topic.name)
             )
-            for key, topic in found.items()
+            for key, topic in topics.items()
         }
         return results_or_raise("Metadata", results, errors)
 
     def _topics(
         self, names: Sequence[str], ids: Sequence[str], deadline: Deadline
     ) -> tuple[dict[str, Topic], dict[str, KafkaError]]:
-        wanted = {**{name: {"name": name} for name in names}, **{each: _by_id(each) for each in ids}}
-        if not wanted:
+        requested = {**{name: {"name": name} for name in names}, **{topic_id: _by_id(topic_id) for topic_id in ids}}
+        if not requested:
             return {}, {}
-        reply = self._client.ask_any(
-            METADATA,
-            {"topics": list(wanted.values()), "allow_auto_topic_creation": False},
+        body = {"topics": list(requested.values()), "allow_auto_topic_creation": False}
+        first = _FIRST_METADATA_WITH_IDS if ids else FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+        reply = self._client.retrying(
+            f"Metadata of {listed(list(requested))}",
+            lambda: self._client.ask_any(METADATA, body, deadline, at_least=first),
             deadline,
-            at_least=_FIRST_METADATA_WITH_IDS if ids else 4,
         )
         snapshot = Metadata.from_reply(reply)
         by_id = {topic.topic_id_text: topic for topic in snapshot.topics.values()}
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         errors: dict[str, KafkaError] = {}
-        for key in wanted:
+        for key in requested:
             topic = by_id.get(key) if key in ids else snapshot.topics.get(key)
             if topic is not None and topic.error_code == ErrorCode.NONE:
-                found[key] = topic
+                topics[key] = topic
                 continue
             unknown = ErrorCode.UNKNOWN_TOPIC_ID if key in ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             code = unknown if topic is None else topic.error_code
             errors[key] = broker_error(code, f"Metadata of {key}", api="Metadata", topic=key)
-        return found, errors
+        return topics, errors
 
     def _configs_of(self, names: Iterable[str], deadline: Deadline) -> dict[str, dict[str, ConfigEntry]]:
-        found = self._describe_configs([topic_resource(name) for name in sorted(names)], deadline)
-        return {resource.name: entries for resource, entries in found.items()}
+        configs = self._describe_configs([topic_resource(name) for name in sorted(names)], deadline)
+        return {resource.name: entries for resource, entries in configs.items()}
 
     def create_partitions(
-        self,
-        counts: Mapping[str, int | NewPartitions],
-        *,
-        validate_only: bool = False,
-        timeout_ms: float | None = None,
+        self, counts: Mapping[str, int | NewPartitions], *, validate_only: bool = False, timeout_ms: float | None = None
     ) -> None:
         """Increase the number of partitions of topics.
 
@@ -444,7 +437,7 @@ def _created(name: str, row: Row) -> CreatedTopic:
         topic_id_text(bytes(row["topic_id"])),
         row["num_partitions"],
         row["replication_factor"],
-        {each["name"]: each["value"] for each in row["configs"] or ()},
+        {config["name"]: config["value"] for config in row["configs"] or ()},
     )
 
 

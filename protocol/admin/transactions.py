@@ -156,31 +156,33 @@ def describe_transactions(
     """Describe transactional ids with one request per coordinator; the result lacks ids that no coordinator knows."""
     deadline = deadline or client.deadline()
     missing = {name: transaction_coordinator(name) for name in transactional_ids}
-    what = f"DescribeTransactions of {listed(list(missing))}"
-    found: dict[str, TransactionDescription] = {}
+    operation = f"DescribeTransactions of {listed(list(missing))}"
+    transactions: dict[str, TransactionDescription] = {}
 
     def attempt() -> None:
-        asked: dict[Broker, list[str]] = {}
+        ids_by_coordinator: dict[Broker, list[str]] = {}
         for name, key in missing.items():
-            asked.setdefault(client.coordinator(key, deadline), []).append(name)
-        bodies: dict[Broker, Body] = {broker: {"transactional_ids": names} for broker, names in asked.items()}
+            ids_by_coordinator.setdefault(client.coordinator(key, deadline), []).append(name)
+        bodies: dict[Broker, Body] = {
+            broker: {"transactional_ids": names} for broker, names in ids_by_coordinator.items()
+        }
         replies, failure = client.ask_many(bodies, DESCRIBE_TRANSACTIONS, deadline, purpose=COORDINATOR)
         for broker, reply in replies.items():
             for row in reply["transaction_states"]:
                 name, code = row["transactional_id"], row["error_code"]
                 if code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
-                    failure = broker_error(code, what, transactional_id=name)
+                    failure = broker_error(code, operation, transactional_id=name)
                 elif missing.pop(name, None) is not None and code == ErrorCode.NONE:
-                    found[name] = _described(row, broker.node_id)
+                    transactions[name] = _described(row, broker.node_id)
         if missing and failure is None:
-            failure = Corrupt(f"{what}: the replies leave out {next(iter(missing))}")
+            failure = Corrupt(f"{operation}: the replies leave out {next(iter(missing))}")
         if failure is not None:
             for key in missing.values():
                 client.forget_coordinator(key)
             raise failure
 
-    client.retrying(what, attempt, deadline)
-    return found
+    client.retrying(operation, attempt, deadline)
+    return transactions
 
 
 def _described(row: Mapping[str, Any], coordinator: int) -> TransactionDescription:
@@ -206,33 +208,35 @@ def abort_transaction(client: Client, transactional_id: str, deadline: Deadline 
         TRANSACTIONAL_ID_NOT_FOUND: the id is unknown; it is not created.
     """
     deadline = deadline or client.deadline()
-    known = describe_transactions(client, [transactional_id], deadline).get(transactional_id)
-    if known is None:
-        what = f"abort of transactional id {transactional_id}"
-        raise broker_error(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, what, transactional_id=transactional_id)
-    return init_producer_id(client, transactional_id, known.timeout_ms, deadline)
+    transaction = describe_transactions(client, [transactional_id], deadline).get(transactional_id)
+    if transaction is None:
+        operation = f"abort of transactional id {transactional_id}"
+        raise broker_error(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, operation, transactional_id=transactional_id)
+    return init_producer_id(client, transactional_id, transaction.timeout_ms, deadline)
 
 
 def open_transactions(
     client: Client, partitions: Collection[TopicPartition], deadline: Deadline | None = None
 ) -> list[OpenTransaction]:
     """Return the open transactions of partitions, as their leaders report them, oldest first per partition."""
-    asked: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
-    rows = call_partitions(client, DESCRIBE_PRODUCERS, {}, asked, deadline or client.deadline())
-    found = [
+    fields: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
+    rows = call_partitions(client, DESCRIBE_PRODUCERS, {}, fields, deadline or client.deadline())
+    transactions = [
         OpenTransaction(
             *key,
-            each["current_txn_start_offset"],
-            each["producer_id"],
-            each["producer_epoch"],
-            each["coordinator_epoch"],
-            each["last_timestamp"],
+            producer["current_txn_start_offset"],
+            producer["producer_id"],
+            producer["producer_epoch"],
+            producer["coordinator_epoch"],
+            producer["last_timestamp"],
         )
         for key, row in rows.items()
-        for each in row["active_producers"]
-        if each["current_txn_start_offset"] >= 0
+        for producer in row["active_producers"]
+        if producer["current_txn_start_offset"] >= 0
     ]
-    return sorted(found, key=lambda each: (each.topic, each.partition, each.start_offset))
+    return sorted(
+        transactions, key=lambda transaction: (transaction.topic, transaction.partition, transaction.start_offset)
+    )
 
 
 def abort_hanging(client: Client, hanging: OpenTransaction, deadline: Deadline | None = None) -> None:
@@ -339,9 +343,9 @@ class TransactionOperations(Operations):
         TopicUnknown, DeadlineExceeded, BrokerError
             A partition is unknown, has no leader, or must not be read.
         """
-        asked: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
-        rows = call_partitions(self._client, DESCRIBE_PRODUCERS, {}, asked, self._deadline(timeout_ms))
-        return {key: tuple(_producer(each) for each in row["active_producers"]) for key, row in rows.items()}
+        fields: dict[TopicPartition, dict[str, int]] = {key: {} for key in partitions}
+        rows = call_partitions(self._client, DESCRIBE_PRODUCERS, {}, fields, self._deadline(timeout_ms))
+        return {key: tuple(_producer(producer) for producer in row["active_producers"]) for key, row in rows.items()}
 
 
 def _producer(row: Mapping[str, Any]) -> ProducerState:

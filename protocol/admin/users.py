@@ -134,7 +134,7 @@ class UserOperations(Operations):
             self._client,
             DESCRIBE_USER_SCRAM_CREDENTIALS,
             users,
-            lambda left: {"users": [{"name": name} for name in left]},
+            lambda users: {"users": [{"name": name} for name in users]},
             lambda reply, _: ((row["user"], row) for row in reply["results"]),
             deadline,
             error_context=_about_user,
@@ -152,18 +152,20 @@ class UserOperations(Operations):
             Some users were not changed (RESOURCE_NOT_FOUND, UNACCEPTABLE_CREDENTIAL, …).
         """
         by_user: dict[str, list[ScramUpsertion | ScramDeletion]] = {}
-        for each in alterations:
-            by_user.setdefault(each.user, []).append(each)
+        for alteration in alterations:
+            by_user.setdefault(alteration.user, []).append(alteration)
 
-        def body(left: list[str]) -> Body:
-            wanted = [each for user in left for each in by_user[user]]
+        def body(users: list[str]) -> Body:
+            pending = [alteration for user in users for alteration in by_user[user]]
             return {
                 "deletions": [
-                    {"name": each.user, "mechanism": int(each.mechanism)}
-                    for each in wanted
-                    if isinstance(each, ScramDeletion)
+                    {"name": alteration.user, "mechanism": int(alteration.mechanism)}
+                    for alteration in pending
+                    if isinstance(alteration, ScramDeletion)
                 ],
-                "upsertions": [_upsertion(each) for each in wanted if isinstance(each, ScramUpsertion)],
+                "upsertions": [
+                    _upsertion(alteration) for alteration in pending if isinstance(alteration, ScramUpsertion)
+                ],
             }
 
         batch = ask_each(
@@ -208,7 +210,7 @@ class UserOperations(Operations):
         body = {"components": rows, "strict": strict}
         reply = self._ask(DESCRIBE_CLIENT_QUOTAS, body, self._deadline(timeout_ms))
         return {
-            _entity(row["entity"]): {each["key"]: each["value"] for each in row["values"]}
+            _entity(row["entity"]): {value["key"]: value["value"] for value in row["values"]}
             for row in reply["entries"] or ()
         }
 
@@ -238,7 +240,7 @@ class UserOperations(Operations):
             Some entities were not changed.
         """
 
-        def body(left: list[QuotaEntity]) -> Body:
+        def body(entities: list[QuotaEntity]) -> Body:
             entries = [
                 {
                     "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
@@ -247,7 +249,7 @@ class UserOperations(Operations):
                         for key, value in quotas[entity].items()
                     ],
                 }
-                for entity in left
+                for entity in entities
             ]
             return {"entries": entries, "validate_only": validate_only}
 
@@ -290,7 +292,7 @@ class UserOperations(Operations):
             DELEGATION_TOKEN_AUTH_DISABLED, DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, …
         """
         body: dict[str, Any] = {
-            "renewers": [_principal(each) for each in renewers],
+            "renewers": [_principal(renewer) for renewer in renewers],
             "max_lifetime_ms": max_lifetime_ms,
         }
         if owner is not None:
@@ -320,8 +322,8 @@ class UserOperations(Operations):
         self, owners: Iterable[str] | None = None, *, timeout_ms: float | None = None
     ) -> list[DelegationToken]:
         """Return the tokens of owners ("User:alice"); None for all that the user may see."""
-        wanted = None if owners is None else [_principal(each) for each in owners]
-        reply = self._ask(DESCRIBE_DELEGATION_TOKEN, {"owners": wanted}, self._deadline(timeout_ms))
+        principals = None if owners is None else [_principal(owner) for owner in owners]
+        reply = self._ask(DESCRIBE_DELEGATION_TOKEN, {"owners": principals}, self._deadline(timeout_ms))
         return [
             _token(row, row["issue_timestamp"], row["expiry_timestamp"], row["max_timestamp"], row["renewers"])
             for row in reply["tokens"]
@@ -333,11 +335,11 @@ def _about_user(user: str) -> dict[str, str]:
 
 
 def _scram(row: Row) -> dict[ScramMechanism, int]:
-    known = set(ScramMechanism)
+    mechanisms = set(ScramMechanism)
     return {
-        ScramMechanism(each["mechanism"]): each["iterations"]
-        for each in row["credential_infos"]
-        if each["mechanism"] in known
+        ScramMechanism(credential["mechanism"]): credential["iterations"]
+        for credential in row["credential_infos"]
+        if credential["mechanism"] in mechanisms
     }
 
 
@@ -376,7 +378,7 @@ def _token(row: Row, issue_ms: int, expiry_ms: int, max_ms: int, renewers: Itera
         issue_ms,
         expiry_ms,
         max_ms,
-        tuple(f"{each['principal_type']}:{each['principal_name']}" for each in renewers),
+        tuple(f"{renewer['principal_type']}:{renewer['principal_name']}" for renewer in renewers),
     )
 
 

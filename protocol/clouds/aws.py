@@ -61,14 +61,14 @@ def aws_msk_iam_token(
 
     def ask() -> tuple[str, float]:
         signer = import_library("aws_msk_iam_sasl_signer.MSKAuthTokenProvider", _SIGNER, "msk-iam")
-        given = _credentials(_session(session, profile, "msk-iam"))
+        credentials = _credentials(_session(session, profile, "msk-iam"))
         if role_arn is not None:
             chosen = role_session_name or _SESSION_NAME
             client = _sts(_session(session, profile, "msk-iam"), region, None, timeout_s)
-            given = _assumed(client.assume_role(RoleArn=role_arn, RoleSessionName=chosen)["Credentials"])
+            credentials = _assumed(client.assume_role(RoleArn=role_arn, RoleSessionName=chosen)["Credentials"])
         # The signer takes an instance of a subclass only.
         base = import_library("botocore.credentials", "botocore", "msk-iam").CredentialProvider
-        provider = type("Given", (base,), {"load": lambda self: given})()
+        provider = type("Given", (base,), {"load": lambda self: credentials})()
         text, expires_at_ms = signer.generate_auth_token_from_credentials_provider(region, provider)
         return text, expires_at_ms / 1000
 
@@ -159,10 +159,10 @@ def _session(session: Any, profile: str | None, extra: str) -> Any:
 
 
 def _credentials(session: Any) -> Any:
-    found = session.get_credentials()
-    if found is None:
+    credentials = session.get_credentials()
+    if credentials is None:
         raise AuthenticationFailed(f"AWS's libraries find no credentials in this process; {_REMEDY}")
-    return found
+    return credentials
 
 
 def _sts(session: Any, region: str, endpoint: str | None, timeout_s: float) -> Any:
@@ -172,9 +172,9 @@ def _sts(session: Any, region: str, endpoint: str | None, timeout_s: float) -> A
     return session.create_client("sts", region_name=region, endpoint_url=endpoint, config=config)
 
 
-def _assumed(given: Mapping[str, str]) -> Any:
+def _assumed(properties: Mapping[str, str]) -> Any:
     kind = import_library("botocore.credentials", "botocore", "msk-iam").Credentials
-    return kind(given["AccessKeyId"], given["SecretAccessKey"], given["SessionToken"])
+    return kind(properties["AccessKeyId"], properties["SecretAccessKey"], properties["SessionToken"])
 
 
 def is_transient(error: BaseException) -> bool:
@@ -183,5 +183,5 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= 500 or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
-    names = {each.__name__ for each in type(error).__mro__}
+    names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"HTTPClientError", "MetadataRetrievalError", "ResponseParserError"})

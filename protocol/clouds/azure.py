@@ -50,11 +50,11 @@ def azure_token(
             token = credential.get_token(scope)
             return token.token, float(token.expires_on)
         identity = import_library("azure.identity", "azure-identity", "azure")
-        given: dict[str, Any] = {"connection_timeout": timeout_s, "read_timeout": timeout_s}
+        timeouts: dict[str, Any] = {"connection_timeout": timeout_s, "read_timeout": timeout_s}
         if client_id is not None:
-            given["managed_identity_client_id"] = client_id
+            timeouts["managed_identity_client_id"] = client_id
         # The caller retries; the library's ten retries hide the cause until the deadline.
-        with identity.DefaultAzureCredential(retry_total=1, **given) as default:
+        with identity.DefaultAzureCredential(retry_total=1, **timeouts) as default:
             token = default.get_token(scope)
         return token.token, float(token.expires_on)
 
@@ -70,6 +70,6 @@ def azure_token(
 
 def is_transient(error: BaseException) -> bool:
     """Return True if another attempt may succeed."""
-    names = {each.__name__ for each in type(error).__mro__}
+    names = {base.__name__ for base in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     return bool(names & {"ServiceRequestError", "ServiceResponseError"}) or status in _TRANSIENT_STATUS

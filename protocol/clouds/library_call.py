@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
+from protocol.condition import Event, Lock
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, KafkaError
 from protocol.secret import HIDDEN, forget_frames, hide_variables
 
@@ -42,7 +43,7 @@ class _Call(threading.Thread, Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         super().__init__(name="kafka-token", daemon=True)
         self._call = call
-        self.done = threading.Event()
+        self.done = Event()
         self.result: T | None = None
         self.error: BaseException | None = None
 
@@ -58,7 +59,7 @@ class _Call(threading.Thread, Generic[T]):
 
 
 _running: dict[Hashable, _Call[Any]] = {}
-_lock = threading.Lock()
+_lock = Lock()
 _hiding = False
 
 

@@ -148,20 +148,16 @@ def call_partitions(
     **options
         As in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this time,
         for callers that then check whether the topic was deleted.
-
-    Returns
-    -------
-    dict of TopicPartition to mapping
     """
     to = _coordinator(api, fields)
     name = _CallName(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))
-    found: dict[TopicPartition, Row] = {}
+    rows_by_key: dict[TopicPartition, Row] = {}
     max_attempts = options.pop("max_attempts", None)
     unknown_topic_s = options.pop("unknown_topic_s", None)
 
     def attempt() -> dict[TopicPartition, Row]:
         failures: list[KafkaError] = []
-        missing = {key: row for key, row in partitions.items() if key not in found}
+        missing = {key: row for key, row in partitions.items() if key not in rows_by_key}
         if to is not None:
             rows_by_broker = {client.coordinator(to, deadline): missing}
         else:
@@ -169,7 +165,7 @@ def call_partitions(
         if check is not None:
             for broker, rows in rows_by_broker.items():
                 for key, error in check(broker, rows).items():
-                    failures += _handle_row(key, {}, broker, error, found, handle)
+                    failures += _handle_row(key, {}, broker, error, rows_by_key, handle)
                     del rows[key]
         requests = {
             broker: with_timeout(api, partition_request(api, fields, rows, topic_ids), deadline)
@@ -183,10 +179,10 @@ def call_partitions(
         for broker, reply in replies.items():
             if topic_ids is not None:
                 reply = with_topic_names(api, reply, topic_ids)
-            failures += _handle_reply(name, broker, reply, rows_by_broker[broker], found, handle)
+            failures += _handle_reply(name, broker, reply, rows_by_broker[broker], rows_by_key, handle)
         if failures:
             raise next(filter(is_unknown_topic, failures), failures[0])
-        return found
+        return rows_by_key
 
     topics = {topic for topic, _ in partitions} if to is None else ()
     return client.retrying(
@@ -230,10 +226,10 @@ def _by_leader(
     failures: list[KafkaError],
     check_leader_epoch: bool,
 ) -> dict[Broker, dict[TopicPartition, Row]]:
-    found, failed = client.leaders(partitions, deadline)
+    leaders, failed = client.leaders(partitions, deadline)
     failures += failed.values()
     by_broker: dict[Broker, dict[TopicPartition, Row]] = {}
-    for key, (broker, metadata) in found.items():
+    for key, (broker, metadata) in leaders.items():
         row = (
             {**partitions[key], "current_leader_epoch": metadata.leader_epoch}
             if check_leader_epoch
@@ -257,13 +253,13 @@ def _handle_reply(
     name: _CallName,
     broker: Broker,
     reply: Row,
-    asked: Mapping[TopicPartition, Row],
-    found: dict[TopicPartition, Row],
+    fields: Mapping[TopicPartition, Row],
+    rows: dict[TopicPartition, Row],
     handle: Handle | None,
 ) -> list[KafkaError]:
-    """Add the valid rows of a reply to `found` and return the errors of the others; ignore unrequested partitions."""
+    """Add the valid rows of a reply to `rows` and return the errors of the others; ignore unrequested partitions."""
     failures: list[KafkaError] = []
-    missing = set(asked)
+    missing = set(fields)
     for part in error_parts(name.api, reply):
         key = part.partition
         if key is not None and key not in missing:
@@ -271,7 +267,7 @@ def _handle_reply(
         missing.discard(key)
         refused = name.error(part, broker) if part.code != ErrorCode.NONE else None
         if key is not None:
-            failures += _handle_row(key, part.fields, broker, refused, found, handle)
+            failures += _handle_row(key, part.fields, broker, refused, rows, handle)
         elif refused is not None:
             failures.append(refused)
     if missing and not failures:
@@ -284,14 +280,14 @@ def _handle_row(
     row: Row,
     broker: Broker,
     refused: BrokerError | None,
-    found: dict[TopicPartition, Row],
+    rows: dict[TopicPartition, Row],
     handle: Handle | None,
 ) -> list[KafkaError]:
-    """Add an accepted row to `found`, or return its error."""
+    """Add an accepted row to `rows`, or return its error."""
     error = refused if handle is None else handle(key, row, broker, refused)
     if error is not None:
         return [error]
-    found[key] = row
+    rows[key] = row
     return []
 
 
@@ -315,5 +311,5 @@ class _CallName:
 
     def omitted(self, partitions: Collection[TopicPartition], broker: Broker | None) -> Corrupt:
         topic, partition = min(partitions)
-        what = f"{replace(self, about='').text(None, broker)}: the reply omits {topic}-{partition}"
-        return Corrupt(what, topic=topic, partition=partition)
+        missing = f"{replace(self, about='').text(None, broker)}: the reply omits {topic}-{partition}"
+        return Corrupt(missing, topic=topic, partition=partition)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, NewLeader, Partition, Topic
-from protocol.condition import locked
+from protocol.condition import Lock, locked
 from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
@@ -36,7 +35,7 @@ from protocol.errors import (
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.listing import listed, listed_by_cause
 from protocol.metrics.client_sensors import ClientSensors, Metric
-from protocol.net.connection import Connection, Reply
+from protocol.net.connection import BrokerIdentity, Connection, Reply
 from protocol.net.pool import ConnectionPool
 from protocol.secret import hide_variables
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
@@ -107,14 +106,16 @@ class Client:
         self.sensors = ClientSensors(config.client_id)
         self.pool = ConnectionPool(config, clock, self._is_departed, self.sensors)
         """The connections of this client."""
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._metadata = Metadata()
         self._cluster_id: str | None = None
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[CoordinatorKey, Broker] = {}
         # Addresses of brokers with open connections; bootstrap addresses may differ from them.
         self._addresses: set[tuple[str, int]] = set()
-        self._asking_about_the_silent = threading.RLock()
+        # Those at which another broker has replied since the last metadata: all bootstrap servers may be gone.
+        self._reused_addresses: set[tuple[str, int]] = set()
+        self._asking_about_the_silent = Lock()
         self._closed = False
         self.has_answered = False
 
@@ -166,6 +167,9 @@ class Client:
     def connection(self, broker: Broker, purpose: str, deadline: Deadline) -> Connection:
         """Return the open connection to a broker for this purpose, or open it.
 
+        A broker of Kafka 4.4 or later refuses connections with the ids of another broker or cluster. Bootstrap servers
+        get none, since their node ids are unknown.
+
         Raises
         ------
         UsageError
@@ -174,7 +178,24 @@ class Client:
             The connection cannot be opened by `deadline`.
         """
         self.require_open()
-        return self.pool.get(broker.host, broker.port, purpose, deadline)
+        cluster_id, node_id = self._cluster_id, broker.node_id
+        intended = None if cluster_id is None or node_id < 0 else BrokerIdentity(cluster_id, node_id)
+        try:
+            return self.pool.get(broker.host, broker.port, purpose, deadline, intended)
+        except ConnectFailed as error:
+            if "intended" in error.context:
+                self._forget_broker(broker)
+            raise
+
+    def _forget_broker(self, broker: Broker) -> None:
+        """Remove a broker from the metadata, so that `_candidates` has its reused address without its node id."""
+        with self._lock:
+            brokers = dict(self._metadata.brokers)
+            former = brokers.get(broker.node_id)
+            if former is not None and (former.host, former.port) == (broker.host, broker.port):
+                del brokers[broker.node_id]
+                self._reused_addresses.add((broker.host, broker.port))
+                self._metadata = replace(self._metadata, brokers=brokers)
 
     def disconnect(self, connection: Connection) -> None:
         """Close one connection; calls that wait on it raise `ConnectionLost`."""
@@ -263,6 +284,7 @@ class Client:
             expected = self._cluster_id
             if code == ErrorCode.REBOOTSTRAP_REQUIRED:
                 self._metadata = replace(self._metadata, brokers={})
+                self._reused_addresses.clear()
                 self._metadata_at_s.clear()
                 self._coordinators.clear()
         if code != ErrorCode.NONE:
@@ -308,7 +330,7 @@ class Client:
 
     def retrying(
         self,
-        what: str,
+        operation: str,
         attempt: Callable[[], T],
         deadline: Deadline,
         *,
@@ -329,7 +351,7 @@ class Client:
                 self.expire_metadata(topics)
 
         return dispatch.retrying(
-            what,
+            operation,
             attempt,
             deadline=deadline,
             backoff=Backoff(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms),
@@ -356,12 +378,12 @@ class Client:
 
         return ask(deadline) if self.has_answered else self._until_first_answer(api.name, ask, deadline)
 
-    def _until_first_answer(self, what: str, ask: Callable[[Deadline], T], deadline: Deadline) -> T:
+    def _until_first_answer(self, operation: str, ask: Callable[[Deadline], T], deadline: Deadline) -> T:
         """Retry `ask` until `deadline`, or until an earlier one while no broker has answered this client yet."""
         if not self.has_answered:
             deadline = deadline.at_most_ms(max(_FIRST_ANSWER_MS, self.config.request_timeout_ms))
         try:
-            answer = self.retrying(what, lambda: ask(deadline), deadline)
+            answer = self.retrying(operation, lambda: ask(deadline), deadline)
         except DeadlineExceeded as error:
             raise error if self.has_answered else _never_answered(error) from error.__cause__
         self.has_answered = True
@@ -438,8 +460,8 @@ class Client:
         errors: list[KafkaError] = []
 
         def ask(deadline: Deadline) -> Metadata:
-            wanted = None if names is None else [{"name": name} for name in names]
-            body = {"topics": wanted, "allow_auto_topic_creation": create}
+            requested = None if names is None else [{"name": name} for name in names]
+            body = {"topics": requested, "allow_auto_topic_creation": create}
             try:
                 return Metadata.from_reply(
                     self._ask_one_of(
@@ -452,8 +474,8 @@ class Client:
                     log.warning("%s. Retrying for %.0f s more", self.format_error(error), deadline.remaining_s())
                 raise
 
-        what = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
-        newer = self._until_first_answer(what, ask, deadline)
+        operation = f"Metadata of {'all topics' if names is None else listed(names) or 'the cluster'}"
+        newer = self._until_first_answer(operation, ask, deadline)
         return self._update_metadata(newer, all_topics=names is None)
 
     def _update_metadata(self, newer: Metadata, *, all_topics: bool) -> Metadata:
@@ -461,17 +483,18 @@ class Client:
         with self._lock:
             before = self._metadata.without(self._metadata.topics) if all_topics else self._metadata
             self._metadata = before.updated_by(newer)
+            self._reused_addresses.clear()
             now = {(broker.host, broker.port) for broker in newer.brokers.values()}
             departed = self._addresses - now - set(self.config.bootstrap_servers) if now else set()
             self._addresses |= now
             now_s = self.clock.now_s()
             for name in newer.topics:
                 self._metadata_at_s[name] = now_s
-            known = self._metadata
+            metadata = self._metadata
         departed -= self.pool.close_departed(departed)
         with self._lock:
             self._addresses -= departed
-        return known
+        return metadata
 
     def snapshot(self, topics: Iterable[str], deadline: Deadline | None = None, *, create: bool = False) -> Metadata:
         """Return metadata that includes these topics, cached up to `metadata.max.age.ms`.
@@ -480,8 +503,8 @@ class Client:
         expires the outdated ones after it has checked them all. `create` and `DeadlineExceeded` are as in `metadata`.
         """
         with self._lock:
-            stale, known = [name for name in topics if self._is_stale(name)], self._metadata
-        return self.metadata(stale, deadline, create=create) if stale else known
+            stale, metadata = [name for name in topics if self._is_stale(name)], self._metadata
+        return self.metadata(stale, deadline, create=create) if stale else metadata
 
     def topic(self, name: str, deadline: Deadline | None = None, *, create: bool = False) -> Topic:
         """Return one topic of a `snapshot`; raise `BrokerError` if the topic has an error."""
@@ -501,10 +524,10 @@ class Client:
         """
         deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
         try:
-            asked = self._some_brokers(deadline)
-            if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in asked):
+            brokers = self._some_brokers(deadline)
+            if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in brokers):
                 return set()
-            replies, failure = self._ask_each_about(asked, topics, deadline)
+            replies, failure = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
             log.debug("cannot tell whether %s was deleted: %s", listed(sorted(topics)), error)
             return set()
@@ -538,10 +561,10 @@ class Client:
 
     def _some_brokers(self, deadline: Deadline) -> list[Broker]:
         with self._lock:
-            known = list(self._metadata.brokers.values())
+            brokers = list(self._metadata.brokers.values())
         # A client that has asked coordinators only knows none.
-        known = known or list(self.metadata((), deadline).brokers.values())
-        return random.sample(known, min(len(known), _ASKED_ABOUT_DELETION))
+        brokers = brokers or list(self.metadata((), deadline).brokers.values())
+        return random.sample(brokers, min(len(brokers), _ASKED_ABOUT_DELETION))
 
     def _ask_each_about(
         self, brokers: Iterable[Broker], topics: Iterable[str], deadline: Deadline
@@ -555,15 +578,15 @@ class Client:
     def remembered_topic(self, name: str) -> Topic | None:
         """Return the topic from the newest cached metadata of any age, without a request; None if it has an error."""
         with self._lock:
-            known = self._metadata.topics.get(name)
-        return known if known is not None and known.error_code == ErrorCode.NONE else None
+            topic = self._metadata.topics.get(name)
+        return topic if topic is not None and topic.error_code == ErrorCode.NONE else None
 
     def leader(self, topic: str, partition: int, deadline: Deadline | None = None) -> tuple[Broker, Partition]:
         """Return the partition's leader, in one attempt; raise `BrokerError` (retriable) if there is none."""
-        found, failures = self.leaders([(topic, partition)], deadline)
+        leaders, failures = self.leaders([(topic, partition)], deadline)
         for error in failures.values():
             raise error
-        return found[topic, partition]
+        return leaders[topic, partition]
 
     def leaders(
         self, partitions: Iterable[TopicPartition], deadline: Deadline | None = None
@@ -583,15 +606,15 @@ class Client:
         """
         keys = list(partitions)
         snapshot = self.snapshot({topic for topic, _ in keys}, deadline)
-        found: dict[TopicPartition, tuple[Broker, Partition]] = {}
+        leaders_by_key: dict[TopicPartition, tuple[Broker, Partition]] = {}
         failures: dict[TopicPartition, BrokerError] = {}
         for key in keys:
             try:
-                found[key] = snapshot.leader(*key)
+                leaders_by_key[key] = snapshot.leader(*key)
             except BrokerError as error:
                 failures[key] = error
         self.expire_metadata({topic for topic, _ in failures})
-        return found, failures
+        return leaders_by_key, failures
 
     def adopt_leaders(self, leaders: Collection[NewLeader]) -> None:
         """Add leaders that replies name to the cached metadata, where their epochs are newer."""
@@ -603,8 +626,8 @@ class Client:
     def brokers(self, deadline: Deadline | None = None) -> Mapping[int, Broker]:
         """Return all brokers by node id, from the newest metadata."""
         with self._lock:
-            known = self._metadata.brokers
-        return known or self.metadata([], deadline).brokers
+            brokers = self._metadata.brokers
+        return brokers or self.metadata([], deadline).brokers
 
     def refresh_brokers(
         self, bootstrap_servers: str | Sequence[str], deadline: Deadline | None = None
@@ -633,8 +656,8 @@ class Client:
             None of these servers answered in time.
         """
         self.require_open()
-        given = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
-        servers = parse_client({"bootstrap.servers": given}).bootstrap_servers
+        addresses = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
+        servers = parse_client({"bootstrap.servers": addresses}).bootstrap_servers
         candidates = [Broker(-1 - i, host, port) for i, (host, port) in enumerate(servers)]
         deadline = deadline or self.deadline()
         body = {"topics": [], "allow_auto_topic_creation": False}
@@ -650,12 +673,12 @@ class Client:
                 if not isinstance(cause, KafkaError) or "cluster_id" not in cause.context:
                     raise
                 raise ConfigurationError(
-                    f"bootstrap.servers={given}: these brokers belong to cluster {cause.context['cluster_id']}, this "
-                    f"client to cluster {self._cluster_id}. Open another client for another cluster.",
+                    f"bootstrap.servers={addresses}: these brokers belong to cluster {cause.context['cluster_id']}, "
+                    f"this client to cluster {self._cluster_id}. Open another client for another cluster.",
                     settings=("bootstrap.servers",),
                 ) from error
 
-        newer = self.retrying(f"Metadata from {given}", ask, deadline)
+        newer = self.retrying(f"Metadata from {addresses}", ask, deadline)
         with self._lock:
             self.config = replace(self.config, bootstrap_servers=servers)
             self._coordinators.clear()
@@ -687,9 +710,9 @@ class Client:
     def coordinator(self, key: CoordinatorKey, deadline: Deadline) -> Broker:
         """Return the coordinator, cached or by FindCoordinator, in one attempt; raise `BrokerError` (retriable)."""
         with self._lock:
-            known = self._coordinators.get(key)
-        if known is not None:
-            return known
+            cached = self._coordinators.get(key)
+        if cached is not None:
+            return cached
         broker = key.found(self.ask_any(FIND_COORDINATOR, key.body, deadline, at_least=key.first_version))
         with self._lock:
             self._coordinators[key] = broker
@@ -712,8 +735,8 @@ class Client:
         The cluster notices that after nine seconds by default, long before `request.timeout.ms`. Called by threads
         that wait for a reply on a connection; the request therefore uses other connections.
         """
-        others = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
-        if address not in self._addresses or not others or self._closed:
+        candidates = [broker for broker in self._candidates() if (broker.host, broker.port) != address]
+        if address not in self._addresses or not candidates or self._closed:
             return False
         deadline = deadline.at_most_ms(ABOUT_THE_SILENT_MS)
         body = {"topics": [], "allow_auto_topic_creation": False}
@@ -722,7 +745,7 @@ class Client:
             if not free:
                 return None
             return self._ask_one_of(
-                others, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+                candidates, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
             )
 
         try:
@@ -736,21 +759,25 @@ class Client:
         # A broker that has just started may know no brokers yet.
         return bool(brokers) and address not in brokers
 
-    def _share(self, deadline: Deadline, left: int) -> Deadline:
-        """Return the deadline of one of `left` candidates: a third of the time, more for the last two."""
+    def _share(self, deadline: Deadline, attempts: int) -> Deadline:
+        """Return the deadline of one of `attempts` candidates: a third of the time, more for the last two."""
         max_ms = min(deadline.remaining_s() * 1000, self.config.request_timeout_ms)
-        return deadline.at_most_ms(max_ms / min(left, _SHARES))
+        return deadline.at_most_ms(max_ms / min(attempts, _SHARES))
 
     def _candidates(self) -> list[Broker]:
-        """Return brokers from metadata, then bootstrap servers, each in random order; failed ones last, latest last."""
+        """Return brokers from metadata, bootstrap servers, then reused addresses.
+
+        Each kind is in random order; failed ones last, latest last.
+        """
         with self._lock:
-            known = list(self._metadata.brokers.values())
-        random.shuffle(known)
-        bootstrap = [Broker(-1 - i, host, port) for i, (host, port) in enumerate(self.config.bootstrap_servers)]
-        random.shuffle(bootstrap)
-        addresses = {(broker.host, broker.port) for broker in known}
-        both = known + [broker for broker in bootstrap if (broker.host, broker.port) not in addresses]
-        return sorted(both, key=lambda broker: self.pool.failed_at_s(broker.host, broker.port))
+            brokers = list(self._metadata.brokers.values())
+            addresses = {(broker.host, broker.port) for broker in brokers}
+            reused = sorted(self._reused_addresses - addresses - set(self.config.bootstrap_servers))
+        bootstrap = [address for address in self.config.bootstrap_servers if address not in addresses]
+        for candidates in (brokers, bootstrap, reused):
+            random.shuffle(candidates)
+        brokers += [Broker(-1 - number, *address) for number, address in enumerate(bootstrap + reused)]
+        return sorted(brokers, key=lambda broker: self.pool.failed_at_s(broker.host, broker.port))
 
 
 def _never_answered(error: DeadlineExceeded) -> DeadlineExceeded:
@@ -794,8 +821,8 @@ def open_client(
         shared.require_open()
     if shared is not None and config is not None and not isinstance(config, Mapping):
         return shared, False, config
-    given = named_properties(None if isinstance(client, Client) else client, properties)
+    merged = named_properties(None if isinstance(client, Client) else client, properties)
     if isinstance(config, Mapping):
-        given.update(config)
-    parsed = parse(given) if config is None or isinstance(config, Mapping) else config
-    return (shared, False, parsed) if shared is not None else (Client(given), True, parsed)
+        merged.update(config)
+    parsed = parse(merged) if config is None or isinstance(config, Mapping) else config
+    return (shared, False, parsed) if shared is not None else (Client(merged), True, parsed)

@@ -46,7 +46,7 @@ def what_to_refresh(error: KafkaError) -> Refresh:
 
 
 def retrying(
-    what: str,
+    operation: str,
     attempt: Callable[[], T],
     *,
     deadline: Deadline,
@@ -59,7 +59,7 @@ def retrying(
 
     Parameters
     ----------
-    what : str
+    operation : str
         Name of the operation in messages, such as "ListOffsets of orders-3".
     attempt : callable
         One attempt. A `TopicUnknown` from within is retried, since its metadata was outdated.
@@ -100,9 +100,9 @@ def retrying(
                 raise
             unknown.record(error, deadline.clock.now_s())
             if unknown.expired:
-                raise TopicUnknown(f"{what}: {error}") from error
+                raise TopicUnknown(f"{operation}: {error}") from error
             wait_s = unknown.wait_s(_wait_s(error, attempts, backoff.next_s()))
-            log.debug("%s: attempt %d failed: %s", what, attempts, error)
+            log.debug("%s: attempt %d failed: %s", operation, attempts, error)
             # A last attempt at the deadline would have no time for a reply.
             gives_up = wait_s >= deadline.remaining_s() or (max_attempts is not None and attempts >= max_attempts)
             if not gives_up:
@@ -110,6 +110,6 @@ def retrying(
             if gives_up or deadline.passed:  # the clock may have been stopped meanwhile
                 spent_s = deadline.clock.now_s() - started_s
                 raise DeadlineExceeded(
-                    f"{what} did not succeed in {spent_s:.1f} s and {attempts} attempt(s); the last one: {error}",
+                    f"{operation} did not succeed in {spent_s:.1f} s and {attempts} attempt(s); the last one: {error}",
                     attempts=attempts,
                 ) from error

@@ -14,6 +14,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import UsageError
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.position import is_another_topic as is_another_topic
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Topic:
     @property
     def writable_partitions(self) -> tuple[int, ...]:
         """The partitions that have a leader, in order."""
-        return tuple(sorted(number for number, each in self.partitions.items() if each.leader >= 0))
+        return tuple(sorted(number for number, partition in self.partitions.items() if partition.leader >= 0))
 
     @property
     def topic_id_text(self) -> str:
@@ -83,11 +84,6 @@ def topic_id_bytes(text: str) -> bytes:
     if len(topic_id) != 16:
         raise UsageError(f"{text!r} is not a topic id; Kafka's tools print them as 22 characters")
     return topic_id
-
-
-def is_another_topic(topic_id: bytes, before: bytes) -> bool:
-    """Return True if the ids show that the topic was recreated; False if one of them is unknown."""
-    return topic_id != before and NO_TOPIC_ID not in (topic_id, before)
 
 
 @dataclass(frozen=True)
@@ -137,20 +133,20 @@ class Metadata:
 
     def topic(self, name: str) -> Topic:
         """Return a topic; raise `BrokerError` if it has an error or is not in the snapshot."""
-        known = self.topics.get(name)
-        code = known.error_code if known is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if known is None or code != ErrorCode.NONE:
+        topic = self.topics.get(name)
+        code = topic.error_code if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None or code != ErrorCode.NONE:
             raise broker_error(code, f"topic {name}", api="Metadata", topic=name)
-        return known
+        return topic
 
     def leader(self, topic: str, partition: int) -> tuple[Broker, Partition]:
         """Return the leader; raise `BrokerError` as `topic`, or (retriable) if the partition is unknown or has none."""
-        known = self.topic(topic).partitions.get(partition)
-        broker = self.brokers.get(known.leader) if known is not None else None
-        if known is None or broker is None:
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known is None else ErrorCode.LEADER_NOT_AVAILABLE
+        current = self.topic(topic).partitions.get(partition)
+        broker = self.brokers.get(current.leader) if current is not None else None
+        if current is None or broker is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if current is None else ErrorCode.LEADER_NOT_AVAILABLE
             raise broker_error(code, f"{topic}-{partition}", topic=topic, partition=partition)
-        return broker, known
+        return broker, current
 
     def updated_by(self, newer: Metadata) -> Metadata:
         """Return the newer snapshot, plus the topics that it does not contain.
@@ -167,13 +163,13 @@ class Metadata:
         brokers, topics = dict(self.brokers), dict(self.topics)
         for leader in leaders:
             topic = topics.get(leader.topic)
-            known = topic.partitions.get(leader.partition) if topic is not None else None
-            if topic is None or known is None or topic.topic_id != leader.topic_id:
+            partition = topic.partitions.get(leader.partition) if topic is not None else None
+            if topic is None or partition is None or topic.topic_id != leader.topic_id:
                 continue
-            if known.leader_epoch >= leader.leader_epoch:
+            if partition.leader_epoch >= leader.leader_epoch:
                 continue
             node_id = leader.broker.node_id
-            newer = replace(known, leader=node_id, leader_epoch=leader.leader_epoch, error_code=ErrorCode.NONE)
+            newer = replace(partition, leader=node_id, leader_epoch=leader.leader_epoch, error_code=ErrorCode.NONE)
             brokers[node_id] = leader.broker
             topics[leader.topic] = replace(topic, partitions={**topic.partitions, leader.partition: newer})
         return replace(self, brokers=brokers, topics=topics)
@@ -205,12 +201,12 @@ def _topic(row: Mapping[str, Any]) -> Topic:
     return Topic(row["name"], bytes(row["topic_id"]), row["is_internal"], partitions, row["error_code"])
 
 
-def _without_older_leaders(topic: Topic, known: Topic | None) -> Topic:
-    if known is None or known.topic_id != topic.topic_id or topic.error_code != ErrorCode.NONE:
+def _without_older_leaders(topic: Topic, remembered: Topic | None) -> Topic:
+    if remembered is None or remembered.topic_id != topic.topic_id or topic.error_code != ErrorCode.NONE:
         return topic
     partitions = {
         number: before
-        if (before := known.partitions.get(number)) is not None and before.leader_epoch > part.leader_epoch >= 0
+        if (before := remembered.partitions.get(number)) is not None and before.leader_epoch > part.leader_epoch >= 0
         else part
         for number, part in topic.partitions.items()
     }

@@ -49,7 +49,7 @@ class UnknownTopicTimer:
             return
         unknown = _unknown(error) if error is not None and is_unknown_topic(error) else ()
         before = self._since_s if now_s - self._heard_s <= _MAX_SILENCE_S else {}
-        self._since_s = {what: before.get(what, now_s) for what in unknown}
+        self._since_s = {topic: before.get(topic, now_s) for topic in unknown}
         self._heard_s = now_s
         if not unknown:
             self.began_s = None

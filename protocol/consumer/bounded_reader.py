@@ -21,10 +21,10 @@ from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, F
 from protocol.consumer.leaders import decide_with_leader, receive_fetch, resolve_leaders, send_fetch
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID
 from protocol.metrics import definitions
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
+from protocol.position import Position
 from protocol.records.decode import ALL_COLUMNS
 
 # Another thread may have read our reply from a shared connection: check again after this time.
@@ -100,10 +100,10 @@ class BoundedReader:
         self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
         self._waiting: list[RangePosition] = []  # ranges without a request in flight, longest wait first
         record_bytes = {} if record_bytes is None else record_bytes
-        for wanted in ranges:
+        for source_range in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
             reading = RangePosition(
-                wanted,
+                source_range,
                 config,
                 poll_timeout_s=poll_timeout_ms / 1000,
                 first_fetch_bytes=first_fetch_bytes,
@@ -158,11 +158,11 @@ class BoundedReader:
             return
         now_s = self._client.clock.now_s()
         self._resolve_leaders(due_for_leaders(self._waiting, now_s))
-        busy = {each.request.broker for each in self._in_flight}
+        busy = {flight.request.broker for flight in self._in_flight}
         requests = requests_by_broker(self._waiting, busy, now_s, self._config.max_partition_fetch_bytes)
-        asked = {reading for readings in requests.values() for reading in readings}
-        self._waiting = [each for each in self._waiting if each not in asked]
-        for reading in asked:
+        positions = {reading for readings in requests.values() for reading in readings}
+        self._waiting = [position for position in self._waiting if position not in positions]
+        for reading in positions:
             reading.begin_asking(self._clock.now_s())
         for broker, readings in requests.items():
             self._send(broker, readings)
@@ -227,8 +227,6 @@ class BoundedReader:
             result = request.handle_loss(error)
         if result.completed:
             self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
-        if not request.by_id:
-            self._confirm(result)
         self._waiting += [reading for reading in request.partitions if not reading.done]
         self._handle_failures(result)
         served = {reading for reading, _ in result.completed}
@@ -240,26 +238,19 @@ class BoundedReader:
     def _waits_for_one_broker(self) -> bool:
         """Return True if the one request in flight is to the broker of all waiting ranges."""
         broker = self._in_flight[0].request.broker
-        return len(self._in_flight) == 1 and all(each.broker == broker for each in self._waiting)
-
-    def _confirm(self, result: FetchResult[RangePosition]) -> None:
-        """Drop records that may be of a recreated topic: before Kafka 3.1, requests contain only the topic name."""
-        with_ids = [reading for reading, _ in result.completed if reading.topic_id != NO_TOPIC_ID]
-        self._client.expire_metadata({reading.topic for reading in with_ids})
-        failures = self._find_brokers(with_ids)
-        result.drop(failures)
+        return len(self._in_flight) == 1 and all(position.broker == broker for position in self._waiting)
 
     def _first_to_come(self) -> _InFlight | None:
-        deadline = min((each.deadline for each in self._in_flight), key=lambda each: each.at_s)
-        come = ready([each.reply for each in self._in_flight], _MAX_WAIT_S, deadline)
-        for each in self._in_flight:
-            if each.reply in come or each.deadline.passed:
-                return each
+        deadline = min((flight.deadline for flight in self._in_flight), key=lambda deadline: deadline.at_s)
+        replies = ready([flight.reply for flight in self._in_flight], _MAX_WAIT_S, deadline)
+        for awaited in self._in_flight:
+            if awaited.reply in replies or awaited.deadline.passed:
+                return awaited
         return None
 
     def _sleep(self) -> None:
         now_s = self._client.clock.now_s()
-        moments = [each.retry_at_s for each in self._waiting]
+        moments = [position.retry_at_s for position in self._waiting]
         if moments:
             self._client.clock.sleep_s(max(0.0, min(moments) - now_s))
 
@@ -267,7 +258,7 @@ class BoundedReader:
 
     def _first_deadline(self, readings: Sequence[RangePosition]) -> Deadline:
         now_s = self._clock.now_s()
-        return Deadline(min([each.deadline_s(now_s) for each in readings]), self._clock)
+        return Deadline(min([reading.deadline_s(now_s) for reading in readings]), self._clock)
 
     def _deadline(self, reading: RangePosition) -> Deadline:
         return self._first_deadline([reading])
@@ -295,22 +286,22 @@ class BoundedReader:
         if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
             spent_s = reading.waited_s(self._clock.now_s())
             raise DeadlineExceeded(
-                f"Fetch of {reading.name} at offset {reading.position} did not succeed in "
+                f"Fetch of {reading.name} at offset {reading.offset} did not succeed in "
                 f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {retry.error}",
                 attempts=reading.attempts,
             ) from retry.error
 
     def _reset_position(self, reading: RangePosition, lost: InvalidPosition) -> None:
-        resume = max(lost.resume, reading.first_offset)
-        skipped = Range(reading.topic, reading.partition, lost.first_lost, max(lost.first_lost, resume))
+        resume = lost.resume if lost.resume.offset >= reading.first_offset else Position(reading.first_offset)
+        skipped = Range(reading.topic, reading.partition, lost.first_lost, max(lost.first_lost, resume.offset))
         loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
         loss.__cause__ = lost.cause
         self._on_loss(loss, skipped)
         if skipped.size:
             self.skipped.append(skipped)
-        if lost.first_lost > reading.position:
-            reading.until_offset = lost.first_lost
+        if lost.first_lost > reading.offset:
+            reading.end_at(lost.first_lost)
         else:
-            reading.seek(resume, lost.resume_epoch if resume == lost.resume else NO_LEADER_EPOCH)
+            reading.seek(resume)
         if reading.done and reading in self._waiting:
             self._waiting.remove(reading)

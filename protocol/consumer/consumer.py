@@ -8,11 +8,10 @@ thread that reads the stream.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 
 import pyarrow as pa
 
-from protocol.checked_values import checked_leader_epoch, checked_offset, checked_partition
+from protocol.checked_values import checked_offset, checked_partition
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ConsumerConfig, parse_consumer
@@ -22,10 +21,11 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer.partition_fetcher import PartitionFetcher
 from protocol.errors import KafkaError
-from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.interrupts import Deferred
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
+from protocol.position import Position
 from protocol.records.decode import ALL_COLUMNS
 from protocol.secret import hide_variables
 
@@ -87,25 +87,18 @@ class Consumer:
 
     def consume_partitions(
         self,
-        offsets: Mapping[TopicPartition, int],
+        offsets: Mapping[TopicPartition, int | Position],
         deadline: Deadline | None = None,
-        *,
-        epochs: Mapping[TopicPartition, int] = MappingProxyType({}),
-        topic_ids: Mapping[TopicPartition, bytes] = MappingProxyType({}),
     ) -> dict[TopicPartition, PartitionConsumer]:
         """Start to read partitions.
 
         Parameters
         ----------
-        offsets : mapping of TopicPartition to int
-            Start offsets, or `EARLIEST` or `LATEST` as of now.
+        offsets : mapping of TopicPartition to int or Position
+            Start offsets, or `EARLIEST` or `LATEST` as of now. With the leader epoch of a position, the reader notices
+            that the log was truncated below it (KIP-320); with its topic id, that the topic was recreated.
         deadline : Deadline, optional
             Limit for listing `EARLIEST` and `LATEST`; by default `default.api.timeout.ms` from now.
-        epochs : mapping of TopicPartition to int
-            Known leader epochs of the records before the offsets. They let the reader notice that the log was truncated
-            below the offset (KIP-320).
-        topic_ids : mapping of TopicPartition to bytes
-            Known ids of the topics of the offsets. By default the topics are those of the next metadata.
 
         Returns
         -------
@@ -120,23 +113,27 @@ class Consumer:
         BrokerError, DeadlineExceeded
             An offset could not be listed.
         """
-        symbolic = {key: offset for key, offset in offsets.items() if offset in (EARLIEST, LATEST)}
-        begins: dict[TopicPartition, tuple[int, int]] = {}
-        for (topic, partition), offset in offsets.items():
-            key, where = checked_partition((topic, partition)), f"{topic}-{partition}: "
-            epoch = checked_leader_epoch(epochs.get(key, NO_LEADER_EPOCH), where)
-            begins[key] = offset if key in symbolic else checked_offset(offset, where), epoch
-        listed = list_offsets(self._client, symbolic, isolation_level=self._config.isolation_level, deadline=deadline)
-        begins |= {key: (entry.offset, begins[key][1]) for key, entry in listed.items()}
-        streams = {key: self._stream(key, *begin, topic_ids.get(key, NO_TOPIC_ID)) for key, begin in begins.items()}
+        starts: dict[TopicPartition, Position] = {}
+        times: dict[TopicPartition, int] = {}
+        for (topic, partition), start in offsets.items():
+            key = checked_partition((topic, partition))
+            if isinstance(start, Position):
+                starts[key] = start
+            elif start in (EARLIEST, LATEST):
+                times[key] = start
+            else:
+                starts[key] = Position(checked_offset(start, f"{topic}-{partition}: "))
+        listed = list_offsets(self._client, times, isolation_level=self._config.isolation_level, deadline=deadline)
+        starts |= {key: Position(entry.offset) for key, entry in listed.items()}
+        streams = {key: self._stream(key, starts[key]) for key in offsets}
         self._fetcher.add(streams)
         return streams
 
-    def _stream(self, key: TopicPartition, offset: int, last_epoch: int, topic_id: bytes) -> PartitionConsumer:
+    def _stream(self, key: TopicPartition, start: Position) -> PartitionConsumer:
         settings, clock = self._client.config, self._client.clock
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         buffer = FetchBuffer(
-            FetchPosition(*key, offset, self._config, last_epoch=last_epoch, topic_id=topic_id, backoff=backoff),
+            FetchPosition(*key, start, self._config, backoff=backoff),
             clock,
             failure_timeout_s=settings.default_api_timeout_ms / 1000,
             decode=lambda fetched, name: fetched.decode(self._config, self._columns, name),
@@ -217,7 +214,9 @@ class Consumer:
         deadline : Deadline, optional
             By default `default.api.timeout.ms` from now. A thread in a connection attempt may end later.
         """
-        with DeferredInterrupts():
-            self._fetcher.close(deadline or self._client.deadline())
-            if self._owns_client:
-                self._client.close()
+        with Deferred():
+            try:
+                self._fetcher.close(deadline or self._client.deadline())
+            finally:
+                if self._owns_client:
+                    self._client.close()

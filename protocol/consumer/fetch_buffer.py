@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from protocol.clock import Clock, PausableClock
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.errors import DeadlineExceeded, KafkaError, TopicRecreated
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID
+from protocol.position import Position, RecordPositions
 
 _REPLIES_AHEAD = 2
 
@@ -56,10 +55,10 @@ class FetchBuffer:
     ----------
     source : FetchPosition
         A seek replaces it, so that late replies for the old position are dropped.
-    position, last_epoch : int
-        Offset of the next record to deliver, and the leader epoch of the record before it.
-    leader_epochs : LeaderEpochs
-        Leader epochs of the reply being read, or read last.
+    position : Position
+        The next record to deliver.
+    records : RecordPositions
+        Positions in the reply being read, or read last.
     ahead : deque of CompletedFetch
         Replies behind the one being read.
     batches : ReplyBatches or None
@@ -77,8 +76,7 @@ class FetchBuffer:
     def __init__(self, source: FetchPosition, clock: Clock, *, failure_timeout_s: float, decode: Decode) -> None:
         self.source = source
         self.position = source.position
-        self.last_epoch = source.last_epoch
-        self.leader_epochs = LeaderEpochs(source.last_epoch)
+        self.records = RecordPositions(source.position)
         self.ahead: deque[CompletedFetch] = deque()
         self.batches: ReplyBatches | None = None
         self.unread_since_s = 0.0
@@ -135,9 +133,9 @@ class FetchBuffer:
         return batches
 
     def _begin(self, fetched: CompletedFetch) -> ReplyBatches:
-        self.position = fetched.position
+        self.position = fetched.start
         self.unread_since_s = self._clock.now_s()
-        self.leader_epochs = fetched.leader_epochs()
+        self.records = fetched.positions()
         self._reading, self.batches = fetched, ReplyBatches(self._decode(fetched, self.name))
         return self.batches
 
@@ -155,25 +153,24 @@ class FetchBuffer:
             return False
         self.unread_since_s = self._clock.now_s()
         if batch is None:
-            self.position = fetched.next_offset
+            offset = fetched.next_offset
             self._reading = self.batches = None
         else:
-            self.position = batch.column("offset")[-1].as_py() + 1
-        self.last_epoch = self.leader_epochs.before_offset(self.position)
+            offset = batch.column("offset")[-1].as_py() + 1
+        self.position = self.records.at(offset)
         return True
 
-    def restart(self, position: int, last_epoch: int) -> None:
+    def restart(self, position: Position) -> None:
         """Decode the reply being read again, from `position`."""
         assert self._reading is not None
-        self.last_epoch = last_epoch
-        self._begin(replace(self._reading, position=position))
+        self._begin(replace(self._reading, start=position))
 
     def stop_at_undecodable(self, error: KafkaError) -> None:
         """Stop at records that cannot be decoded, and drop everything behind them."""
         error.context = {"topic": self.source.topic, "partition": self.source.partition, **error.context}
         self._reading = self.batches = None
         self.ahead.clear()
-        self.source = self.source.at(self.position, self.last_epoch)
+        self.source = self.source.at(self.position)
         self.stop(error)
         self._was_raised = True  # by the reader, which calls this
 
@@ -199,8 +196,8 @@ class FetchBuffer:
             return None
         self._failing_since_s = self._user_clock.now_s()
         late = DeadlineExceeded(
-            f"{self.name}: nothing could be read at offset {self.position} for {self._failure_timeout_s:.0f} s and "
-            f"{self.source.attempts} attempt(s); the last one: {self.source.failure}",
+            f"{self.name}: nothing could be read at offset {self.position.offset} for {self._failure_timeout_s:.0f} s "
+            f"and {self.source.attempts} attempt(s); the last one: {self.source.failure}",
             topic=self.source.topic,
             partition=self.source.partition,
         )
@@ -223,16 +220,13 @@ class FetchBuffer:
         self.revive()
         return True
 
-    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
-        """Continue at `offset`, and drop the error. After a raised `TopicRecreated`, `offset` is in the new topic."""
-        recreated = self.error if isinstance(self.error, TopicRecreated) and self._was_raised else None
-        if recreated is not None:
-            epoch_before = NO_LEADER_EPOCH
-        self.source = self.source.at(offset, epoch_before)
-        if recreated is not None:
+    def seek(self, position: Position) -> None:
+        """Continue at `position`, and drop the error. After a raised `TopicRecreated`, it is in the new topic."""
+        if isinstance(self.error, TopicRecreated) and self._was_raised:
             # The error has the new topic's id; a broker with old metadata may still report the deleted topic's id.
-            self.source.adopt_topic(recreated.context.get("topic_id", NO_TOPIC_ID))
-        self.position, self.last_epoch = offset, epoch_before
+            position = Position(position.offset, topic_id=self.error.context["topic_id"])
+        self.source = self.source.at(position)
+        self.position = self.source.position
         self._reading = self.batches = self.error = None
         self.ahead.clear()
         self.expired = False
@@ -293,11 +287,7 @@ class FetchBuffer:
         if self._reading is not None:
             detached = _detached(self._reading)
             if detached is not self._reading:
-                self._begin(replace(detached, position=self.position))
-
-    def leave_broker(self) -> None:
-        """Forget the broker, so that the leader thread resolves it again."""
-        self.source.broker, self.source.preferred_replica = None, NO_REPLICA
+                self._begin(replace(detached, start=self.position))
 
     def drop_ahead(self) -> bool:
         """Drop queued replies to free their memory, and the error behind them. Later fetches return both again.
@@ -306,8 +296,7 @@ class FetchBuffer:
         """
         if not self.ahead:
             return False
-        first = self.ahead[0]
-        self.source = self.source.at(first.position, first.epoch_before)
+        self.source = self.source.at(self.ahead[0].start)
         self.ahead.clear()
         self.error = None
         return True

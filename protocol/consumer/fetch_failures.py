@@ -15,6 +15,7 @@ from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import LogBounds, stale_leader
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
+from protocol.position import Position
 
 log = logging.getLogger(__name__)
 
@@ -46,25 +47,24 @@ class InvalidPosition:
     Attributes
     ----------
     cause : KafkaError
-    first_lost, resume : int
-        Records between these offsets can only be skipped. The records from the position to `first_lost` still exist;
-        `resume` is below the position if the log of an open partition was truncated.
+    first_lost : int
+        The records from the position to this offset still exist.
+    resume : Position
+        Records from `first_lost` to it can only be skipped. It is below the position if the log of an open partition
+        was truncated.
     reason : str
         Text for an error of class `kind`.
     kind : type of DataLoss
     log : LogBounds or None
         The log, if it was queried.
-    resume_epoch : int
-        Leader epoch of the record before `resume`; -1 if unknown.
     """
 
     cause: KafkaError
     first_lost: int
-    resume: int
+    resume: Position
     reason: str
     kind: type[DataLoss] = DataLoss
     log: LogBounds | None = None
-    resume_epoch: int = NO_LEADER_EPOCH
 
 
 @dataclass(frozen=True)
@@ -107,43 +107,51 @@ def log_retry(partition: FetchPosition, error: KafkaError) -> None:
     log.log(logging.WARNING if warns else logging.DEBUG, "%s is retried: %s", partition.name, error)
 
 
-def validate_position(partition: FetchPosition, seen: LogBounds, refused: KafkaError) -> Action:
+def validate_position(partition: FetchPosition, bounds: LogBounds, refused: KafkaError) -> Action:
     """Return why the leader has refused the position (OFFSET_OUT_OF_RANGE); `Retry` if only the leader lagged."""
-    position, until = partition.position, partition.until_offset
-    there = f"[{seen.start}, {seen.latest.offset})"
-    if seen.latest.is_stale(partition.known_epoch):
-        return decide(partition, stale_leader(partition.name, seen.latest, partition.known_epoch))
-    if seen.lacks_epoch:
+    offset, until = partition.offset, partition.until_offset
+    present = f"[{bounds.start}, {bounds.latest.offset})"
+    if bounds.latest.is_stale(partition.known_epoch):
+        return decide(partition, stale_leader(partition.name, bounds.latest, partition.known_epoch))
+    if bounds.lacks_epoch:
         return InvalidPosition(
             refused,
-            position,
-            position,
-            f"{partition.name}: the log was truncated below offset {position}, or the topic was created again: its "
-            f"leader does not know leader epoch {partition.last_epoch} of the records before that offset; the "
-            f"broker has {there}",
-            log=seen,
+            offset,
+            Position(offset),
+            f"{partition.name}: the log was truncated below offset {offset}, or the topic was created again: its "
+            f"leader does not know leader epoch {partition.position.leader_epoch} of the records before that offset; "
+            f"the broker has {present}",
+            log=bounds,
         )
-    if seen.start <= position <= seen.latest.offset:
-        what = f"Fetch of {partition.name} at offset {position}, which exists: its leader lagged behind for a moment"
-        return decide(partition, broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, what))
-    if position < seen.start:
-        resume = min(seen.start, until)
+    if bounds.start <= offset <= bounds.latest.offset:
+        problem = f"Fetch of {partition.name} at offset {offset}, which exists: its leader lagged behind for a moment"
+        return decide(partition, broker_error(ErrorCode.OFFSET_NOT_AVAILABLE, problem))
+    if offset < bounds.start:
+        resume = min(bounds.start, until)
         cause = "retention or DeleteRecords has removed them"
     else:
         resume = until
         cause = "the log was truncated (unclean leader election) or the topic was created again"
-    missing = f"offset {position} is" if until == UNBOUNDED else f"offsets {position} to {resume} are"
-    wanted = "" if until == UNBOUNDED else f"wanted [{position}, {until}), "
+    missing = f"offset {offset} is" if until == UNBOUNDED else f"offsets {offset} to {resume} are"
+    range_text = "" if until == UNBOUNDED else f"wanted [{offset}, {until}), "
     reason = (
-        f"{partition.name}: {missing} not in the log any more; {wanted}the broker has {there}. Likely cause: {cause}"
+        f"{partition.name}: {missing} not in the log any more; {range_text}the broker has {present}. "
+        f"Likely cause: {cause}"
     )
-    return InvalidPosition(refused, position, resume, reason, log=seen)
+    return InvalidPosition(refused, offset, Position(resume), reason, log=bounds)
 
 
 def log_truncated(partition: FetchPosition, error: LogTruncated) -> InvalidPosition:
     """Make the result for a log that was truncated below the position: its records from there on were not read yet."""
-    end, end_epoch = error.context["end_offset"], error.context.get("end_epoch", NO_LEADER_EPOCH)
-    return InvalidPosition(error, partition.position, end, str(error), resume_epoch=end_epoch)
+    return InvalidPosition(error, partition.offset, end_of_common_log(error), str(error))
+
+
+def end_of_common_log(loss: LogTruncated) -> Position:
+    """Return the position at which to continue after a truncation of records that were read.
+
+    With its leader epoch, a second truncation is detected before any record is read from it.
+    """
+    return Position(loss.context["end_offset"], loss.context.get("end_epoch", NO_LEADER_EPOCH))
 
 
 def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:
@@ -151,40 +159,40 @@ def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: in
 
     Records before it still exist, such as those that an open transaction holds back from `read_committed`.
     """
-    first_lost, until = max(partition.position, epoch_end), partition.until_offset
+    first_lost, until = max(partition.offset, epoch_end), partition.until_offset
     reason = f"{error}. Offsets {first_lost} to {until} now have other records or none"
-    return InvalidPosition(error, first_lost, until, reason)
+    return InvalidPosition(error, first_lost, Position(until), reason)
 
 
 def topic_deleted(partition: FetchPosition, error: KafkaError) -> InvalidPosition:
     """Make the result for a topic or partition that brokers have not known for long."""
-    position, until = partition.position, partition.until_offset
+    offset, until = partition.offset, partition.until_offset
     return InvalidPosition(
         error,
-        position,
-        until,
-        f"{partition.name}: offsets {position} to {until} cannot be read: the brokers repeatedly reply that "
+        offset,
+        Position(until),
+        f"{partition.name}: offsets {offset} to {until} cannot be read: the brokers repeatedly reply that "
         "they do not know it. Likely cause: the topic was deleted",
     )
 
 
 def _topic_recreated(partition: FetchPosition, error: TopicRecreated) -> InvalidPosition:
     """Make the result for a recreated topic, which has none of the wanted records at any offset."""
-    position, until = partition.position, partition.until_offset
-    reason = f"{error}: offsets {position} to {until} belonged to the old one"
-    return InvalidPosition(error, position, until, reason, TopicRecreated)
+    offset, until = partition.offset, partition.until_offset
+    reason = f"{error}: offsets {offset} to {until} belonged to the old one"
+    return InvalidPosition(error, offset, Position(until), reason, TopicRecreated)
 
 
 def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:
     """Make the error for a leader that sent no records for `poll_timeout_ms`, although they existed before."""
     remedy = "raise poll_timeout_ms if the broker only needs longer"
-    if 0 <= partition.last_stable_offset <= partition.position < partition.high_watermark:
+    if 0 <= partition.last_stable_offset <= partition.offset < partition.high_watermark:
         remedy = (
             f"a transaction that is open since offset {partition.last_stable_offset} holds them back from "
             "read_committed: it must end first"
         )
     return DeadlineExceeded(
-        f"{partition.name}: {partition.broker} sends no records at offset {partition.position}, although offsets up to "
+        f"{partition.name}: {partition.broker} sends no records at offset {partition.offset}, although offsets up to "
         f"{partition.until_offset} existed when the batch was planned; {remedy}",
         topic=partition.topic,
         partition=partition.partition,

@@ -1,13 +1,14 @@
 """The state of one partition or range being read: position, size of the next Fetch, and its replies. Sans-IO.
 
-`fetch_request` requests many of them at once; `bounded_reader` and `partition_fetcher` own them.
+Only its own methods set its fields. `fetch_request` requests many of them at once; `bounded_reader` and
+`partition_fetcher` own them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,15 +20,17 @@ from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.config import ConsumerConfig
 from protocol.consumer import log_offsets
-from protocol.consumer.log_offsets import LeaderEpochs, Range
+from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, KafkaError, LogTruncated, ProtocolError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
+from protocol.position import Position, RecordPositions
 from protocol.records.decode import decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 
 P = TypeVar("P", bound="FetchPosition")
 
 UNBOUNDED = 2**63 - 1
+_NO_END = Position(UNBOUNDED)
 
 _NOT_HOSTED = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 
@@ -39,15 +42,11 @@ _GUESSED_RECORD_BYTES = 1024
 
 @dataclass(frozen=True)
 class CompletedFetch:
-    """The records of one partition in a reply, which cover [position, next_offset).
-
-    `epoch_before` is the leader epoch of the last record before `position`, -1 if unknown.
-    """
+    """The records of one partition in a reply, which cover the offsets from `start` to `next_offset`."""
 
     records: MemoryRecords
-    position: int
+    start: Position
     next_offset: int
-    epoch_before: int
     aborted_transactions: list[dict[str, Any]] | None
 
     @property
@@ -55,13 +54,13 @@ class CompletedFetch:
         """Bytes of the record batches."""
         return self.records.buffer.nbytes
 
-    def leader_epochs(self) -> LeaderEpochs:
-        """Return the leader epochs of the records."""
+    def positions(self) -> RecordPositions:
+        """Return the positions of the records."""
         headers = self.records.headers
         epochs = headers["partition_leader_epoch"]
         first = np.flatnonzero(np.append(True, epochs[1:] != epochs[:-1]))
         changes = zip(headers["base_offset"][first].tolist(), epochs[first].tolist(), strict=True)
-        return LeaderEpochs(self.epoch_before, tuple(changes))
+        return RecordPositions(self.start, tuple(changes))
 
     def decode(
         self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
@@ -69,7 +68,7 @@ class CompletedFetch:
         """Decode the records before `until_offset` as configured by `config`; see `protocol.records.decode`."""
         return decode(
             self.records,
-            first_offset=self.position,
+            first_offset=self.start.offset,
             end_offset=min(until_offset, self.next_offset),
             aborted_transactions=self.aborted_transactions if config.isolation_level == "read_committed" else None,
             columns=columns,
@@ -80,28 +79,25 @@ class CompletedFetch:
 
 
 class FetchPosition:
-    """Reads a partition from `position` up to, not including, `until_offset`.
+    """Reads a partition from `position` up to, not including, the offset of `until`.
 
     Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
 
     Attributes
     ----------
-    until_epoch : int
-        Leader epoch when `until_offset` was found in the log: a record below it with a newer epoch was written after a
-        truncation. -1 if unknown.
+    position : Position
+        The next record to fetch. Each Fetch (since version 12) has its leader epoch. The topic must keep its id.
+    until : Position
+        The end of the records to fetch, without end by default. With a leader epoch: a record below the offset with a
+        newer epoch was written after a truncation.
     confirmed_epoch : int
-        Newest leader epoch whose leader has confirmed that `until_epoch` did not end below `until_offset`.
-    last_epoch : int
-        Leader epoch of the last record before `position`, -1 if unknown. The broker compares it with its log in every
-        Fetch (since version 12), which detects truncations below `position`.
-    topic_id : bytes
-        16 bytes, zeros if unknown; the topic must keep it.
+        Newest leader epoch whose leader has confirmed that the epoch of `until` did not end below its offset.
     broker : Broker or None
         The leader, or the replica in the client's rack that the leader named. None: it must be resolved.
+    leader_epoch : int
+        Epoch of the leader that was resolved; -1 if unknown.
     routed_at_s : float
         Time of the last resolution.
-    answered_at_s : float
-        Time of the last reply that was surely of `topic_id`; kept by `topic_ids` before Kafka 3.1.
     preferred_replica : int
         Node id of the replica named by the leader, -1 if none.
     high_watermark, last_stable_offset : int
@@ -118,27 +114,20 @@ class FetchPosition:
         self,
         topic: str,
         partition: int,
-        position: int,
+        position: Position,
         config: ConsumerConfig,
         *,
-        until_offset: int = UNBOUNDED,
-        until_epoch: int = NO_LEADER_EPOCH,
-        topic_id: bytes = NO_TOPIC_ID,
-        last_epoch: int = NO_LEADER_EPOCH,
+        until: Position = _NO_END,
         backoff: Backoff | None = None,
         record_bytes: dict[str, float] | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.position = position
-        self.until_offset = until_offset
-        self.until_epoch = until_epoch
-        self.confirmed_epoch = until_epoch
-        self.topic_id = topic_id
-        self.last_epoch = last_epoch
+        self.until = until
+        self.confirmed_epoch = until.leader_epoch
         self.broker: Broker | None = None
         self.routed_at_s = 0.0
-        self.answered_at_s = float("-inf")
         self.leader_epoch = NO_LEADER_EPOCH
         self.preferred_replica = NO_REPLICA
         self.high_watermark = -1
@@ -150,10 +139,9 @@ class FetchPosition:
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
         self._at_least_bytes = 0
+        # The leader epoch of `position` was not read here.
         self._epoch_is_given = True
         self._stale_since_s: float | None = None
-        # Before the last successful reply: the failure and the number of failures.
-        self._failed_before: tuple[KafkaError | None, int] = None, 0
 
     @property
     def name(self) -> str:
@@ -166,14 +154,29 @@ class FetchPosition:
         return self.topic, self.partition
 
     @property
+    def offset(self) -> int:
+        """Offset of the next record to fetch."""
+        return self.position.offset
+
+    @property
+    def topic_id(self) -> bytes:
+        """Id of the topic that is read; zeros if unknown."""
+        return self.position.topic_id
+
+    @property
+    def until_offset(self) -> int:
+        """Offset after the last record to fetch."""
+        return self.until.offset
+
+    @property
     def known_epoch(self) -> int:
         """The newest leader epoch known for this topic id; -1 if unknown."""
-        return NO_LEADER_EPOCH if self.topic_id == NO_TOPIC_ID else self.last_epoch
+        return NO_LEADER_EPOCH if self.topic_id == NO_TOPIC_ID else self.position.leader_epoch
 
     @property
     def done(self) -> bool:
         """True at the end of the range."""
-        return self.position >= self.until_offset
+        return self.offset >= self.until_offset
 
     @property
     def attempts(self) -> int:
@@ -188,59 +191,80 @@ class FetchPosition:
         A small range in a long log must not transfer a complete `max.partition.fetch.bytes`.
         """
         record_bytes = self._record_bytes.get(self.topic, _GUESSED_RECORD_BYTES)
-        wanted = int((self.until_offset - self.position) * record_bytes * 1.1)
+        range_bytes = int((self.until_offset - self.offset) * record_bytes * 1.1)
         limit = min(self._config.max_partition_fetch_bytes, self._config.fetch_max_bytes)
-        return max(min(max(_MIN_FETCH_BYTES, wanted), limit), self._at_least_bytes)
+        return max(min(max(_MIN_FETCH_BYTES, range_bytes), limit), self._at_least_bytes)
 
     def request_row(self) -> dict[str, Any]:
         """Return the partition's row of a Fetch request."""
         return {
             "partition": self.partition,
             "current_leader_epoch": self.leader_epoch,
-            "fetch_offset": self.position,
-            "last_fetched_epoch": self.last_epoch,
+            "fetch_offset": self.offset,
+            "last_fetched_epoch": self.position.leader_epoch,
             "partition_max_bytes": self.fetch_bytes(),
         }
 
-    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
-        """Continue from `offset`; `epoch_before` is the leader epoch of the record before it."""
-        self.position = offset
-        self.last_epoch = epoch_before
+    def seek(self, position: Position) -> None:
+        """Continue at `position`: in the topic that is read, unless the position has the id of another one."""
+        if not position.is_in(self.topic_id):
+            self.leader_epoch = NO_LEADER_EPOCH
+            self.leave_broker()
+        self.position = position.assumed_in(self.topic_id)
         self._epoch_is_given = True
         self._at_least_bytes = 0
 
-    def at(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> FetchPosition:
-        """Return a copy at `offset`, which replies to this object do not affect."""
-        other = copy(self)
-        other.seek(offset, epoch_before)
-        if other.broker is not None and other.broker.node_id != other.preferred_replica:
+    def at(self, position: Position) -> FetchPosition:
+        """Return a copy at `position`, which replies to this object do not affect."""
+        fetch_position = copy(self)
+        fetch_position.seek(position)
+        broker = fetch_position.broker
+        if broker is not None and broker.node_id != fetch_position.preferred_replica:
             # The broker's thread may be changing both fields.
-            other.preferred_replica = NO_REPLICA
-        return other
+            fetch_position.preferred_replica = NO_REPLICA
+        return fetch_position
+
+    def end_at(self, offset: int) -> None:
+        """Fetch no records from this offset on."""
+        self.until = replace(self.until, offset=offset)
 
     def route(self, broker: Broker, leader_epoch: int, topic_id: bytes, now_s: float) -> None:
         """Handle that the broker was resolved."""
-        self.topic_id = topic_id
+        self.position = self.position.in_topic(topic_id)
         self.leader_epoch = leader_epoch
         self.routed_at_s = now_s
         # Set last, since the broker's thread fetches the partition as soon as it is set.
         self.broker = broker
 
+    def leave_broker(self) -> None:
+        """Forget the broker, so that it is resolved again."""
+        self.broker, self.preferred_replica = None, NO_REPLICA
+
     def drop_stale_epoch(self, now_s: float) -> None:
-        """Handle that a leader is older than `last_epoch`: forget the epoch if leaders have been older for 30 s.
+        """Handle that a leader is older than the position: forget the epoch if leaders have been older for 30 s.
 
         The epoch of a committed offset may be that of an earlier topic of the same name. One that was read here stays.
         """
         if self._stale_since_s is None:
             self._stale_since_s = now_s
         if self._epoch_is_given and now_s - self._stale_since_s >= log_offsets.STALE_LEADER_MS / 1000:
-            self.last_epoch = NO_LEADER_EPOCH
+            self.drop_epoch()
 
-    def adopt_topic(self, topic_id: bytes) -> None:
-        """Continue with the recreated topic of the same name; zeros: the next metadata provide its id."""
-        self.topic_id, self.leader_epoch = topic_id, NO_LEADER_EPOCH
-        self.answered_at_s = float("-inf")
-        self.broker, self.preferred_replica = None, NO_REPLICA
+    def drop_epoch(self) -> None:
+        """Forget the leader epoch of the position: Fetches do not compare it any more."""
+        self.position = replace(self.position, leader_epoch=NO_LEADER_EPOCH)
+
+    def confirm_end(self, *, keep_epoch: bool) -> None:
+        """Handle that the log has all records before `until`: after a clean election, the high watermark may lag.
+
+        The reply of the leader counts until the next election. Without `keep_epoch`, the range is read without this
+        check: a broker other than Kafka's may give its record batches epochs of another kind.
+        """
+        if keep_epoch:
+            self.confirmed_epoch = self.leader_epoch
+        else:
+            self.until = replace(self.until, leader_epoch=NO_LEADER_EPOCH)
+            self.confirmed_epoch = NO_LEADER_EPOCH
 
     def postpone(self, error: KafkaError, now_s: float, *, at_once: bool = False) -> None:
         """Record a retriable failure: back off unless `at_once`, and resolve the broker again."""
@@ -248,8 +272,7 @@ class FetchPosition:
         wait_s = 0.0 if at_once else self._backoff.next_s()
         self.retry_at_s = now_s + wait_s
         self.batch_retry_at_s = now_s + wait_s / 2
-        self.broker = None
-        self.preferred_replica = NO_REPLICA
+        self.leave_broker()
 
     # -- replies ------------------------------------------------------------------------------
 
@@ -277,26 +300,20 @@ class FetchPosition:
                 hint = " (its record batches are zstd-compressed, which needs Fetch version 10: Kafka 2.1)"
             raise broker_error(
                 code,
-                f"Fetch of {self.name} at offset {self.position} from {broker}{hint}",
+                f"Fetch of {self.name} at offset {self.offset} from {broker}{hint}",
                 api="Fetch",
                 topic=self.topic,
                 partition=self.partition,
-                offset=self.position,
+                offset=self.offset,
             )
         self.high_watermark = row["high_watermark"]
         self.last_stable_offset = row["last_stable_offset"]
         fetched = self._read(row, broker)
-        self._failed_before = self.failure, self._backoff.tries
         self._stale_since_s = None
         if self.failure is not None:
             self.failure = None
             self._backoff.reset()
         return fetched
-
-    def take_back(self, fetched: CompletedFetch) -> None:
-        """Undo the last successful reply, whose records are not used: the back-off continues as if it had failed."""
-        self.seek(fetched.position, fetched.epoch_before)
-        self.failure, self._backoff.tries = self._failed_before
 
     def _read(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         data = row["records"]
@@ -307,45 +324,42 @@ class FetchPosition:
         if records.next_offset is None:
             self._grow(records.partial_bytes)
             return None
-        if records.next_offset <= self.position:
+        start = self.position
+        if records.next_offset <= start.offset:
             raise ProtocolError(
-                f"{self.name}: {broker} sent only records before offset {self.position}, which were not requested"
+                f"{self.name}: {broker} sent only records before offset {start.offset}, which were not requested"
             )
         batches = self._count_before_newer_epoch(records, broker)
-        position, self.position = self.position, records.next_offset
+        next_offset = records.next_offset
         if batches < len(records.headers):
-            self.position = int(records.headers["base_offset"][batches])
+            next_offset = int(records.headers["last_offset"][batches - 1]) + 1
+        epoch = int(records.headers["partition_leader_epoch"][batches - 1])
+        self.position = Position(next_offset, epoch, topic_id=start.topic_id)
         self._epoch_is_given = False
-        epoch_before, self.last_epoch = self.last_epoch, int(records.headers["partition_leader_epoch"][batches - 1])
-        self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(position))
+        self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(start.offset))
         self._at_least_bytes = 0
-        return CompletedFetch(
-            records=records,
-            position=position,
-            next_offset=self.position,
-            epoch_before=epoch_before,
-            aborted_transactions=row["aborted_transactions"],
-        )
+        return CompletedFetch(records, start, next_offset, row["aborted_transactions"])
 
     def _count_before_newer_epoch(self, records: MemoryRecords, broker: object) -> int:
-        """Return how many of the record batches were in the log when `until_offset` was found.
+        """Return how many of the record batches were in the log when `until` was found.
 
         Raises `LogTruncated`, which the leader must confirm, if there are none.
         """
         offsets, epochs = records.headers["base_offset"], records.headers["partition_leader_epoch"]
-        if self.until_epoch == NO_LEADER_EPOCH:
+        if self.until.leader_epoch == NO_LEADER_EPOCH:
             return len(offsets)
-        newer = (epochs > self.until_epoch) & (offsets < self.until_offset)
-        if not newer.any():
+        newer = epochs > self.until.leader_epoch
+        batches = int(np.argmax(newer)) if newer.any() else len(offsets)
+        end = int(records.headers["last_offset"][batches - 1]) + 1 if batches else self.offset
+        # Of lost records before `until_offset`, compaction may have removed all that replaced them.
+        if batches == len(offsets) or end >= self.until_offset:
             return len(offsets)
-        batches = int(np.argmax(newer))
-        if batches and offsets[batches] > self.position:
+        if end > self.offset:
             return batches
         raise self._truncated(
             self.until_offset,
             f"{broker} has records of leader epoch {epochs[batches]} at offset {offsets[batches]}, and offsets up to "
-            f"{self.until_offset} existed in leader epoch {self.until_epoch}",
-            leader_epoch=self.until_epoch,
+            f"{self.until_offset} existed in leader epoch {self.until.leader_epoch}",
             record_epoch=int(epochs[batches]),
         )
 
@@ -360,17 +374,17 @@ class FetchPosition:
             self.broker = None
         if agreed["end_offset"] < 0:
             return
-        if agreed["end_offset"] < self.position:
+        if agreed["end_offset"] < self.offset:
             raise self._truncated(
-                self.position,
+                self.offset,
                 f"{broker} has the log that was read only up to offset {agreed['end_offset']} (leader epoch "
-                f"{agreed['epoch']}; read: {self.last_epoch})",
-                f". Offsets {agreed['end_offset']} to {self.position} were read and now have other records or none",
+                f"{agreed['epoch']}; read: {self.position.leader_epoch})",
+                f". Offsets {agreed['end_offset']} to {self.offset} were read and now have other records or none",
                 end_offset=agreed["end_offset"],
                 end_epoch=agreed["epoch"],
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
-        self.last_epoch = agreed["epoch"]
+        self.position = replace(self.position, leader_epoch=agreed["epoch"])
 
     def _suspect_truncation(self, broker: object) -> None:
         """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.
@@ -384,31 +398,30 @@ class FetchPosition:
         raise self._truncated(
             self.until_offset,
             f"{broker} has it up to offset {end} in leader epoch {self.leader_epoch}, and offsets up to "
-            f"{self.until_offset} existed in leader epoch {self.until_epoch}",
-            leader_epoch=self.until_epoch,
+            f"{self.until_offset} existed in leader epoch {self.until.leader_epoch}",
         )
 
-    def _truncated(self, below: int, seen: str, lost: str = "", **context: int) -> LogTruncated:
-        text = f"{self.name}: the log was truncated below offset {below}: {seen}"
+    def _truncated(self, below: int, cause: str, lost: str = "", **context: int) -> LogTruncated:
+        text = f"{self.name}: the log was truncated below offset {below}: {cause}"
         return LogTruncated(
             f"{text}. Likely cause: an unclean leader election{lost}",
             topic=self.topic,
             partition=self.partition,
-            offset=self.position,
+            offset=self.offset,
             **context,
         )
 
     def _grow(self, partial_bytes: int) -> None:
         """Handle a truncated record batch: request twice as much, or its size, up to `fetch.max.bytes`."""
         limit = self._config.fetch_max_bytes
-        asked = self.fetch_bytes()
-        if asked >= limit:
+        requested_bytes = self.fetch_bytes()
+        if requested_bytes >= limit:
             raise ProtocolError(
-                f"{self.name}: the record batch at offset {self.position} has {partial_bytes} bytes, more than "
+                f"{self.name}: the record batch at offset {self.offset} has {partial_bytes} bytes, more than "
                 f"fetch.max.bytes={limit}: raise it",
                 settings=("fetch.max.bytes",),
             )
-        self._at_least_bytes = min(limit, max(asked * 2, partial_bytes))
+        self._at_least_bytes = min(limit, max(requested_bytes * 2, partial_bytes))
 
 
 class RangePosition(FetchPosition):
@@ -427,7 +440,7 @@ class RangePosition(FetchPosition):
 
     def __init__(
         self,
-        wanted: Range,
+        source_range: Range,
         config: ConsumerConfig,
         *,
         poll_timeout_s: float,
@@ -436,18 +449,15 @@ class RangePosition(FetchPosition):
         record_bytes: dict[str, float] | None = None,
     ) -> None:
         super().__init__(
-            wanted.topic,
-            wanted.partition,
-            wanted.from_offset,
+            source_range.topic,
+            source_range.partition,
+            source_range.start,
             config,
-            until_offset=wanted.until_offset,
-            until_epoch=NO_LEADER_EPOCH if wanted.topic_id == NO_TOPIC_ID else wanted.until_epoch,
-            topic_id=wanted.topic_id,
-            last_epoch=wanted.from_epoch,
+            until=Position(source_range.until_offset) if source_range.topic_id == NO_TOPIC_ID else source_range.end,
             backoff=backoff,
             record_bytes=record_bytes,
         )
-        self.wanted = wanted
+        self.wanted = source_range
         self.asked_at_s: float | None = None
         self.unknown = UnknownTopicTimer.before_skipping()
         self._poll_timeout_s = poll_timeout_s
@@ -456,7 +466,9 @@ class RangePosition(FetchPosition):
     @property
     def known_epoch(self) -> int:
         """The newest leader epoch known for this topic id; -1 if unknown."""
-        return NO_LEADER_EPOCH if self.wanted.topic_id == NO_TOPIC_ID else max(self.last_epoch, self.wanted.until_epoch)
+        if self.wanted.topic_id == NO_TOPIC_ID:
+            return NO_LEADER_EPOCH
+        return max(self.position.leader_epoch, self.wanted.until_epoch)
 
     def drop_stale_epoch(self, now_s: float) -> None:
         """Keep the epoch: the plan of the range has the topic's id."""
@@ -500,8 +512,9 @@ class RangePosition(FetchPosition):
         return 0.0 if self.asked_at_s is None else now_s - self.asked_at_s
 
     def deadline_s(self, now_s: float) -> float:
-        """Return the time at which the reader gives up: `poll_timeout_s` after the first request, later if the topic
-        may have been deleted.
+        """Return the time at which the reader gives up.
+
+        It is `poll_timeout_s` after the first request, later if the topic may have been deleted.
         """
         began_s = now_s if self.asked_at_s is None else self.asked_at_s
         at_s = began_s + self._poll_timeout_s
@@ -524,7 +537,7 @@ def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:
 
     None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.
     """
-    without_leader = [each for each in partitions if each.broker is None]
-    if not any(each.retry_at_s <= now_s for each in without_leader):
+    without_leader = [partition for partition in partitions if partition.broker is None]
+    if not any(partition.retry_at_s <= now_s for partition in without_leader):
         return []
-    return [each for each in without_leader if min(each.batch_retry_at_s, each.retry_at_s) <= now_s]
+    return [partition for partition in without_leader if min(partition.batch_retry_at_s, partition.retry_at_s) <= now_s]

@@ -80,7 +80,9 @@ class FetchSession:
             "session_id": self.session_id,
             "session_epoch": self._epoch,
             "topics": topic_rows(changed, by_id),
-            "forgotten_topics_data": [{name: topic, "partitions": gone} for topic, gone in forgotten.items()],
+            "forgotten_topics_data": [
+                {name: topic, "partitions": forgotten_numbers} for topic, forgotten_numbers in forgotten.items()
+            ],
         }
 
     def accept(self, error_code: int, session_id: int) -> None:
@@ -148,14 +150,6 @@ class FetchResult(Generic[P]):
     def record_bytes(self) -> int:
         """Bytes of all record batches."""
         return sum(fetched.record_bytes for _, fetched in self.completed)
-
-    def drop(self, failures: Mapping[P, KafkaError]) -> None:
-        """Drop the records of partitions that have failed after the reply; their positions go back."""
-        for partition, each in self.completed:
-            if partition in failures:
-                partition.take_back(each)
-        self.completed = [(partition, each) for partition, each in self.completed if partition not in failures]
-        self.failed += failures.items()
 
 
 class FetchRequestBuilder:
@@ -230,7 +224,7 @@ class FetchRequest(Generic[P]):
     @property
     def newest_version(self) -> int | None:
         """The newest version of Fetch that can name these topics; None for any."""
-        by_name = any(each.topic_id == NO_TOPIC_ID for each in self.partitions)
+        by_name = any(partition.topic_id == NO_TOPIC_ID for partition in self.partitions)
         return LAST_WITH_TOPIC_NAMES if by_name else None
 
     def body(self, version: int) -> dict[str, Any]:
@@ -255,7 +249,7 @@ class FetchRequest(Generic[P]):
     def handle_response(self, body: Mapping[str, Any]) -> FetchResult[P]:
         """Read the reply, and advance the positions. Raises `ProtocolError` if the reply as a whole is invalid."""
         result: FetchResult[P] = FetchResult(throttle_ms=body["throttle_time_ms"])
-        asked = dict(self._asked)
+        requested = dict(self._asked)
         code = body["error_code"]
         complete = True
         if self._session is not None and self._in_session:
@@ -266,12 +260,17 @@ class FetchRequest(Generic[P]):
                 return result
         if code != ErrorCode.NONE:
             result.failed = [
-                (each, broker_error(code, f"Fetch of {each.name} from {self.broker}", api="Fetch", topic=each.topic))
-                for each in asked.values()
+                (
+                    partition,
+                    broker_error(
+                        code, f"Fetch of {partition.name} from {self.broker}", api="Fetch", topic=partition.topic
+                    ),
+                )
+                for partition in requested.values()
             ]
             return result
         for key, row in keys_of(body["responses"], self.by_id):
-            partition = asked.pop(key, None)
+            partition = requested.pop(key, None)
             if partition is None:
                 self._log_unrequested(key)
                 continue
@@ -285,10 +284,13 @@ class FetchRequest(Generic[P]):
                 if completed is not None:
                     result.completed.append((partition, completed))
         # A throttling broker may omit all partitions, and a session's reply contains only changed ones.
-        if asked and complete and not result.throttle_ms:
+        if requested and complete and not result.throttle_ms:
             result.failed += [
-                (each, TransportError(f"{self.broker} has answered a Fetch without {each.name}, which was requested"))
-                for each in asked.values()
+                (
+                    partition,
+                    TransportError(f"{self.broker} has answered a Fetch without {partition.name}, which was requested"),
+                )
+                for partition in requested.values()
             ]
         return result
 
@@ -305,7 +307,7 @@ class FetchRequest(Generic[P]):
         """Handle a missing reply: all partitions fail, and the session, whose state is unknown, is restarted."""
         if self._session is not None:
             self._session.restart()
-        return FetchResult(failed=[(each, error) for each in self.partitions])
+        return FetchResult(failed=[(partition, error) for partition in self.partitions])
 
 
 def requests_by_broker(
@@ -325,10 +327,10 @@ def requests_by_broker(
         if broker is None or broker in busy or partition.retry_at_s > now_s:
             continue
         request = requests.setdefault(broker, [])
-        left, fetch_bytes = room.get(broker, max_bytes), partition.fetch_bytes()
-        if request and (fetch_bytes > left or partition.name in names[broker]):
+        room_bytes, fetch_bytes = room.get(broker, max_bytes), partition.fetch_bytes()
+        if request and (fetch_bytes > room_bytes or partition.name in names[broker]):
             continue
-        room[broker] = left - fetch_bytes
+        room[broker] = room_bytes - fetch_bytes
         names.setdefault(broker, set()).add(partition.name)
         request.append(partition)
     return requests

@@ -59,11 +59,15 @@ class BrokerState:
         Number of full buffers whose readers the next Fetch waits for.
     lacks_memory : bool
         The next Fetch waits only for buffer memory.
+    names_topics : bool
+        The last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a topic was
+        recreated.
     """
 
     broker: Broker
     unread: int = 0
     lacks_memory: bool = False
+    names_topics: bool = False
     has_answered: bool = False
     throttled_until_s: float = 0.0
     idle_since_s: float = float("inf")
@@ -78,9 +82,10 @@ class BrokerState:
         """Return True if the thread may have work after a change of `buffer`, for example because of freed memory."""
         return self.lacks_memory or buffer.source.broker == self.broker
 
-    def answered(self, throttle_ms: int, now_s: float) -> None:
-        """Record a reply and its throttle time."""
+    def answered(self, throttle_ms: int, now_s: float, *, by_id: bool) -> None:
+        """Record a reply, its throttle time, and if the request had the ids of topics."""
         self.has_answered = True
+        self.names_topics = not by_id
         self.throttled_until_s = now_s + throttle_ms / 1000
 
 
@@ -118,7 +123,7 @@ class FetchSchedule:
     def buffers_of(self, broker: Broker) -> list[FetchBuffer]:
         """Return the buffers of partitions read from a broker."""
         buffers = self._by_broker.get(broker, {})
-        for buffer in [each for each in buffers if each.closed or each.source.broker != broker]:
+        for buffer in [buffer for buffer in buffers if buffer.closed or buffer.source.broker != broker]:
             del buffers[buffer]
         if not buffers:
             self._by_broker.pop(broker, None)
@@ -130,40 +135,41 @@ class FetchSchedule:
         Its thread ends if no partition has been read from the broker for `_LINGER_S`.
         """
         changed: list[FetchBuffer] = []
-        for buffer in [each for each in self.unread if not each.unread]:
+        for buffer in [buffer for buffer in self.unread if not buffer.unread]:
             del self.unread[buffer]
-        buffers = [each for each in self.buffers_of(state.broker) if self._keep_replica(each, now_s, changed)]
+        buffers = [buffer for buffer in self.buffers_of(state.broker) if self._keep(state, buffer, now_s, changed)]
         wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)
         state.idle_since_s = float("inf") if buffers else min(state.idle_since_s, now_s)
         if now_s - state.idle_since_s >= _LINGER_S:
             return Decision(changed=changed)
-        active = [each for each in buffers if not (each.paused or each.expired)]
-        state.unread, state.lacks_memory = sum(each.full for each in active), False
+        active = [buffer for buffer in buffers if not (buffer.paused or buffer.expired)]
+        state.unread, state.lacks_memory = sum(buffer.full for buffer in active), False
         if state.unread:
             return Decision(wait_s=wait_s, changed=changed)
         if state.throttled_until_s > now_s:
             return Decision(wait_s=min(wait_s, state.throttled_until_s - now_s), changed=changed)
-        ready = [each for each in active if not each.error]
+        ready = [buffer for buffer in active if not buffer.error]
         free_bytes = self._free_memory(ready, changed) if ready else 0
         if free_bytes <= 0:
             state.lacks_memory = bool(ready)
             return Decision(wait_s=wait_s, changed=changed)
         longest_ms = self.config.fetch_max_wait_ms
-        if any(each.expired for each in buffers):
+        if any(buffer.expired for buffer in buffers):
             # The reader may return soon, and its partition must not wait long for the next Fetch.
             longest_ms = min(longest_ms, self.config.max_processing_time_ms)
         # The first request does not wait, so that the session exists and can be closed.
         max_wait_ms = longest_ms if state.has_answered else 0
-        asked = {each.source: each for each in ready}
-        return Decision(Fetch(asked, min(free_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
+        requested = {buffer.source: buffer for buffer in ready}
+        return Decision(Fetch(requested, min(free_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
 
-    def _keep_replica(self, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
+    def _keep(self, state: BrokerState, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
         partition = buffer.source
+        is_checked = state.names_topics or partition.preferred_replica != NO_REPLICA
         age_ms = (now_s - partition.routed_at_s) * 1000
-        if partition.preferred_replica == NO_REPLICA or age_ms <= self.metadata_max_age_ms:
+        if not is_checked or age_ms <= self.metadata_max_age_ms:
             return True
-        # The leader may name a better replica now.
-        buffer.leave_broker()
+        # The topic may have been recreated, or the leader may name a better replica now.
+        partition.leave_broker()
         changed.append(buffer)
         return False
 
@@ -196,5 +202,5 @@ class FetchSchedule:
     @property
     def free_bytes(self) -> int:
         """Free memory for replies."""
-        held = sum(each.records.buffer.nbytes for buffer in self.unread for each in buffer.ahead)
-        return self.buffer_memory_bytes - held
+        ahead_bytes = sum(fetch.records.buffer.nbytes for buffer in self.unread for fetch in buffer.ahead)
+        return self.buffer_memory_bytes - ahead_bytes

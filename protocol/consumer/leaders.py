@@ -12,7 +12,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Deadline
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, Metadata, Topic, is_another_topic, topic_id_text
+from protocol.cluster.metadata import Broker, Metadata, Topic, topic_id_text
 from protocol.consumer.fetch_failures import (
     CheckLog,
     Fail,
@@ -75,88 +75,57 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
             failures[partition] = error
         else:
             partition.route(broker, leader_epoch, topic_id, now_s)
-    client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
+    client.expire_metadata({partition.topic for partition, error in failures.items() if isinstance(error, BrokerError)})
     return failures
 
 
 def _snapshot(
     client: Client, partitions: Collection[FetchPosition], deadline: Deadline
 ) -> tuple[Metadata, Mapping[str, set[bytes]]]:
-    """Return metadata, and the topic ids of `_ids_of_recreated`."""
-    topics = {each.topic for each in partitions}
-    snapshot = client.snapshot(topics, deadline)
-    another = {each.topic for each in partitions if _is_another(snapshot, each)}
-    if not another:
-        return snapshot, {}
-    # Cached metadata may be older than the plan of the range.
-    client.expire_metadata(another)
-    snapshot = client.snapshot(topics, deadline)
-    return snapshot, _ids_of_recreated(client, snapshot, partitions, deadline)
-
-
-def _ids_of_recreated(
-    client: Client, snapshot: Metadata, partitions: Collection[FetchPosition], deadline: Deadline
-) -> Mapping[str, set[bytes]]:
-    """Return the ids that several brokers report for topics that seem to be recreated.
+    """Return metadata, and the ids that several brokers report for topics that seem to be recreated.
 
     Ids have no order: the other id may be that of the deleted topic, if the broker lags behind. The metadata of one
     broker never go back, so that no broker reports an older id only.
     """
-    another = {each.topic for each in partitions if _is_another(snapshot, each)}
-    return client.ids_at_brokers(another, deadline) if another else {}
-
-
-def compare_topic_ids(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
-    """Compare the topic ids of partitions with new metadata, in one request.
-
-    Returns
-    -------
-    dict of FetchPosition to KafkaError
-        Partitions whose id is not confirmed: `TopicRecreated`, `BrokerError` (retriable) if the broker does not know
-        the topic or brokers report several ids, `DeadlineExceeded` if no broker replied.
-    """
-    topics = {each.topic for each in partitions}
-    client.expire_metadata(topics)
-    try:
+    topics = {partition.topic for partition in partitions}
+    snapshot = client.snapshot(topics, deadline)
+    if another := _other_topics(snapshot, partitions):
+        # Cached metadata may be older than the plan of the range.
+        client.expire_metadata(another)
         snapshot = client.snapshot(topics, deadline)
-    except KafkaError as error:
-        return dict.fromkeys(partitions, error)
-    ids = _ids_of_recreated(client, snapshot, partitions, deadline)
-    failures: dict[P, KafkaError] = {}
-    for partition in partitions:
-        try:
-            _require_same_topic(snapshot, ids, partition)
-        except KafkaError as error:
-            failures[partition] = error
-    client.expire_metadata({each.topic for each, error in failures.items() if isinstance(error, BrokerError)})
-    return failures
+        another = _other_topics(snapshot, partitions)
+    return snapshot, client.ids_at_brokers(another, deadline) if another else {}
+
+
+def _other_topics(snapshot: Metadata, partitions: Collection[FetchPosition]) -> set[str]:
+    return {partition.topic for partition in partitions if _is_another(snapshot, partition)}
 
 
 def _require_same_topic(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> Topic:
-    known = snapshot.topic(partition.topic)
+    topic = snapshot.topic(partition.topic)
     if _is_another(snapshot, partition):
-        if ids.get(partition.topic) != {known.topic_id}:
+        if ids.get(partition.topic) != {topic.topic_id}:
             raise broker_error(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
                 f"{partition.name}: brokers do not agree on the topic id {topic_id_text(partition.topic_id)}; one has "
-                f"{topic_id_text(known.topic_id)}",
+                f"{topic_id_text(topic.topic_id)}",
                 api="Metadata",
                 topic=partition.topic,
                 partition=partition.partition,
             )
         raise TopicRecreated(
             f"{partition.name}: the topic was deleted and created again (its id was "
-            f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(known.topic_id)})",
+            f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(topic.topic_id)})",
             topic=partition.topic,
             partition=partition.partition,
-            topic_id=known.topic_id,
+            topic_id=topic.topic_id,
         )
-    return known
+    return topic
 
 
 def _leader(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> tuple[Broker, int, bytes]:
     """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
-    known = _require_same_topic(snapshot, ids, partition)
+    topic = _require_same_topic(snapshot, ids, partition)
     broker, leadership = snapshot.leader(partition.topic, partition.partition)
     if partition.preferred_replica != NO_REPLICA:
         replica = snapshot.brokers.get(partition.preferred_replica)
@@ -168,14 +137,14 @@ def _leader(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchP
                 partition=partition.partition,
             )
         broker = replica
-    return broker, leadership.leader_epoch, known.topic_id
+    return broker, leadership.leader_epoch, topic.topic_id
 
 
 def _is_another(snapshot: Metadata, partition: FetchPosition) -> bool:
-    known = snapshot.topics.get(partition.topic)
-    if known is None or known.error_code != ErrorCode.NONE:
+    topic = snapshot.topics.get(partition.topic)
+    if topic is None or topic.error_code != ErrorCode.NONE:
         return False
-    return is_another_topic(known.topic_id, partition.topic_id)
+    return not partition.position.is_in(topic.topic_id)
 
 
 def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:
@@ -189,46 +158,38 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
     latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
     if latest.is_stale(partition.known_epoch):
         partition.drop_stale_epoch(client.clock.now_s())
-    in_range = start <= partition.position <= latest.offset
-    if not in_range or latest.is_stale(partition.known_epoch) or partition.last_epoch == NO_LEADER_EPOCH:
+    in_range, epoch = start <= partition.offset <= latest.offset, partition.position.leader_epoch
+    if not in_range or latest.is_stale(partition.known_epoch) or epoch == NO_LEADER_EPOCH:
         return LogBounds(start, latest)
-    known = end_of_epoch(client, *key, partition.last_epoch, deadline) is not None
-    if not known and end_of_epoch(client, *key, partition.leader_epoch, deadline) is None:
-        partition.last_epoch = NO_LEADER_EPOCH
-        known = True
-    return LogBounds(start, latest, lacks_epoch=not known)
+    is_known = end_of_epoch(client, *key, epoch, deadline) is not None
+    if not is_known and end_of_epoch(client, *key, partition.leader_epoch, deadline) is None:
+        partition.drop_epoch()
+        is_known = True
+    return LogBounds(start, latest, lacks_epoch=not is_known)
 
 
 def _confirm_truncation(
     client: Client, partition: FetchPosition, error: LogTruncated, deadline: Deadline
 ) -> Retry | InvalidPosition:
-    """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated.
-
-    After a clean election the high watermark may lag behind: then the answer counts until the next election. A broker
-    other than Kafka's may give its record batches epochs of another kind: then the range is read without this check.
-    """
-    epoch = error.context.get("leader_epoch")
-    if epoch is not None:
-        epoch_end = end_of_epoch(client, *partition.topic_partition, epoch, deadline)
-        if epoch_end is None or epoch_end >= partition.until_offset:
-            if epoch_end is None or "record_epoch" in error.context:
-                partition.until_epoch = partition.confirmed_epoch = NO_LEADER_EPOCH
-            else:
-                partition.confirmed_epoch = partition.leader_epoch
-            return Retry(error, refresh_metadata=False)
+    """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated."""
+    if "end_offset" in error.context:
+        return log_truncated(partition, error)
+    epoch_end = end_of_epoch(client, *partition.topic_partition, partition.until.leader_epoch, deadline)
+    if epoch_end is not None and epoch_end < partition.until_offset:
         return range_truncated(partition, error, epoch_end)
-    return log_truncated(partition, error)
+    partition.confirm_end(keep_epoch=epoch_end is not None and "record_epoch" not in error.context)
+    return Retry(error, refresh_metadata=False)
 
 
 def _has_newer_leader(client: Client, partition: FetchPosition) -> bool:
     """Return True if the cached metadata have a newer leader than the one of this request."""
     topic = client.remembered_topic(partition.topic)
-    known = topic.partitions.get(partition.partition) if topic is not None else None
+    current = topic.partitions.get(partition.partition) if topic is not None else None
     return (
         topic is not None
-        and known is not None
+        and current is not None
         and topic.topic_id == partition.topic_id
-        and known.leader_epoch > partition.leader_epoch
+        and current.leader_epoch > partition.leader_epoch
     )
 
 

@@ -6,6 +6,7 @@ Sends one request per leader, in the caller's thread. Retriable failures are rep
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from protocol.clock import Deadline
@@ -14,20 +15,13 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.consumer.log_offsets import ListedOffset, stale_leader
 from protocol.errors import BrokerError, UnsupportedVersion
-from protocol.kafka_terms import (
-    EARLIEST_LOCAL,
-    EARLIEST_PENDING_UPLOAD,
-    LATEST_TIERED,
-    MAX_TIMESTAMP,
-    NO_LEADER_EPOCH,
-    TopicPartition,
-)
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
+from protocol.wire.messages.m02_list_offsets import FIRST_WITH_TIMESTAMP, LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
 _UNKNOWN = -1
 _A_CLIENT = -1
-_FIRST_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
 def list_offsets(
@@ -37,9 +31,9 @@ def list_offsets(
     isolation_level: str = "read_uncommitted",
     deadline: Deadline | None = None,
     max_attempts: int | None = None,
-    known_epochs: Mapping[TopicPartition, int] | None = None,
+    positions_read: Mapping[TopicPartition, Position] = MappingProxyType({}),
     unknown_topic_s: float | None = None,
-    found: dict[TopicPartition, ListedOffset] | None = None,
+    offsets_before: dict[TopicPartition, ListedOffset] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """Return the offset at a time for each partition.
 
@@ -52,11 +46,11 @@ def list_offsets(
         With `read_committed`, `LATEST` is the last stable offset (KIP-98).
     deadline : Deadline, optional
     max_attempts : int, optional
-    known_epochs : mapping of TopicPartition to int, optional
-        Known leader epochs, for `LATEST`: a leader with an older epoch gets another request.
+    positions_read : mapping of TopicPartition to Position
+        For `LATEST`: a leader with an older epoch than that of the position gets another request.
     unknown_topic_s : float, optional
         As in `call_partitions`.
-    found : dict, optional
+    offsets_before : dict, optional
         Receives the offsets as they arrive, also if the call raises.
 
     Returns
@@ -70,17 +64,16 @@ def list_offsets(
     DeadlineExceeded
         `TopicUnknown` after brokers have not known a partition for long.
     """
-    epochs = known_epochs or {}
-    offsets = {} if found is None else found
+    offsets = {} if offsets_before is None else offsets_before
 
     def handle(
         key: TopicPartition, row: Mapping[str, Any], broker: Broker, refused: BrokerError | None
     ) -> BrokerError | None:
-        listed, known_epoch = _listed(row), epochs.get(key, NO_LEADER_EPOCH)
+        listed, read = _listed(row), positions_read.get(key)
         if refused is not None:
             return refused
-        if listed.is_stale(known_epoch):
-            return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, known_epoch)
+        if read is not None and listed.is_stale(read.leader_epoch):
+            return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, read.leader_epoch)
         offsets[key] = listed
         return None
 
@@ -101,7 +94,7 @@ def list_offsets(
 
 def _first_version(times: Iterable[int], isolation: int) -> int:
     """Return the first version that understands the request; an older one would return another offset."""
-    return max((2 if isolation else 1, *(_FIRST_WITH.get(time, 1) for time in times)))
+    return max((2 if isolation else 1, *(FIRST_WITH_TIMESTAMP.get(time, 1) for time in times)))
 
 
 def _listed(row: Mapping[str, Any]) -> ListedOffset:
@@ -109,28 +102,28 @@ def _listed(row: Mapping[str, Any]) -> ListedOffset:
 
 
 def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
-    """Return the end of one partition's epoch; None if unknown. See `ends_of_epochs`."""
-    return ends_of_epochs(client, {(topic, partition): epoch}, deadline).get((topic, partition))
+    """Return the end of one partition's epoch; None if unknown. See `_ends_of_epochs`."""
+    return _ends_of_epochs(client, {(topic, partition): epoch}, deadline).get((topic, partition))
 
 
-def ends_of_epochs(
+def _ends_of_epochs(
     client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """Return the offset after the last record of each epoch, or else of the newest older one, without unknown epochs.
 
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """
-    asked, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
-    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, asked, deadline, check_leader_epoch=True)
+    epoch_fields, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
     return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}
 
 
-def known_ends_of_epochs(
-    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+def ends_of_epochs(
+    client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """Return the ends of the epochs that leaders know, see `ends_of_epochs`; none from brokers without the request."""
-    known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
+    """Return where the leader epochs of positions end, see `_ends_of_epochs`; none from brokers without the request."""
+    epochs = {key: position.leader_epoch for key, position in positions.items() if position.leader_epoch >= 0}
     try:
-        return ends_of_epochs(client, known, deadline) if known else {}
+        return _ends_of_epochs(client, epochs, deadline) if epochs else {}
     except UnsupportedVersion:
         return {}

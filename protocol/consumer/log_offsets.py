@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Range:
         16 bytes that the topic must still have; zeros if unknown. Without it, a stale leader cannot be distinguished
         from the leader of a recreated topic.
     from_epoch : int
-        Leader epoch of the last record before `from_offset`; -1 if unknown, or if that record was not read.
+        Leader epoch of the position at `from_offset`; -1 if unknown, or if no record before it was read.
     until_epoch : int
-        Leader epoch at the time when `until_offset` was found in the log; -1 if unknown.
+        Leader epoch of the position at `until_offset`; -1 if unknown.
     """
 
     topic: str
@@ -32,49 +33,30 @@ class Range:
     from_epoch: int = NO_LEADER_EPOCH
     until_epoch: int = NO_LEADER_EPOCH
 
+    @classmethod
+    def between(cls, key: TopicPartition, start: Position, end: Position) -> Range:
+        """Return the range between two positions, in the topic of `end`."""
+        return cls(*key, start.offset, end.offset, end.topic_id, start.leader_epoch, end.leader_epoch)
+
     @property
     def topic_partition(self) -> TopicPartition:
         """Topic name and partition number."""
         return self.topic, self.partition
 
     @property
+    def start(self) -> Position:
+        """The position of the first record."""
+        return Position(self.from_offset, self.from_epoch, topic_id=self.topic_id)
+
+    @property
+    def end(self) -> Position:
+        """The position after the last record."""
+        return Position(self.until_offset, self.until_epoch, topic_id=self.topic_id)
+
+    @property
     def size(self) -> int:
         """Number of offsets; the number of records may be lower because of gaps (compaction, markers)."""
         return self.until_offset - self.from_offset
-
-
-@dataclass(frozen=True)
-class LeaderEpochs:
-    """Leader epochs of consecutive records, for commits at any offset among them.
-
-    Attributes
-    ----------
-    before : int
-        Leader epoch of the last record before them; -1 if unknown.
-    changes : tuple of (int, int)
-        Offset from which on record batches have another leader epoch, and this epoch; ascending.
-    """
-
-    before: int = NO_LEADER_EPOCH
-    changes: tuple[tuple[int, int], ...] = ()
-
-    def before_offset(self, offset: int) -> int:
-        """Return the leader epoch of the last record before `offset`, which is one of these records or the next one."""
-        found = self.before
-        for first, epoch in self.changes:
-            if first >= offset:
-                break
-            found = epoch
-        return found
-
-    def followed_by(self, later: LeaderEpochs) -> LeaderEpochs:
-        """Return the leader epochs of these records and of `later` ones, which were read next."""
-        if not later.changes:
-            return self
-        begin, epoch = later.changes[0]
-        kept = tuple(change for change in self.changes if change[0] < begin)
-        same = epoch == (kept[-1][1] if kept else self.before)
-        return LeaderEpochs(self.before, kept + later.changes[same:])
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,7 @@ class ListedOffset:
     Attributes
     ----------
     offset : int
-        -1 if there is no record at or after the timestamp.
+        -1 if there is no record at or after the timestamp, or none in tiered storage.
     leader_epoch : int
         Epoch of the record; for `LATEST`, the epoch of the replying leader. -1 if unknown.
     timestamp_ms : int
@@ -121,5 +103,5 @@ STALE_LEADER_MS = 30_000
 
 def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
     """Make the error for an outdated leader (see `is_stale`): refresh the metadata and retry."""
-    what = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"
-    return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, what)
+    problem = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"
+    return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, problem)

@@ -26,6 +26,7 @@ from protocol.consumer.leaders import receive_fetch, resolve_leaders, send_fetch
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.net.connection import Reply
+from protocol.position import Position
 
 log = logging.getLogger(__name__)
 
@@ -68,33 +69,33 @@ def log_samples(
     while waiting and received_bytes < max_bytes and not deadline.passed:
         in_flight: dict[Broker, tuple[FetchRequest[FetchPosition], Reply]] = {}
         for broker, queue in waiting.items():
-            asked = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
-            request = builders[broker].build(asked, max_bytes=partition_max_bytes * len(asked), max_wait_ms=0)
+            positions = [queue.popleft() for _ in range(min(partitions_per_request, len(queue)))]
+            request = builders[broker].build(positions, max_bytes=partition_max_bytes * len(positions), max_wait_ms=0)
             try:
                 in_flight[broker] = request, send_fetch(client, request, deadline)
             except KafkaError as error:
-                log.debug("%s: the Fetch to sample %d log(s) was not sent: %s", broker, len(asked), error)
+                log.debug("%s: the Fetch to sample %d log(s) was not sent: %s", broker, len(positions), error)
         for broker, (request, reply) in in_flight.items():
-            asked = list(request.partitions)
+            positions = list(request.partitions)
             try:
                 result = receive_fetch(
                     client, request, reply.result(deadline.at_most_ms(client.config.request_timeout_ms))
                 )
             except KafkaError as error:
-                log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(asked), error)
+                log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(positions), error)
                 continue
             _note_failures(client, result)
             for partition, fetched in result.completed:
                 received_bytes += len(fetched.records.buffer)
                 yield partition.topic_partition, fetched
-            waiting[broker].extend(_to_ask_again(asked, result))
+            waiting[broker].extend(_to_ask_again(positions, result))
         waiting = {broker: queue for broker, queue in waiting.items() if queue}
 
 
 def _by_leader(
     client: Client, config: ConsumerConfig, offsets: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[Broker, deque[FetchPosition]]:
-    partitions = [FetchPosition(*key, offset, config) for key, offset in offsets.items()]
+    partitions = [FetchPosition(*key, Position(offset), config) for key, offset in offsets.items()]
     failures = resolve_leaders(client, partitions, deadline)
     waiting: dict[Broker, deque[FetchPosition]] = {}
     for partition in partitions:
@@ -113,7 +114,7 @@ def _note_failures(client: Client, result: FetchResult[FetchPosition]) -> None:
             client.expire_metadata([partition.topic])
 
 
-def _to_ask_again(asked: list[FetchPosition], result: FetchResult[FetchPosition]) -> list[FetchPosition]:
+def _to_ask_again(positions: list[FetchPosition], result: FetchResult[FetchPosition]) -> list[FetchPosition]:
     """Return partitions whose first record batch was larger than `partition_max_bytes`.
 
     A broker returns one complete batch of any size, but only for the first partition with data in a request (KIP-74).
@@ -123,7 +124,7 @@ def _to_ask_again(asked: list[FetchPosition], result: FetchResult[FetchPosition]
         # The broker sends no records while it throttles.
         return []
     done = {partition.name for partition, _ in (*result.completed, *result.failed)}
-    return [partition for partition in asked[1:] if partition.name not in done]
+    return [partition for partition in positions[1:] if partition.name not in done]
 
 
 # Two record batches of a producer with the default `batch.size`.
@@ -158,8 +159,8 @@ class RecordSizes:
             max_bytes=_MAX_BYTES,
         )
         for key, fetched in samples:
-            seen = fetched.records.bytes_per_offset(fetched.position)
-            self._known[key] = (self._known.pop(key, seen) + seen) / 2
+            bytes_per_offset = fetched.records.bytes_per_offset(fetched.start.offset)
+            self._known[key] = (self._known.pop(key, bytes_per_offset) + bytes_per_offset) / 2
 
     def bytes_per_offset(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """Return the value of each partition; the topic's mean if a partition was never sampled."""
@@ -167,12 +168,12 @@ class RecordSizes:
         for (topic, _), size in self._known.items():
             by_topic.setdefault(topic, []).append(size)
         means = {topic: sum(sizes) / len(sizes) for topic, sizes in by_topic.items()}
-        found: dict[TopicPartition, float] = {}
+        sizes_bytes: dict[TopicPartition, float] = {}
         for key in partitions:
             if key not in self._known and key[0] not in means:
                 log.warning(
                     "%s-%d: its log could not be sampled; %d bytes per offset are assumed", *key, _ASSUMED_BYTES
                 )
                 means[key[0]] = _ASSUMED_BYTES
-            found[key] = self._known.get(key, means.get(key[0], _ASSUMED_BYTES))
-        return found
+            sizes_bytes[key] = self._known.get(key, means.get(key[0], _ASSUMED_BYTES))
+        return sizes_bytes

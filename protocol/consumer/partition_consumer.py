@@ -8,20 +8,18 @@ time; any thread may call `pause`, `seek`, `close` and the properties.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from protocol.checked_values import checked_leader_epoch, checked_offset
+from protocol.checked_values import checked_offset
 from protocol.clock import Clock, Deadline
-from protocol.condition import Condition
+from protocol.condition import Condition, Lock
 from protocol.consumer.fetch_buffer import FetchBuffer, ReplyBatches
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.errors import KafkaError, ProtocolError, TopicRecreated
-from protocol.kafka_terms import NO_LEADER_EPOCH
 from protocol.metrics.client_sensors import ClientSensors
+from protocol.position import Position, RecordPositions
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +69,8 @@ class _Unread:
     def put(self, batch: pa.RecordBatch) -> None:
         """Read this batch next, before those that are there."""
         batches, row = self._state
-        rest = [batches[0].slice(row), *batches[1:]] if batches else []
-        self._state = ([batch, *rest] if batch.num_rows else rest, 0)
+        unread = [batches[0].slice(row), *batches[1:]] if batches else []
+        self._state = ([batch, *unread] if batch.num_rows else unread, 0)
 
     def drop(self) -> None:
         """Forget the rows, also in a running iteration of `messages`."""
@@ -129,7 +127,7 @@ class PartitionConsumer:
     def __init__(
         self,
         buffer: FetchBuffer,
-        lock: threading.RLock,
+        lock: Lock,
         clock: Clock,
         *,
         read_committed: bool,
@@ -252,7 +250,7 @@ class PartitionConsumer:
         self, batches: ReplyBatches, max_rows: int | None, *, keep: bool = False
     ) -> pa.RecordBatch | None:
         buffer = self.buffer
-        before = buffer.position, buffer.last_epoch
+        before = buffer.position
         try:
             batch = batches.next(max_rows)
             with self._lock:
@@ -274,7 +272,7 @@ class PartitionConsumer:
                     # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
                     # exception.
                     self._unread.drop()
-                    buffer.restart(*before)
+                    buffer.restart(before)
             raise
         return batch
 
@@ -309,27 +307,24 @@ class PartitionConsumer:
                 self._arrival.notify_all()
                 self._on_change(self.buffer)
 
-    def seek(self, offset: int, epoch_before: int = NO_LEADER_EPOCH) -> None:
-        """Continue at `offset`, or at the first record after it. Clears an error.
+    def seek(self, to: int | Position) -> None:
+        """Continue at an offset, or at the first record after it. Clears an error.
 
         Parameters
         ----------
-        offset : int
+        to : int or Position
             After `TopicRecreated`, an offset of the new topic. `list_offsets` returns the earliest and latest offsets.
-        epoch_before : int
-            Leader epoch of the record before `offset`, -1 if unknown. With it, the reader notices that the log was
-            truncated below `offset` (KIP-320).
+            With the leader epoch of a position, the reader notices that the log was truncated below it (KIP-320).
 
         Raises
         ------
         UsageError
-            The offset or the leader epoch is not a number that Kafka can store.
+            The offset is not a number that Kafka can store.
         """
-        where = f"{self.name}: "
-        offset, epoch_before = checked_offset(offset, where), checked_leader_epoch(epoch_before, where)
+        position = to if isinstance(to, Position) else Position(checked_offset(to, f"{self.name}: "))
         with self._lock:
             self._unread.drop()
-            self.buffer.seek(offset, epoch_before)
+            self.buffer.seek(position)
             self._on_change(self.buffer)
 
     def close(self) -> None:
@@ -350,22 +345,23 @@ class PartitionConsumer:
     def position(self) -> int:
         """Offset of the next record to deliver; may point at a compacted or control offset before it."""
         unread = self._unread.position
-        return self.buffer.position if unread is None else unread
+        return self.buffer.position.offset if unread is None else unread
 
     @property
-    def last_epoch(self) -> int:
-        """Leader epoch of the last record before `position`, -1 if unknown."""
+    def committable(self) -> Position:
+        """The position to commit: `position` with its leader epoch, and the id of the topic that is read."""
         unread = self._unread.position  # in the reply read last
-        return self.buffer.last_epoch if unread is None else self.buffer.leader_epochs.before_offset(unread)
+        position = self.buffer.position if unread is None else self.buffer.records.at(unread)
+        return position.assumed_in(self.topic_id)
 
     @property
-    def leader_epochs(self) -> LeaderEpochs:
-        """Leader epochs of the records of the last batch, for the thread that reads."""
-        return self.buffer.leader_epochs
+    def records(self) -> RecordPositions:
+        """Positions in the last batch, for the thread that reads."""
+        return self.buffer.records
 
     @property
     def topic_id(self) -> bytes:
-        """Id of the topic to which `position` belongs, 16 bytes; zeros if unknown."""
+        """Id of the topic that is read, 16 bytes; zeros if unknown."""
         return self.buffer.source.topic_id
 
     @property
@@ -405,8 +401,9 @@ class PartitionConsumer:
 
     @property
     def lag(self) -> int | None:
-        """Number of offsets from `position` to the high watermark, or to the last stable offset with `read_committed`;
-        None before the first reply.
+        """Number of offsets from `position` to the high watermark; None before the first reply.
+
+        With `read_committed` to the last stable offset.
         """
         end = self.last_stable_offset if self._read_committed else self.high_water_mark
         return None if end < 0 else max(0, end - self.position)

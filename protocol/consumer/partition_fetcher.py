@@ -14,18 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.condition import Condition
+from protocol.condition import Condition, Lock
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_failures import Action, InvalidPosition, Retry, decide, log_retry
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
-from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult
+from protocol.consumer.fetch_request import FetchRequestBuilder, FetchResult
 from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule, RequestedBuffers
-from protocol.consumer.leaders import compare_topic_ids, decide_with_leader, receive_fetch, resolve_leaders, send_fetch
+from protocol.consumer.leaders import decide_with_leader, receive_fetch, resolve_leaders, send_fetch
 from protocol.consumer.partition_consumer import PartitionConsumer
-from protocol.consumer.topic_ids import TopicIdChecks
 from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
-from protocol.interrupts import DeferredInterrupts, join
+from protocol.interrupts import join
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics import definitions
 from protocol.metrics.client_sensors import Tags
@@ -56,12 +55,12 @@ class PartitionFetcher:
 
     Attributes
     ----------
-    lock : threading.RLock
+    lock : Lock
         Guards everything here, and the buffers.
     """
 
     def __init__(self, client: Client, config: ConsumerConfig, buffer_memory_bytes: int) -> None:
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.closed = False
         self._client = client
         self._config = config
@@ -77,7 +76,6 @@ class PartitionFetcher:
         self._keys: set[TopicPartition] = set()  # of `_consumers`
         self.schedule = FetchSchedule(config, buffer_memory_bytes, client.config.metadata_max_age_ms)
         """Buffers by broker, and what to fetch next. Guarded by `lock`."""
-        self._topic_ids = TopicIdChecks()
         self._threads: dict[Broker, _BrokerThread] = {}
         # Error of the leader thread, which has ended.
         self._fault: str | None = None
@@ -103,8 +101,7 @@ class PartitionFetcher:
             for topic, partition in consumers.keys() & self._keys:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
             if self._leader_thread.ident is None:
-                with DeferredInterrupts():
-                    self._leader_thread.start()
+                self._leader_thread.start()
             self._consumers.update((consumer.buffer, consumer) for consumer in consumers.values())
             self._keys.update(consumers)
             self.leader_work.notify()
@@ -188,11 +185,11 @@ class PartitionFetcher:
             consumer.close()
         for thread in threads:
             thread.end()
-        for each in [*threads, self._leader_thread]:
-            if each.ident is None:
+        for fetch_thread in [*threads, self._leader_thread]:
+            if fetch_thread.ident is None:
                 continue
-            if not join(each, deadline.remaining_s()):
-                log.warning("%s still waits for a broker; it ends with the reply or its timeout", each.name)
+            if not join(fetch_thread, deadline.remaining_s()):
+                log.warning("%s still waits for a broker; it ends with the reply or its timeout", fetch_thread.name)
 
     # -- called by `PartitionConsumer`, under the lock -------------------------------------------
 
@@ -250,51 +247,23 @@ class PartitionFetcher:
                 thread.work.wait(decision.wait_s)
         return None
 
-    def deliver(self, completed: Completed, failed: Failed, asked: RequestedBuffers) -> None:
+    def deliver(self, completed: Completed, failed: Failed, buffers: RequestedBuffers) -> None:
         """Handle the reply to a request, or its loss."""
         with self.lock:
             for partition, fetched in completed:
-                if (buffer := asked[partition]).source is partition:
+                if (buffer := buffers[partition]).source is partition:
                     self.schedule.put(buffer, fetched, self._client.clock.now_s())
                     self._wake_reader(buffer)
-            self._handle_failures(failed, asked)
-            if any(partition.broker is None for partition in asked):
+            self._handle_failures(failed, buffers)
+            if any(partition.broker is None for partition in buffers):
                 self.leader_work.notify()
-
-    def check_topic_ids(
-        self, request: FetchRequest[FetchPosition], result: FetchResult[FetchPosition], asked_at_s: float
-    ) -> None:
-        """Drop records that may be of a recreated topic, after a request that named topics by name, not by id.
-
-        May send a Metadata request, so the caller must not hold the lock. The Fetch was sent at `asked_at_s`.
-        """
-        failed, now_s = {partition for partition, _ in result.failed}, self._client.clock.now_s()
-        with self.lock:
-            due = self._topic_ids.due(
-                request.broker,
-                request.partitions,
-                [partition for partition, _ in result.completed],
-                failed,
-                asked_at_s,
-                now_s,
-                lambda: [buffer.source for buffer in self.schedule.buffers_of(request.broker)],
-            )
-        if not due:
-            return
-        now_s = self._client.clock.now_s()
-        failures = compare_topic_ids(self._client, due, self._client.deadline(self._client.config.request_timeout_ms))
-        asked = set(request.partitions)
-        result.drop({partition: error for partition, error in failures.items() if partition in asked})
-        with self.lock:
-            self._topic_ids.confirm([each for each in due if each not in failures], now_s)
-            self._topic_ids.drop(failures)
 
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
         """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
         with self.lock:
             self._threads.pop(thread.state.broker, None)
             for buffer in self.schedule.buffers_of(thread.state.broker):
-                buffer.source.broker = None
+                buffer.source.leave_broker()
                 self._stop(buffer, error)
 
     def next_without_leader(self) -> RequestedBuffers | None:
@@ -302,29 +271,31 @@ class PartitionFetcher:
         with self.lock:
             while not self.closed:
                 now_s = self._client.clock.now_s()
-                sources = {each.source: each for each in self._consumers if each.error is None}
+                sources = {consumer.source: consumer for consumer in self._consumers if consumer.error is None}
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
-                waits = (each.retry_at_s - now_s for each in sources if each.broker is None)
+                waits = (source.retry_at_s - now_s for source in sources if source.broker is None)
                 self.leader_work.wait(min([_MAX_WAIT_S, *waits]))
         return None
 
-    def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], asked: RequestedBuffers) -> None:
+    def leaders_resolved(self, failures: Mapping[FetchPosition, KafkaError], buffers: RequestedBuffers) -> None:
         """Record failures, and start missing threads."""
         with self.lock:
-            self._handle_failures([(each, decide(each, error)) for each, error in failures.items()], asked)
-            for buffer in asked.values():
+            self._handle_failures(
+                [(position, decide(position, error)) for position, error in failures.items()], buffers
+            )
+            for buffer in buffers.values():
                 self.schedule.add_resolved(buffer)
-            for broker in {buffer.source.broker for buffer in asked.values()}:
+            for broker in {buffer.source.broker for buffer in buffers.values()}:
                 if broker is not None:
                     self._wake_thread(broker)
 
-    def leaders_failed(self, error: Exception, asked: RequestedBuffers) -> None:
+    def leaders_failed(self, error: Exception, buffers: RequestedBuffers) -> None:
         """Handle an internal error in resolving leaders: raise it to the readers of these partitions."""
         with self.lock:
-            for buffer in asked.values():
+            for buffer in buffers.values():
                 if not buffer.closed:
-                    buffer.source.broker = None
+                    buffer.source.leave_broker()
                     self._stop(buffer, UsageError(f"resolving the broker of {buffer.name} has failed: {error!r}"))
 
     def fail(self, error: Exception) -> None:
@@ -334,10 +305,10 @@ class PartitionFetcher:
             for buffer in self._consumers:
                 self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
 
-    def _handle_failures(self, failed: Failed, asked: RequestedBuffers) -> None:
+    def _handle_failures(self, failed: Failed, buffers: RequestedBuffers) -> None:
         """Back off after retriable errors; stop the partitions of other errors, which their readers raise."""
         for partition, action in failed:
-            if (buffer := asked[partition]).source is not partition:
+            if (buffer := buffers[partition]).source is not partition:
                 continue
             if isinstance(action, Retry):
                 log_retry(partition, action.error)
@@ -363,7 +334,7 @@ class PartitionFetcher:
 def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:
     if isinstance(lost.cause, DataLoss):
         return lost.cause
-    where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.position}
+    where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.offset}
     if lost.log is not None:
         where |= {"log_start_offset": lost.log.start, "log_end_offset": lost.log.latest.offset}
     return lost.kind(f"{lost.reason}. Call `seek` to continue", **where)
@@ -379,20 +350,20 @@ class _LeaderThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            while (asked := self._fetcher.next_without_leader()) is not None:
-                self._resolve(asked)
+            while (buffers := self._fetcher.next_without_leader()) is not None:
+                self._resolve(buffers)
         except Exception as error:
             # An internal error, or no more threads.
             log.exception("%s: resolving brokers has failed", self.name)
             self._fetcher.fail(error)
 
-    def _resolve(self, asked: RequestedBuffers) -> None:
+    def _resolve(self, buffers: RequestedBuffers) -> None:
         try:
             deadline = self._client.deadline(self._client.config.request_timeout_ms)
-            self._fetcher.leaders_resolved(resolve_leaders(self._client, asked.keys(), deadline), asked)
+            self._fetcher.leaders_resolved(resolve_leaders(self._client, buffers.keys(), deadline), buffers)
         except Exception as error:
             log.exception("%s: resolving brokers has failed", self.name)
-            self._fetcher.leaders_failed(error, asked)
+            self._fetcher.leaders_failed(error, buffers)
 
 
 class _BrokerThread(threading.Thread):
@@ -436,13 +407,10 @@ class _BrokerThread(threading.Thread):
                 self._connection = connection
                 if self._fetcher.closed:
                     raise ConnectionLost(f"{self.state.broker}: the consumer is closed")
-            asked_at_s = self._client.clock.now_s()
             reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
             result = receive_fetch(self._client, request, reply.result(deadline))
-            if not request.by_id:
-                self._fetcher.check_topic_ids(request, result, asked_at_s)
             now_s = self._client.clock.now_s()
-            self.state.answered(result.throttle_ms, now_s)
+            self.state.answered(result.throttle_ms, now_s, by_id=request.by_id)
             if result.completed:
                 self._client.sensors.fetches.record((now_s, result.record_bytes))
         except KafkaError as error:

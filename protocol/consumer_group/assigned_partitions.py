@@ -10,64 +10,27 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from protocol.clock import Backoff, Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.consumer import Consumer
-from protocol.consumer.log_offsets import LeaderEpochs
+from protocol.consumer.fetch_failures import end_of_common_log
 from protocol.consumer.partition_consumer import PartitionConsumer
+from protocol.consumer_group.assigned_partition import DUE_FOR_LOOKUP, AssignedPartition, PartitionState
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
-from protocol.consumer_group.start_offsets import (
-    CommittedLookup,
-    ListingLookup,
-    StartLookup,
-    StartOffset,
-    reset_times,
-)
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated, UsageError
-from protocol.group.committed_offsets import CommittedOffset
-from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.consumer_group.start_offsets import CommittedLookup, ListingLookup, StartLookup, reset_times
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, UsageError
+from protocol.group.committed_offsets import CommittedOffset, to_commit
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position, RecordPositions
 
 log = logging.getLogger(__name__)
 
 # Time limit of the first lookup at leaders; it doubles with each retry.
 _FIRST_TRY_MS = 1_000.0
 _NO_LEADER = -1
-
-
-@dataclass(eq=False, slots=True)
-class _Start:
-    """The search for an offset of a partition that has none: it has not started, or its log has lost the position.
-
-    Attributes
-    ----------
-    backoff : Backoff
-        Wait before the next lookup.
-    loss : DataLoss, optional
-        Why the position was lost.
-    sought : CommittedOffset, optional
-        The position set by `seek`.
-    without_commit : bool
-        The group has no offset of this partition.
-    lookup : StartLookup, optional
-        The lookup that is running; results of others are ignored.
-    retry_at_s : float
-        When the next lookup may start.
-    failing_since_s : float, optional
-        When the first of the lookups that have failed since the last error was started.
-    """
-
-    backoff: Backoff
-    loss: DataLoss | None = None
-    sought: CommittedOffset | None = None
-    without_commit: bool = False
-    lookup: StartLookup | None = None
-    retry_at_s: float = 0.0
-    failing_since_s: float | None = None
 
 
 class AssignedPartitions:
@@ -87,40 +50,28 @@ class AssignedPartitions:
         self._client = client
         self._config = config
         self.reader = Consumer(client, config.consumer, columns=columns)
-        client.sensors.add_gauge("assigned-partitions", self, lambda this: [((), len(this))])
-        self._consumers: dict[TopicPartition, PartitionConsumer] = {}
-        # Partitions that have not started, and those whose position is not in the log; a partition is in one at most.
-        self._not_started: dict[TopicPartition, _Start] = {}
-        self._lost: dict[TopicPartition, _Start] = {}
+        client.sensors.add_gauge("assigned-partitions", self, lambda assigned: [((), len(assigned))])
+        self._partitions: dict[TopicPartition, AssignedPartition] = {}
         self._lookups: list[StartLookup] = []
         # When the next lookup may start: until then, many partitions without a leader cost nothing.
-        self._look_up_at_s = 0.0
-        self._paused_not_started: set[TopicPartition] = set()
-        # Committed offsets: fetched at the start, or committed by this consumer since.
-        self._committed: dict[TopicPartition, int] = {}
-        # Partitions of which `poll` has raised an error; the one raised last is at the end.
-        self._failed: dict[TopicPartition, None] = {}
-        # How often reading has moved from a deleted topic to a new one of its name.
-        self._recreations: dict[TopicPartition, int] = {}
-        # Partitions moved to a new topic of which `poll` has returned no records.
-        self._unseen_topics: set[TopicPartition] = set()
+        self._look_up_at_s = math.inf
+        # `raise_again` looks for failed partitions only if there may be some.
+        self._may_have_failed = False
 
     @property
     def assigned(self) -> frozenset[TopicPartition]:
         """Return all added partitions."""
-        return frozenset(self._consumers.keys() | self._not_started.keys())
+        return frozenset(self._partitions)
 
     def __len__(self) -> int:
-        return len(self._consumers) + len(self._not_started)
+        return len(self._partitions)
 
-    def _new_start(self, loss: DataLoss | None = None) -> _Start:
-        settings = self._client.config
-        return _Start(Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms), loss)
+    def _new_backoff(self) -> Backoff:
+        return Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms)
 
     def add(self, partitions: Collection[TopicPartition]) -> None:
         """Add partitions; the next calls of `start_added` start them."""
-        for key in partitions:
-            self._not_started[key] = self._new_start()
+        self._partitions.update((key, AssignedPartition(key, self._new_backoff)) for key in partitions)
         self._look_up_at_s = 0.0
 
     def start_added(self, wait_ms: float) -> None:
@@ -142,41 +93,41 @@ class AssignedPartitions:
             The start offset of a partition is unknown for `default.api.timeout.ms`; raised again after each such
             period.
         """
-        if not (self._not_started or self._lost):
+        if not self._lookups and self._look_up_at_s == math.inf:
             return
         deadline = Deadline.after_ms(wait_ms, self._client.clock)
         while True:
-            with DeferredInterrupts():
-                self._apply_lookups()
-                self._look_up()
-            new = [each for each in self._lookups if each.is_new]
+            self._apply_lookups()
+            self._look_up()
+            new = [lookup for lookup in self._lookups if lookup.is_new]
             if not new or deadline.passed:
                 return
             new[0].wait(deadline.remaining_s())
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
         """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""
-        while key in self._not_started:
+        partition = self._partition(key)
+        while partition.consumer is None:
             try:
                 self.start_added(deadline.remaining_ms())
             except KafkaError:
-                if key in self._not_started:
+                if partition.consumer is None:
                     raise
-            if (start := self._not_started.get(key)) is None:
+            if partition.consumer is not None:
                 return
             if deadline.passed:
-                who = "the coordinator" if isinstance(start.lookup, CommittedLookup) else "its leader"
+                who = "the coordinator" if isinstance(partition.lookup, CommittedLookup) else "its leader"
                 raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: {who} does not respond")
-            if start.lookup is not None:
-                start.lookup.wait(deadline.remaining_s())
+            if partition.lookup is not None:
+                partition.lookup.wait(deadline.remaining_s())
             else:
-                wait_s = start.retry_at_s - self._client.clock.now_s()
+                wait_s = partition.retry_at_s - self._client.clock.now_s()
                 self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
 
-    def _start_of(self, key: TopicPartition, lookup: StartLookup) -> _Start | None:
-        """Return the search that uses the results of a lookup; None if the partition was dropped or sought since."""
-        start = self._not_started.get(key) or self._lost.get(key)
-        return start if start is not None and start.lookup is lookup else None
+    def _awaiting(self, lookup: StartLookup) -> dict[TopicPartition, AssignedPartition]:
+        """Return the partitions that use the results of a lookup: not dropped and not sought since."""
+        partitions = {key: self._partitions[key] for key in lookup.partitions & self._partitions.keys()}
+        return {key: partition for key, partition in partitions.items() if partition.lookup is lookup}
 
     def _apply_lookups(self) -> None:
         """Start partitions whose offsets have arrived; raise an error of lookups that have ended."""
@@ -186,23 +137,23 @@ class AssignedPartitions:
             self._apply(lookup)
             if ended:
                 errors += self._handle_end(lookup)
-                self._lookups.remove(lookup)  # last: a signal handler may raise before
+                self._lookups.remove(lookup)
         if errors:
-            raise min(errors, key=lambda each: isinstance(each, DeadlineExceeded))
+            raise min(errors, key=lambda error: isinstance(error, DeadlineExceeded))
 
     def _apply(self, lookup: StartLookup) -> None:
-        starts: dict[TopicPartition, StartOffset] = {}
-        for key, found in lookup.found().items():
-            if (start := self._start_of(key, lookup)) is None:
+        positions = lookup.found()
+        starts: dict[TopicPartition, Position] = {}
+        for key, partition in self._awaiting(lookup).items():
+            if (position := positions.get(key)) is None:
                 continue
-            if start.loss is not None:
-                self._resume_at(start.loss, found.offset)
-                del self._lost[key]  # afterwards: a signal handler may raise within
-            else:
-                starts[key] = found
-        if isinstance(lookup, CommittedLookup):
-            self._committed.update((key, each.offset) for key, each in starts.items())
-        self._start_consumers(starts)
+            if partition.loss is not None:
+                self._resume_at(partition, Position(position.offset), partition.loss)
+                continue
+            starts[key] = position
+            if isinstance(lookup, CommittedLookup):
+                partition.committed = position.offset
+        self._start(starts)
 
     def _handle_end(self, lookup: StartLookup) -> list[Exception]:
         """Decide what comes next for the partitions of a lookup that have no offset; return errors to raise."""
@@ -211,23 +162,21 @@ class AssignedPartitions:
         self._look_up_at_s = 0.0
         # One wait for all that have failed together, so that their next lookup is one again.
         waits_s: dict[int, float] = {}
-        for key in lookup.partitions:
-            if (start := self._start_of(key, lookup)) is None:
-                continue
-            start.lookup = None
+        for key, partition in self._awaiting(lookup).items():
+            partition.end_lookup()
             error = lookup.error_of(key)
             if error is None:
-                start.without_commit = True
+                partition.without_commit = True
                 continue
-            wait_s = start.backoff.next_s()
-            start.retry_at_s = now_s + waits_s.setdefault(start.backoff.tries, wait_s)
+            wait_s = partition.backoff.next_s()
+            partition.retry_at_s = now_s + waits_s.setdefault(partition.backoff.tries, wait_s)
             log.debug("%s-%d starts later: %s", *key, error)
-            if start.failing_since_s is None:
-                start.failing_since_s = lookup.started_at_s
+            if partition.failing_since_s is None:
+                partition.failing_since_s = lookup.started_at_s
             if not isinstance(error, DeadlineExceeded):
                 errors.append(error)
-            elif now_s - start.failing_since_s >= timeout_s:
-                start.failing_since_s = now_s
+            elif now_s - partition.failing_since_s >= timeout_s:
+                partition.failing_since_s = now_s
                 errors.append(DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}"))
         return errors
 
@@ -236,31 +185,34 @@ class AssignedPartitions:
         now_s, wall_ms = self._client.clock.now_s(), self._client.clock.wall_ms()
         if now_s < self._look_up_at_s:
             return
-        waiting = {
-            key: start for key, start in [*self._not_started.items(), *self._lost.items()] if start.lookup is None
-        }
-        due = {key: start for key, start in waiting.items() if start.retry_at_s <= now_s}
-        sought = {key: start.sought for key, start in due.items() if start.sought is not None}
-        self._start_consumers({key: StartOffset(to.offset, to.leader_epoch) for key, to in sought.items()})
-        rest = {key: start for key, start in due.items() if key not in sought}
+        waiting = {key: partition for key, partition in self._partitions.items() if partition.state in DUE_FOR_LOOKUP}
+        due = {key: partition for key, partition in waiting.items() if partition.retry_at_s <= now_s}
+        sought = {key: partition.sought for key, partition in due.items() if partition.sought is not None}
+        self._start(sought)
+        unknown = {key: partition for key, partition in due.items() if key not in sought}
         group = self._config.consumer.group_id
-        committed = {k: start for k, start in rest.items() if group and not (start.loss or start.without_commit)}
+        committed = {
+            key: partition
+            for key, partition in unknown.items()
+            if group and not (partition.loss or partition.without_commit)
+        }
         if group and committed:
             timeout_ms, is_retry = self._client.config.default_api_timeout_ms, _have_failed(committed.values())
-            self._begin(CommittedLookup(self._client, group, committed, timeout_ms, is_retry=is_retry), committed)
-        self._list_by_leader(due, reset_times(self._config, rest.keys() - committed.keys(), wall_ms))
-        self._look_up_at_s = min((waiting[key].retry_at_s for key in waiting.keys() - due.keys()), default=math.inf)
+            self._begin(CommittedLookup(self._client, group, committed, timeout_ms, is_retry=is_retry))
+        self._list_by_leader(reset_times(self._config, unknown.keys() - committed.keys(), wall_ms))
+        later = (partition.retry_at_s for key, partition in waiting.items() if key not in due)
+        self._look_up_at_s = min(later, default=math.inf)
 
-    def _list_by_leader(self, starts: Mapping[TopicPartition, _Start], times: Mapping[TopicPartition, int]) -> None:
+    def _list_by_leader(self, times: Mapping[TopicPartition, int]) -> None:
         """List offsets, first of all partitions at once; retries are separate for each leader."""
         groups: dict[tuple[float, int], dict[TopicPartition, int]] = {}
         for key, time in times.items():
-            tries = starts[key].backoff.tries
+            tries = self._partitions[key].backoff.tries
             leader = self._leader(key) if tries else _NO_LEADER
             groups.setdefault((self._listing_timeout_ms(tries), leader), {})[key] = time
         for (timeout_ms, _), group in groups.items():
-            is_retry = _have_failed(starts[key] for key in group)
-            self._begin(ListingLookup(self._client, self._config, group, timeout_ms, is_retry=is_retry), starts)
+            is_retry = _have_failed(self._partitions[key] for key in group)
+            self._begin(ListingLookup(self._client, self._config, group, timeout_ms, is_retry=is_retry))
 
     def _listing_timeout_ms(self, tries: int) -> float:
         return min(_FIRST_TRY_MS * (1 << min(tries, 30)), self._client.config.default_api_timeout_ms)
@@ -270,154 +222,129 @@ class AssignedPartitions:
         partition = None if topic is None else topic.partitions.get(key[1])
         return _NO_LEADER if partition is None else partition.leader
 
-    def _begin(self, lookup: StartLookup, starts: Mapping[TopicPartition, _Start]) -> None:
+    def _begin(self, lookup: StartLookup) -> None:
         lookup.start()
         self._lookups.append(lookup)
         for key in lookup.partitions:
-            starts[key].lookup = lookup
+            self._partitions[key].begin_lookup(lookup)
 
-    def _start_consumers(self, offsets: Mapping[TopicPartition, StartOffset]) -> None:
-        if not offsets:
-            return
-        try:
-            self.reader.consume_partitions(
-                {key: each.offset for key, each in offsets.items()},
-                epochs={key: each.leader_epoch for key, each in offsets.items()},
-                topic_ids={key: each.topic_id for key, each in offsets.items()},
-            )
-        finally:  # also if a signal handler raises when they have started: they cannot start again
-            started = self.reader.streams
-            for key in offsets.keys() & started.keys():
-                self._consumers[key] = started[key]
-                # Checked after the insertion, since another thread may call `pause`.
-                if key in self._paused_not_started:
-                    self._consumers[key].pause()
-                self._remove_not_started(key)
-
-    def _remove_not_started(self, key: TopicPartition) -> None:
-        self._not_started.pop(key, None)
-        self._paused_not_started.discard(key)
+    def _start(self, positions: Mapping[TopicPartition, Position]) -> None:
+        if positions:
+            for key, consumer in self.reader.consume_partitions(positions).items():
+                self._partitions[key].start(consumer)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading partitions; iterations over them end."""
         for key in partitions:
-            self._remove_not_started(key)
-            self._lost.pop(key, None)
-            self._committed.pop(key, None)
-            self._recreations.pop(key, None)
-            self._unseen_topics.discard(key)
-            with DeferredInterrupts():  # one that stays open could not be assigned again
-                if (consumer := self._consumers.pop(key, None)) is not None:
-                    consumer.close()
-        for lookup in self._lookups:
-            if not [key for key in lookup.partitions if self._start_of(key, lookup)]:
+            if (partition := self._partitions.pop(key, None)) is not None:
+                partition.drop()
+        for lookup in self._lookups.copy():
+            if not self._awaiting(lookup):
                 lookup.cancel()
+                self._lookups.remove(lookup)
+
+    def _partition(self, key: TopicPartition) -> AssignedPartition:
+        if (partition := self._partitions.get(key)) is None:
+            raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
+        return partition
 
     def __getitem__(self, key: TopicPartition) -> PartitionConsumer:
-        if key not in self._consumers:
-            raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
-        return self._consumers[key]
+        if (consumer := self._partition(key).consumer) is None:
+            raise UsageError(f"{key[0]}-{key[1]} has no start offset yet")
+        return consumer
 
-    def seek(
-        self, key: TopicPartition, offset: int, epoch_before: int = NO_LEADER_EPOCH, *, listed: bool = False
-    ) -> None:
+    def seek(self, key: TopicPartition, position: Position, *, listed: bool = False) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
         Ignored with a warning if the topic was recreated and the user has not received records of the new one: only a
         `listed` offset is surely of it.
         """
-        if key in self._not_started:
-            self._not_started[key] = self._new_start()
-            self._not_started[key].sought = CommittedOffset(offset, epoch_before)
+        partition = self._partition(key)
+        if not listed and (partition.is_new_topic or partition.has_lost_topic):
+            ignored = "seek of %s-%d to offset %d is ignored: the topic was deleted and created again"
+            log.warning(ignored, *key, position.offset)
+            return
+        partition.seek(position)
+        if partition.consumer is None:
             self._look_up_at_s = 0.0
-        elif not listed and (key in self._unseen_topics or self._has_lost_topic(key)):
-            log.warning("seek of %s-%d to offset %d is ignored: the topic was deleted and created again", *key, offset)
-        else:
-            self[key].seek(offset, epoch_before)
-            self._lost.pop(key, None)
 
-    def rewind(self, key: TopicPartition, offset: int, epoch_before: int) -> None:
+    def rewind(self, key: TopicPartition, position: Position) -> None:
         """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
-        if not self._has_lost_topic(key):
-            self.seek(key, offset, epoch_before, listed=True)
+        if not self._partition(key).has_lost_topic:
+            self.seek(key, position, listed=True)
 
     def returned(self, partitions: Collection[TopicPartition]) -> None:
         """Record that the user gets records of these partitions."""
-        self._unseen_topics.difference_update(partitions)
-
-    def _has_lost_topic(self, key: TopicPartition) -> bool:
-        lost = self._lost.get(key)
-        return lost is not None and isinstance(lost.loss, TopicRecreated)
+        for key in partitions:
+            self._partitions[key].is_new_topic = False
 
     def positions(self, *, moved: bool = False) -> dict[TopicPartition, CommittedOffset]:
         """Return positions to commit: of started partitions, unless in a recreated topic, and those set by `seek`.
 
         With `moved` only positions that may differ from the group's offsets.
         """
-        recreated = self.recreated
-        positions = {
-            key: CommittedOffset(consumer.position, consumer.last_epoch)
-            for key, consumer in self._consumers.items()
-            if key not in recreated and (not moved or self._committed.get(key) != consumer.position)
+        return {
+            key: to_commit(position)
+            for key, partition in self._partitions.items()
+            if (position := partition.position) is not None and not (moved and partition.committed == position.offset)
         }
-        for key, start in self._not_started.items():
-            if start.sought is not None:
-                positions[key] = start.sought
-        return positions
 
     @property
     def recreated(self) -> frozenset[TopicPartition]:
         """Return partitions that are known to be at a position in a deleted topic, while a new topic has its name."""
-        consumers = list(self._consumers.items())
-        return frozenset(key for key, consumer in consumers if consumer.recreated or self._has_lost_topic(key))
+        return frozenset(key for key, partition in list(self._partitions.items()) if partition.is_recreated)
 
     @property
     def topic_ids(self) -> dict[TopicPartition, bytes]:
         """Return the ids of the topics that are read, for commits; zeros if unknown."""
-        return {key: consumer.topic_id for key, consumer in list(self._consumers.items())}
+        return {key: consumer.topic_id for key, consumer in self.consumers.items()}
 
     @property
-    def recreations(self) -> Mapping[TopicPartition, int]:
+    def recreations(self) -> dict[TopicPartition, int]:
         """Return how often reading has moved to a recreated topic, for partitions where it has."""
-        return self._recreations
+        return {key: partition.recreations for key, partition in self._partitions.items() if partition.recreations}
 
     def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
-        self._committed.update((key, to.offset) for key, to in offsets.items() if key in self._consumers)
+        for key, to in offsets.items():
+            if (partition := self._partitions.get(key)) is not None and partition.consumer is not None:
+                partition.committed = to.offset
 
     def poll(
         self, timeout_ms: float, max_rows: int | None = None
-    ) -> tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None:
-        """Return the next record batch of any partition, see `Consumer.poll`, with the leader epochs of its records.
+    ) -> tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None:
+        """Return the next record batch of any partition, see `Consumer.poll`, with the positions in it.
 
         None also means lost data: `start_added` finds the offset to continue at.
         """
         try:
             read = self.reader.poll(timeout_ms, max_rows)
-        except DataLoss as loss:
-            key = self._check_reset(loss)
-            if isinstance(loss, LogTruncated):
-                self._resume_at(loss, *end_of_common_log(loss))
+        except KafkaError as error:
+            if (partition := self._partition_of(error)) is None:
+                raise
+            if not isinstance(error, DataLoss) or self._config.auto_offset_reset == "none":
+                self._fail(partition)
+                raise
+            if isinstance(error, LogTruncated):
+                self._resume_at(partition, end_of_common_log(error), error)
             else:
-                self._lost[key] = self._new_start(loss)
+                partition.lose(error)
                 self._look_up_at_s = 0.0
             return None
-        except KafkaError as error:
-            self._note_failure(error)
-            raise
-        # No further call: a signal handler that raises there would lose the batch.
-        return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].buffer.leader_epochs)
+        return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].records)
 
     def raise_again(self) -> None:
         """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`.
 
         If several partitions have one, each call raises that of the next.
         """
-        for key in list(self._failed):
-            del self._failed[key]
-            consumer = self._consumers.get(key) if key not in self._lost else None
-            if consumer is not None and (error := consumer.buffer.raised_error) is not None:
-                self._failed[key] = None
+        if not self._may_have_failed:
+            return
+        failed = [partition for partition in self._partitions.values() if partition.state is PartitionState.FAILED]
+        self._may_have_failed = bool(failed)
+        for partition in failed:
+            if (error := partition.lasting_error) is not None:
+                self._fail(partition)
                 raise error.with_traceback(None)  # else it would keep the frames of each time
 
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
@@ -427,82 +354,78 @@ class AssignedPartitions:
         the partition is dropped meanwhile, or if `keeps_claims`, which is called in between, returns False. Called in
         the thread that reads the partition.
         """
-        key = self._check_reset(loss)
+        if self._config.auto_offset_reset == "none":
+            raise loss
+        if (partition := self._partition_of(loss)) is None:
+            return None
         if isinstance(loss, LogTruncated):
-            offset, leader_epoch = end_of_common_log(loss)
-        elif (reset := self._await_reset_offset(key, keeps_claims)) is not None:
-            offset, leader_epoch = reset, NO_LEADER_EPOCH
+            position = end_of_common_log(loss)
+        elif (reset := self._await_reset_position(partition, keeps_claims)) is not None:
+            position = reset
         else:
             return None
-        self._resume_at(loss, offset, leader_epoch)
-        return CommittedOffset(offset, leader_epoch)
+        self._resume_at(partition, position, loss)
+        return to_commit(position)
 
-    def _await_reset_offset(self, key: TopicPartition, keeps_claims: Callable[[], bool]) -> int | None:
-        start, deadline = self._new_start(), self._client.deadline()
+    def _await_reset_position(self, partition: AssignedPartition, keeps_claims: Callable[[], bool]) -> Position | None:
+        key, backoff, deadline = partition.key, self._new_backoff(), self._client.deadline()
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
-        while keeps_claims() and key in self._consumers:  # also if each lookup fails at once
-            timeout_ms = min(self._listing_timeout_ms(start.backoff.tries), deadline.remaining_ms())
+
+        def is_read() -> bool:
+            return partition.state is not PartitionState.DROPPED and keeps_claims()
+
+        while is_read():  # also if each lookup fails at once
+            timeout_ms = min(self._listing_timeout_ms(backoff.tries), deadline.remaining_ms())
             lookup = ListingLookup(self._client, self._config, times, timeout_ms)
             lookup.start()
             while not lookup.ended:
-                if key not in self._consumers or not keeps_claims():
+                if not is_read():
                     lookup.cancel()
                     return None
                 lookup.wait()
-            if (found := lookup.found().get(key)) is not None:
-                return found.offset
+            if (position := lookup.found().get(key)) is not None:
+                return Position(position.offset)
             error = lookup.error_of(key)
             assert error is not None
             if deadline.passed or not isinstance(error, DeadlineExceeded):
                 raise error
-            self._client.clock.sleep_s(min(start.backoff.next_s(), deadline.remaining_s()))
+            self._client.clock.sleep_s(min(backoff.next_s(), deadline.remaining_s()))
         return None
 
-    def _note_failure(self, error: KafkaError) -> None:
-        if (key := partition_of(error)) is not None:
-            self._failed[key] = None
+    def _fail(self, partition: AssignedPartition) -> None:
+        """Handle a raised error: `raise_again` raises that of the partition behind those of others."""
+        partition.fail()
+        self._partitions[partition.key] = self._partitions.pop(partition.key)
+        self._may_have_failed = True
 
-    def _check_reset(self, loss: DataLoss) -> TopicPartition:
-        if self._config.auto_offset_reset == "none":
-            self._note_failure(loss)
-            raise loss
-        return loss.context["topic"], loss.context["partition"]
+    def _partition_of(self, error: KafkaError) -> AssignedPartition | None:
+        key = partition_of(error)
+        return None if key is None else self._partitions.get(key)
 
-    def _resume_at(self, loss: DataLoss, offset: int, leader_epoch: int = NO_LEADER_EPOCH) -> None:
-        key = loss.context["topic"], loss.context["partition"]
-        # Brokers delete the committed offsets of a deleted topic.
-        self._committed.pop(key, None)
-        if (consumer := self._consumers.get(key)) is not None:
-            consumer.seek(offset, leader_epoch)
-            if isinstance(loss, TopicRecreated):
-                self._recreations[key] = self._recreations.get(key, 0) + 1
-                self._unseen_topics.add(key)
-        log.warning("%s; reading continues at offset %d", loss, offset)
+    def _resume_at(self, partition: AssignedPartition, position: Position, loss: DataLoss) -> None:
+        partition.resume_at(position, loss)
+        log.warning("%s; reading continues at offset %d", loss, position.offset)
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Pause partitions, also before they have started."""
         for key in partitions:
-            if key in self._not_started:
-                self._paused_not_started.add(key)
-            if key in self._consumers or key not in self._not_started:
-                self[key].pause()
+            self._partition(key).pause()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Resume partitions."""
         for key in partitions:
-            self._paused_not_started.discard(key)
-            if key not in self._not_started:
-                self[key].resume()
+            self._partition(key).resume()
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
-        return frozenset(key for key, consumer in self._consumers.items() if consumer.paused) | self._paused_not_started
+        return frozenset(key for key, partition in list(self._partitions.items()) if partition.paused)
 
     @property
-    def consumers(self) -> Mapping[TopicPartition, PartitionConsumer]:
+    def consumers(self) -> dict[TopicPartition, PartitionConsumer]:
         """Return the consumers of started partitions."""
-        return self._consumers
+        consumers = {key: partition.consumer for key, partition in list(self._partitions.items())}
+        return {key: consumer for key, consumer in consumers.items() if consumer is not None}
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Stop reading, and end the fetches."""
@@ -517,13 +440,5 @@ def partition_of(error: KafkaError) -> TopicPartition | None:
     return None if topic is None or partition is None else (topic, partition)
 
 
-def _have_failed(starts: Iterable[_Start]) -> bool:
-    return any(start.backoff.tries for start in starts)
-
-
-def end_of_common_log(loss: LogTruncated) -> tuple[int, int]:
-    """Return the offset at which to continue after a truncation, and the leader epoch of the record before it.
-
-    With the epoch, a second truncation is detected before any record is read from the offset.
-    """
-    return loss.context["end_offset"], loss.context.get("end_epoch", NO_LEADER_EPOCH)
+def _have_failed(partitions: Iterable[AssignedPartition]) -> bool:
+    return any(partition.backoff.tries for partition in partitions)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.group.committed_offsets import CommittedOffset
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.position import RecordPositions
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class ClaimMarks:
         self.dirty = self.taken = self.recreated = False
         self.topic_id = NO_TOPIC_ID
         self._key = key
-        # Leader epochs of the records that the claim has returned.
-        self._epochs: LeaderEpochs | None = None
+        # Positions of the records that the claim has returned.
+        self._records: RecordPositions | None = None
         # End of the records that the claim has returned; after lost data, of those in the present log.
         self._returned: int | None = None
         self._after_loss = False
@@ -64,7 +64,8 @@ class ClaimMarks:
         self._lower(self._with_epoch(offset, metadata))
 
     def _with_epoch(self, offset: int, metadata: str) -> CommittedOffset:
-        return CommittedOffset(offset, (self._epochs or LeaderEpochs()).before_offset(offset), metadata)
+        epoch = NO_LEADER_EPOCH if self._records is None else self._records.at(offset).leader_epoch
+        return CommittedOffset(offset, epoch, metadata)
 
     def _lower(self, to: CommittedOffset) -> None:
         if self.offset is None or to.offset <= self.offset.offset:
@@ -78,11 +79,11 @@ class ClaimMarks:
         """Record that a dirty offset is being committed."""
         self.dirty, self.taken = False, True
 
-    def records_returned(self, end: int, epochs: LeaderEpochs, topic_id: bytes) -> None:
-        """Record the end of the records that the claim returns, their leader epochs and topic."""
+    def records_returned(self, end: int, records: RecordPositions) -> None:
+        """Record the end of the records that the claim returns, and their positions."""
         self._returned = end if self._returned is None else max(end, self._returned)
-        self._epochs = epochs if self._epochs is None else self._epochs.followed_by(epochs)
-        self.topic_id = topic_id
+        self._records = records if self._records is None else self._records.followed_by(records)
+        self.topic_id = records.start.topic_id
 
     def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the offset to the position after lost data: marks in a recreated topic would not exceed the old ones.
@@ -105,7 +106,7 @@ class ClaimMarks:
                     *self._key,
                     until,
                 )
-        self._epochs, self.topic_id = None, NO_TOPIC_ID
+        self._records, self.topic_id = None, NO_TOPIC_ID
         self._returned, self._after_loss = to.offset, True
         self._lower(to)
 

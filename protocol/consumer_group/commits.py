@@ -20,6 +20,7 @@ from protocol.group.committed_offsets import CommittedOffset, TopicIds
 from protocol.group.member import GroupMember
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
+from protocol.interrupts import interruptible
 from protocol.kafka_terms import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -37,10 +38,16 @@ class _PendingCommit:
 
 
 class Commits:
-    """Commits of one consumer. `set_member`, `commit_async` and `wait` are thread-safe, the other methods are not."""
+    """Commits of one consumer. `set_member`, `commit_async` and `wait` are thread-safe, the other methods are not.
 
-    def __init__(self, client: Client, config: GroupConsumerConfig) -> None:
+    `user_code` calls callbacks of the user, see `CallGate.user_code`.
+    """
+
+    def __init__(
+        self, client: Client, config: GroupConsumerConfig, user_code: Callable[..., object] = interruptible
+    ) -> None:
         self._client = client
+        self._user_code = user_code
         self._group = config.consumer.group_id
         # Each offset is committed once, as in Java: a repeated commit could rewind one of another program.
         self.manager = (
@@ -78,10 +85,10 @@ class Commits:
     def commit_async(self, offsets: Offsets, member: GroupMember, topic_ids: TopicIds) -> None:
         """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended.
 
-        `topic_ids` are those of the topics that were read, see `OffsetManager.mark`.
+        `topic_ids` are those of the topics that were read, see `OffsetManager.stage`.
         """
         manager = self._required_manager()
-        if offsets and not manager.commit(offsets, member, topic_ids=topic_ids):
+        if offsets and not manager.stage(offsets, member, topic_ids=topic_ids, again=True):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
@@ -97,10 +104,6 @@ class Commits:
     def uncommitted(self, at_s: float) -> dict[TopicPartition, OffsetMark]:
         """Return the last offsets passed to `commit_async` that were not committed at this time."""
         return self._required_manager().uncommitted(at_s)
-
-    def has(self, offsets: Offsets) -> bool:
-        """Return True if these offsets, passed to `commit_async` before, are committed."""
-        return self._required_manager().failure(offsets) is None
 
     def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         """Wait until the offsets are committed.
@@ -148,30 +151,33 @@ class Commits:
         Exception
             The first exception of a callback, after all others were called; further exceptions are logged.
         """
-        waiting: list[_PendingCommit] = []
+        if not self._has_news():
+            return
+        waiting, self.pending = self.pending, []
         called, raised = 0, list[Exception]()
+
+        def call(commit: _PendingCommit, failed: CommitFailed | None) -> None:
+            nonlocal called
+            called += 1
+            commit.on_commit(commit.offsets, commit.failure or failed)
+
         try:
-            if not self._has_news():
-                return
-            waiting, self.pending = self.pending, []
             while called < len(waiting):
                 commit = waiting[called]
                 failure = self._failure_of(commit)
                 if isinstance(failure, DeadlineExceeded) and not commit.deadline.passed:
                     break
-                failed = None if failure is None else self._commit_failed(failure)
-                called += 1
                 try:
-                    commit.on_commit(commit.offsets, commit.failure or failed)
+                    self._user_code(call, commit, None if failure is None else self._commit_failed(failure))
                 except Exception as error:
                     raised.append(error)
-        except BaseException:  # Ctrl-C: the next call continues
+        except BaseException:  # Ctrl-C in a callback: the next call continues
             self._seen_changes = -1
             raise
         finally:  # callbacks may have added commits
             self.pending = [*waiting[called:], *self.pending]
-        for other in raised[1:]:
-            log.error("group %s: another callback of a commit raised: %r", self._group, other, exc_info=other)
+        for exception in raised[1:]:
+            log.error("group %s: another callback of a commit raised: %r", self._group, exception, exc_info=exception)
         if raised:
             raise raised[0]
 

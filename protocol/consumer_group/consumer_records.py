@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
 from protocol.kafka_terms import TopicPartition
+from protocol.position import Position, RecordPositions
 
 
 class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
@@ -21,10 +21,10 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
     def __init__(
         self,
         batches: Mapping[TopicPartition, list[pa.RecordBatch]],
-        epochs: Mapping[TopicPartition, list[LeaderEpochs]] = MappingProxyType({}),
+        positions: Mapping[TopicPartition, list[RecordPositions]] = MappingProxyType({}),
     ) -> None:
         self._batches = batches
-        self._epochs = epochs
+        self._positions = positions
 
     def __getitem__(self, key: TopicPartition) -> list[pa.RecordBatch]:
         return self._batches[key]
@@ -35,9 +35,11 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
     def __len__(self) -> int:
         return len(self._batches)
 
-    def leader_epochs(self, key: TopicPartition) -> list[LeaderEpochs]:
-        """Return the leader epochs of each record batch of a partition, for commits at an offset within a batch."""
-        return self._epochs.get(key) or [LeaderEpochs()] * len(self[key])
+    def positions(self, key: TopicPartition) -> list[RecordPositions]:
+        """Return the positions in each record batch of a partition, for commits at an offset within a batch."""
+        return self._positions.get(key) or [
+            RecordPositions(Position(batch.column("offset")[0].as_py())) for batch in self[key]
+        ]
 
     @property
     def num_rows(self) -> int:

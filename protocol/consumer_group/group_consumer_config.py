@@ -28,8 +28,8 @@ def _reset(text: str) -> OffsetReset | timedelta:
         return words[text.lower()]
     if not text.lower().startswith(_BY_DURATION):
         raise ValueError
-    found = _DURATION.fullmatch(text[len(_BY_DURATION) :])
-    parts = {name: part.replace(",", ".") for name, part in found.groupdict().items() if part} if found else {}
+    match = _DURATION.fullmatch(text[len(_BY_DURATION) :])
+    parts = {name: part.replace(",", ".") for name, part in match.groupdict().items() if part} if match else {}
     named = parts.pop("time", None)
     if not parts or named in ("T", "t"):
         raise ValueError("not a duration")
@@ -109,9 +109,9 @@ def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfi
         A property is unknown or invalid.
     """
     rows = {row.name: row for row in GROUP_PROPERTIES}
-    rest = {name: value for name, value in properties.items() if name not in rows}
+    values = {name: value for name, value in properties.items() if name not in rows}
     own = {
         row.field: row.kind.read(name, str(properties[name]), name) for name, row in rows.items() if name in properties
     }
     membership = {"group.protocol": "classic"} if "group.id" in properties else {}
-    return GroupConsumerConfig(parse_consumer({**membership, **rest}), **own)
+    return GroupConsumerConfig(parse_consumer({**membership, **values}), **own)

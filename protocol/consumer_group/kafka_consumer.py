@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import ParamSpec
 
 import pyarrow as pa
 
+from protocol.calls import CallGate, gated
 from protocol.checked_values import checked_partition
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.condition import Event, locked
+from protocol.condition import Event
 from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import LeaderEpochs, ListedOffset
+from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.consumer_group.assigned_partitions import AssignedPartitions, partition_of
 from protocol.consumer_group.commits import Commits, Offsets, OnCommit
@@ -36,17 +35,17 @@ from protocol.group.committed_offsets import (
     CommittedOffset,
     as_committed_offset,
     as_committed_offsets,
-    fetch_offsets_and_ids,
+    fetch_positions,
 )
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S
-from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID, TopicPartition
 from protocol.listing import listed
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
+from protocol.position import Position, RecordPositions
 from protocol.records.decode import ALL_COLUMNS
 from protocol.secret import hide_variables
 
@@ -56,36 +55,20 @@ log = logging.getLogger(__name__)
 _CHECK_INTERVAL_MS = 50
 # For the request to leave, also if the commit has taken all the time.
 _LEAST_LEAVE_MS = 500
-# Maximum wait for a call of another thread, which is refused if it comes earlier.
-_REWIND_S = 1.0
 # Without `max.poll.records`, a poll takes no further record batch from this number of records on.
 _ENOUGH_ROWS = 500
 
 P = ParamSpec("P")
-T = TypeVar("T")
-Batches = list[tuple[TopicPartition, pa.RecordBatch, LeaderEpochs]]
+Batches = list[tuple[TopicPartition, pa.RecordBatch, RecordPositions]]
 
 
 def _records(batches: Batches) -> ConsumerRecords:
     by_partition: dict[TopicPartition, list[pa.RecordBatch]] = {}
-    epochs_by_partition: dict[TopicPartition, list[LeaderEpochs]] = {}
-    for key, batch, epochs in batches:
+    positions: dict[TopicPartition, list[RecordPositions]] = {}
+    for key, batch, records in batches:
         by_partition.setdefault(key, []).append(batch)
-        epochs_by_partition.setdefault(key, []).append(epochs)
-    return ConsumerRecords(by_partition, epochs_by_partition)
-
-
-def _single_threaded(method: Callable[Concatenate[KafkaConsumer, P], T]) -> Callable[Concatenate[KafkaConsumer, P], T]:
-    """Raise `UsageError` after `close`, while another thread is in a call, and in a signal handler during `poll`."""
-
-    @wraps(method)
-    def call(consumer: KafkaConsumer, /, *given: P.args, **named: P.kwargs) -> T:
-        consumer._refuse_after_fork()
-        if consumer._is_in_use_here:  # a call within another one
-            return consumer._call(method, *given, **named)
-        return consumer._exclusively(partial(consumer._call, method, *given, **named))
-
-    return call
+        positions.setdefault(key, []).append(records)
+    return ConsumerRecords(by_partition, positions)
 
 
 class KafkaConsumer:
@@ -129,8 +112,9 @@ class KafkaConsumer:
     ) -> None:
         self._client, self._owns_client, settings = open_client(client, config, properties, parse_group_consumer)
         self._config = settings
+        self._gate = CallGate("consumer", "another thread uses this consumer, which is not thread-safe except wakeup")
         self._partitions = AssignedPartitions(self._client, settings, columns)
-        self._commits = Commits(self._client, settings)
+        self._commits = Commits(self._client, settings, self._gate.user_code)
         self._membership: Membership | None = None
         self._member = NO_MEMBER
         self._listener = ConsumerRebalanceListener()
@@ -142,13 +126,6 @@ class KafkaConsumer:
         self._error: KafkaError | None = None
         # The first exception of the user's listener or callbacks that no call has raised yet.
         self._user_error: Exception | None = None
-        self._closing = self._closed = False
-        # The records that `poll` has read but not returned, and a `close` that a signal handler called in this `poll`.
-        self._reading: Batches | None = None
-        self._pending_close: Callable[[], None] | None = None
-        self._in_use = threading.RLock()
-        # The process of the first call.
-        self._process_id: int | None = None
         self._client.sensors.use(CONSUMER_GROUPS)
         self._polled_s: float | None = None
 
@@ -174,7 +151,7 @@ class KafkaConsumer:
 
     # -- which partitions ---------------------------------------------------------------------
 
-    @_single_threaded
+    @gated
     def subscribe(
         self,
         topics: Collection[str] | re.Pattern[str],
@@ -214,13 +191,13 @@ class KafkaConsumer:
         self._subscription = subscription
         self._listener = listener or ConsumerRebalanceListener()
 
-    @_single_threaded
+    @gated
     def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:
         """Set the listener of the subscription, and return the former one."""
         former, self._listener = self._listener, listener
         return former
 
-    @_single_threaded
+    @gated
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read exactly these partitions, without group membership.
 
@@ -244,7 +221,7 @@ class KafkaConsumer:
         self._partitions.drop(before - assigned)
         self._partitions.add(assigned - before)
 
-    @_single_threaded
+    @gated
     def unsubscribe(self) -> None:
         """Commit with `enable.auto.commit`, leave the group, and drop all partitions.
 
@@ -256,19 +233,20 @@ class KafkaConsumer:
             The first exception of the listener or a callback.
         """
         self._require_not_leaving()
-        with DeferredInterrupts() as interrupts:
-            self._leave(interrupts)
+        try:
+            self._leave()
+        finally:
             self._subscription = TopicSubscription()
         self._raise_user_error()
 
     @property
-    @_single_threaded
+    @gated
     def subscription(self) -> TopicSubscription:
         """Return the subscription; without names and pattern if there is none."""
         return self._subscription
 
     @property
-    @_single_threaded
+    @gated
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the assigned partitions."""
         return self._partitions.assigned
@@ -318,34 +296,11 @@ class KafkaConsumer:
         leader, or the group's coordinator, does not respond.
         """
         batches: Batches = []
-        try:
-            return self._poll_into(batches, timeout_ms)
-        except BaseException:  # Ctrl-C when the records have been returned here
-            if batches and not self._closed:  # a signal handler may have closed it
-                with DeferredInterrupts():
-                    locked(self._in_use, _REWIND_S, lambda free: self._rewind(batches) if free else None)
-            raise
-
-    @_single_threaded
-    def _poll_into(self, batches: Batches, timeout_ms: float) -> ConsumerRecords:
-        try:
-            records = self._poll(timeout_ms, batches)
-        except BaseException:
-            with DeferredInterrupts():  # before a pending close, which commits
-                self._rewind(batches)
-                batches.clear()
-            raise
-        finally:
-            self._reading = None
-        if self._pending_close is None:
-            return records
-        with DeferredInterrupts():  # the close commits, and may raise
-            self._rewind(batches)
-            batches.clear()
-        return ConsumerRecords({})
+        with self._gate.call(undo=partial(self._rewind, batches)):
+            return self._poll(timeout_ms, batches)
 
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
-        """Read into `batches`: the caller rewinds them if they are not returned."""
+        """Read into `batches`, which are rewound if the caller of `poll` does not get them."""
         if self._in_listener:  # it would handle the same rebalance a second time
             raise UsageError("a rebalance listener must not call poll")
         self._record_poll()
@@ -355,27 +310,22 @@ class KafkaConsumer:
             if self._woken.is_set():
                 self._woken.clear()
                 raise WakeUp("this consumer was woken up")
-            self._reading = batches  # a listener may commit before, a signal handler never
             self._partitions.start_added(deadline.remaining_ms())
             wait_ms = min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS)
-            with DeferredInterrupts():  # a batch must not get lost on its way into `batches`
-                if still_owned := self._still_owned():
-                    self._read(batches, wait_ms)
-            if not still_owned and self._membership is not None:  # it is joining
+            if self._still_owned():
+                self._read(batches, wait_ms)
+            elif self._membership is not None:  # it is joining
                 self._membership.await_change(wait_ms)
             # The process may have been suspended, and the partitions assigned to another member.
-            closes = self._closed or self._pending_close is not None
-            if batches and self._still_owned() and not closes:
+            if batches and self._still_owned() and not self._gate.closes:
                 self._partitions.returned({key for key, *_ in batches})
                 return _records(batches)
             self._rewind(batches)
-            batches.clear()
-            if closes:
+            if self._gate.closes:
                 return ConsumerRecords({})
             if deadline.passed:
                 self._partitions.raise_again()  # without its records, a program would wait for them forever
                 return ConsumerRecords({})
-            self._reading = None
 
     def _record_poll(self) -> None:
         before_s, self._polled_s = self._polled_s, self._client.clock.now_s()
@@ -393,7 +343,7 @@ class KafkaConsumer:
             membership.progress()
             if (authorization_error := membership.take_authorization_error()) is not None:
                 raise authorization_error
-            # The second condition: an interrupt may have prevented partitions of the membership from being added here.
+            # The second condition: Ctrl-C in a wait of `poll_rebalance` leaves partitions that are not added here.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._partitions):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if self._membership is membership:  # else the listener has left the group
@@ -404,10 +354,10 @@ class KafkaConsumer:
         if self._commits.take_auto_commit_due():
             self._commit_in_background()
 
-    def _call_user_code(self, function: Callable[P, object], *given: P.args, **named: P.kwargs) -> None:
-        """Call a listener or callback; `_raise_user_error` raises the first exception later, as in Java."""
+    def _keep_error(self, function: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+        """Call a listener, or callbacks; `_raise_user_error` raises the first exception later, as in Java."""
         try:
-            function(*given, **named)
+            function(*arguments, **options)
         except Exception as error:
             log.exception("a rebalance listener or commit callback raised an exception")
             self._user_error = self._user_error or error
@@ -417,12 +367,12 @@ class KafkaConsumer:
     ) -> None:
         former, self._in_listener = self._in_listener, True
         try:
-            self._call_user_code(function, partitions)
+            self._keep_error(self._gate.user_code, function, partitions)
         finally:
             self._in_listener = former
 
     def _raise_user_error(self) -> None:
-        """Raise the first exception that `_call_user_code` has caught, once."""
+        """Raise the first exception that `_keep_error` has caught, once."""
         if (raised := self._user_error) is not None:
             self._user_error = None
             raise raised
@@ -439,15 +389,15 @@ class KafkaConsumer:
                 break
             if read is None:
                 break
-            batches.append(read)  # one step: a signal handler that raises between two would lose the batch
+            batches.append(read)
             rows += read[1].num_rows
 
     def _rewind(self, batches: Batches) -> None:
-        """Seek back to records that `poll` does not return: their offsets must not be committed."""
-        first_of_each = {key: (batch, epochs) for key, batch, epochs in reversed(batches)}
-        for key, (first, epochs) in first_of_each.items():
-            offset = first.column("offset")[0].as_py()
-            self._partitions.rewind(key, offset, epochs.before_offset(offset))
+        """Take back the read of records that `poll` does not return: their offsets must not be committed."""
+        first_of_each = {key: (batch, records) for key, batch, records in reversed(batches)}
+        for key, (first, records) in first_of_each.items():
+            self._partitions.rewind(key, records.at(first.column("offset")[0].as_py()))
+        batches.clear()
 
     def _still_owned(self) -> bool:
         """Return True if the partitions are surely this member's.
@@ -487,7 +437,7 @@ class KafkaConsumer:
             self._revoke(partitions, self._client.deadline())
         if self._membership is membership:  # else the listener has dropped them, and may have assigned others
             self._partitions.drop(partitions)
-        self._call_user_code(self._commits.retain, self._partitions.assigned)
+        self._keep_error(self._commits.retain, self._partitions.assigned)
 
     def _add_assigned(self, added: Collection[TopicPartition]) -> None:
         if added:
@@ -503,7 +453,7 @@ class KafkaConsumer:
             listener = self._listener
             self._call_listener(listener.on_partitions_lost if lost else listener.on_partitions_revoked, partitions)
         # Commits of the listener; not a second time for a coordinator that does not respond.
-        self._call_user_code(self._commits.await_pending, deadline.at_most_ms(limit_ms if completed else 0))
+        self._keep_error(self._commits.await_pending, deadline.at_most_ms(limit_ms if completed else 0))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> bool:
         """Commit positions if commits are automatic, and wait for commits in flight; False after the deadline."""
@@ -514,22 +464,21 @@ class KafkaConsumer:
                 self._commit(offsets, deadline, partition_timeout_s=DELETED_TOPIC_S)
             except CommitFailed as error:
                 log.warning("%s", error)
-        self._call_user_code(self._commits.await_pending, deadline)
+        self._keep_error(self._commits.await_pending, deadline)
         return not deadline.passed
 
-    @_single_threaded
+    @gated
     def enforce_rebalance(self) -> None:
         """Leave the group as `unsubscribe` does; the next `poll` rejoins, which causes a new assignment."""
         self._require_not_leaving()
         if self._membership is not None:
-            with DeferredInterrupts() as interrupts:
-                try:
-                    self._leave(interrupts, for_good=True)
-                finally:
-                    self._membership = self._new_membership(self._subscription)
+            try:
+                self._leave(for_good=True)
+            finally:
+                self._membership = self._new_membership(self._subscription)
             self._raise_user_error()
 
-    @_single_threaded
+    @gated
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the member that has fetched the records, for `send_offsets_to_transaction`.
 
@@ -554,7 +503,7 @@ class KafkaConsumer:
 
     # -- positions ----------------------------------------------------------------------------
 
-    @_single_threaded
+    @gated
     def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that `poll` returns; if necessary, wait until the start offset is known.
 
@@ -567,7 +516,7 @@ class KafkaConsumer:
         """
         return self._consumer(partition).position
 
-    @_single_threaded
+    @gated
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the positions that `commit_sync` commits by default, with their leader epochs. Does not wait.
 
@@ -577,20 +526,20 @@ class KafkaConsumer:
         return self._partitions.positions()
 
     @property
-    @_single_threaded
+    @gated
     def recreations(self) -> dict[TopicPartition, int]:
         """Return how often each partition was moved from a deleted topic to a new topic of the same name.
 
         Counted since the assignment; partitions without a move are absent. Offsets read before a move belong to the
         deleted topic.
         """
-        return dict(self._partitions.recreations)
+        return self._partitions.recreations
 
     def _consumer(self, partition: TopicPartition) -> PartitionConsumer:
         self._partitions.await_position(partition, self._client.deadline())
         return self._partitions[partition]
 
-    @_single_threaded
+    @gated
     def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position; the next record is that at `offset` or the first after it.
 
@@ -617,9 +566,9 @@ class KafkaConsumer:
     def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
         if self._error is not None and partition_of(self._error) == partition:
             self._error = None
-        self._partitions.seek(partition, to.offset, to.leader_epoch, listed=listed)
+        self._partitions.seek(partition, Position(to.offset, to.leader_epoch), listed=listed)
 
-    @_single_threaded
+    @gated
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to the log start offsets of these partitions, by default all assigned ones.
 
@@ -632,7 +581,7 @@ class KafkaConsumer:
         """
         self._seek_all(self.beginning_offsets(partitions or self.assignment))
 
-    @_single_threaded
+    @gated
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to the high watermarks of these partitions, by default all assigned ones.
 
@@ -651,7 +600,7 @@ class KafkaConsumer:
         for partition, offset in offsets.items():
             self._seek(partition, CommittedOffset(offset), listed=True)
 
-    @_single_threaded
+    @gated
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offsets.
 
@@ -660,9 +609,9 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
+        return {key: offset.offset for key, offset in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
 
-    @_single_threaded
+    @gated
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the high watermarks; with `isolation.level=read_committed` the last stable offsets.
 
@@ -671,9 +620,9 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: each.offset for key, each in self._list(dict.fromkeys(partitions, LATEST)).items()}
+        return {key: offset.offset for key, offset in self._list(dict.fromkeys(partitions, LATEST)).items()}
 
-    @_single_threaded
+    @gated
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """Return the first offset at or after a timestamp of each partition.
 
@@ -697,12 +646,12 @@ class KafkaConsumer:
         for (topic, partition), time_ms in times_ms.items():
             if time_ms < 0:
                 raise UsageError(f"{topic}-{partition}: {time_ms} is not a timestamp")
-        return {key: each if each.offset >= 0 else None for key, each in self._list(times_ms).items()}
+        return {key: offset if offset.offset >= 0 else None for key, offset in self._list(times_ms).items()}
 
     def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
 
-    @_single_threaded
+    @gated
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return the number of offsets from the position to the end of readable data; None before the first fetch.
 
@@ -710,25 +659,25 @@ class KafkaConsumer:
         """
         return self._consumer(partition).lag
 
-    @_single_threaded
+    @gated
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Stop fetching these partitions until `resume`; raise `UsageError` if one is not assigned."""
         self._partitions.pause(partitions)
 
-    @_single_threaded
+    @gated
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Fetch paused partitions again; raise `UsageError` if one is not assigned."""
         self._partitions.resume(partitions)
 
     @property
-    @_single_threaded
+    @gated
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
         return self._partitions.paused
 
     # -- commits ------------------------------------------------------------------------------
 
-    @_single_threaded
+    @gated
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the group's committed offset of each partition; None if it has none.
 
@@ -744,10 +693,10 @@ class KafkaConsumer:
         group = self.group_metadata().group_id
         if not partitions:
             return {}
-        found, _ = fetch_offsets_and_ids(self._client, group, partitions, self._client.deadline())
-        return {key: found.get(key) for key in partitions}
+        offsets, of_unknown_topics = fetch_positions(self._client, group, partitions, self._client.deadline())
+        return {key: offsets.get(key) or of_unknown_topics.get(key) for key in partitions}
 
-    @_single_threaded
+    @gated
     def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit offsets and wait. A request is sent also for unchanged offsets.
 
@@ -775,7 +724,7 @@ class KafkaConsumer:
         if recreated is not None:
             raise recreated
 
-    @_single_threaded
+    @gated
     def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         """Commit offsets in the background.
 
@@ -837,13 +786,15 @@ class KafkaConsumer:
     def _commit_async(self, offsets: Offsets) -> None:
         if self._membership is not None:
             self._membership.progress()  # also detects that this process was suspended
-        self._commits.commit_async(offsets, self._member, self._partitions.topic_ids)
+        topic_ids = self._partitions.topic_ids
+        topic_ids = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)).topic_id for key, to in offsets.items()}
+        self._commits.commit_async(offsets, self._member, topic_ids)
         self._partitions.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------
 
     def close(self, timeout_ms: float | None = None, *, leave_group: bool | None = None) -> None:
-        """Commit with `enable.auto.commit`, leave the group, and end all threads. A second call has no effect.
+        """Commit with `enable.auto.commit`, leave the group, and end all threads. Further calls have no effect.
 
         Parameters
         ----------
@@ -864,91 +815,60 @@ class KafkaConsumer:
         -----
         In a signal handler that interrupts another call, and in a listener or callback, this call returns at once; the
         other one then closes before it returns or raises. Records that `poll` has read then are not committed.
+        Ctrl-C ends the commit and the wait. A background thread then leaves the group and ends the threads; a further
+        call waits for it.
         """
-        if self._closing:
-            return
-        self._refuse_after_fork()
-        if self._is_in_use_here:  # the other call may hold locks, and change what is closed
-            self._pending_close = partial(self.close, timeout_ms, leave_group=leave_group)
-            return
-        self._exclusively(partial(self._close, self._client.deadline(timeout_ms), leave_group))
+        self._gate.close(partial(self._close, timeout_ms, leave_group))
 
-    def _close(self, deadline: Deadline, leave_group: bool | None) -> None:
-        with DeferredInterrupts() as interrupts:
-            self._closing = True
-            try:
-                self._leave(interrupts, leave_group, deadline)  # still open, since the listener may commit
-            except KeyboardInterrupt:
-                deadline = deadline.at_most_ms(LEAVE_MS)
-                raise
-            finally:
-                self._closed = True
-                self._partitions.close(deadline)
-                self._commits.close()
-                if self._owns_client:
-                    self._client.close()
-            self._call_user_code(self._commits.run_callbacks)
-            self._raise_user_error()
+    def _close(self, timeout_ms: float | None, leave_group: bool | None) -> None:
+        deadline = self._client.deadline(timeout_ms)
 
-    def _close_if_pending(self) -> None:
-        """Close if `close` was called within a call, at the end of the outermost one."""
-        if not self._is_in_use_here and (pending := self._pending_close) is not None:
-            self._pending_close = None
-            pending()
-
-    @property
-    def _is_in_use_here(self) -> bool:
-        """Return True if this thread is in a call."""
-        in_use: Any = self._in_use
-        return bool(in_use._is_owned())
-
-    def _refuse_after_fork(self) -> None:
-        self._process_id = self._process_id or os.getpid()
-        if self._process_id != os.getpid():  # its threads do not exist here, and one may have held a lock
-            raise UsageError("this consumer was used before a fork: make one in this process")
-
-    def _exclusively(self, call: Callable[[], T]) -> T:
-        """Exclude other threads: they could commit positions of records that this thread has not returned yet."""
-
-        def exclusively(free: bool) -> T:
-            if not free and not self._is_in_use_here:
-                raise UsageError("another thread uses this consumer, which is not thread-safe except wakeup")
-            return call()
+        def release() -> None:
+            self._partitions.close(deadline)
+            self._commits.close()
+            if self._owns_client:
+                self._client.close()
 
         try:
-            return locked(self._in_use, 0, exclusively)
+            self._leave(leave_group, deadline, release)  # still open, since the listener may commit
         finally:
-            if self._pending_close is not None:  # no call without need: a signal may come at its begin
-                self._close_if_pending()
-
-    def _call(self, method: Callable[Concatenate[KafkaConsumer, P], T], *given: P.args, **named: P.kwargs) -> T:
-        if self._closed:
-            raise UsageError("this consumer is closed")
-        if self._reading is not None:  # a commit would include records that `poll` has not returned
-            raise UsageError("a signal handler that interrupts poll may call only wakeup and close")
-        return method(self, *given, **named)
+            self._gate.closed = True
+        self._keep_error(self._commits.run_callbacks)
+        self._raise_user_error()
 
     def _leave(
-        self, interrupts: DeferredInterrupts, for_good: bool | None = None, deadline: Deadline | None = None
+        self,
+        for_good: bool | None = None,
+        deadline: Deadline | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Revoke all partitions and leave the group, also if Ctrl-C interrupts the commit or the listener.
+        """Revoke all partitions and leave the group, then call `release`. See `Membership.close` for `for_good`.
 
-        See `Membership.close` for `for_good`.
+        If Ctrl-C interrupts the commit, the listener or the wait, a background thread does what remains to be done.
         """
         deadline = deadline or self._client.deadline()
-        partitions = self._partitions.assigned
+        partitions, membership = self._partitions.assigned, self._membership
+
+        def end() -> None:
+            try:
+                if membership is not None:
+                    membership.close(for_good, max(_LEAST_LEAVE_MS, min(LEAVE_MS, deadline.remaining_ms())))
+            finally:
+                release()
+
         self._leaving = True
         try:
-            with interrupts.allowed():
-                self._revoke(partitions, deadline)
+            self._revoke(partitions, deadline)
         finally:
             self._leaving = False
             self._partitions.drop(partitions)
-            if self._membership is not None:
-                self._membership.close(for_good, max(_LEAST_LEAVE_MS, min(LEAVE_MS, deadline.remaining_ms())))
             # `_member` stays: records fetched as a member must not be committed without one.
             self._membership = None
+            if membership is not None:
+                membership.detach()
             self._commits.set_member(NO_MEMBER)
+            ending = self._gate.end_in_background(end, "end of a consumer")
+        ending.wait()
 
     def _require_not_leaving(self) -> None:
         if self._leaving:  # the listener would be called again, without end

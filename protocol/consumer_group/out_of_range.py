@@ -6,40 +6,42 @@ For readers that start at a group's offsets without a `KafkaConsumer`, which det
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer import log_offsets
-from protocol.consumer.list_offsets import known_ends_of_epochs, list_offsets
+from protocol.consumer.list_offsets import ends_of_epochs, list_offsets
 from protocol.errors import DeadlineExceeded
-from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, TopicPartition
+from protocol.position import Position
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """An offset that is not a position in its log: outside of `log_start` to `log_end`, or behind a truncation.
+    """A position that is not in its log: outside of `log_start` to `log_end`, or behind a truncation.
 
     Attributes
     ----------
-    offset : int
+    position : Position
     log_start, log_end : int
         Log start offset and high watermark.
-    leader_epoch : int
-        Leader epoch of the record before the offset; -1 if unknown.
     epoch_end : int or None
-        End of this leader epoch if that is before the offset: from there on the log has other records.
+        End of its leader epoch if that is before the offset: from there on the log has other records.
     """
 
-    offset: int
+    position: Position
     log_start: int
     log_end: int
-    leader_epoch: int = NO_LEADER_EPOCH
     epoch_end: int | None = None
+
+    @property
+    def offset(self) -> int:
+        """The offset that is out of range."""
+        return self.position.offset
 
     @property
     def is_deleted(self) -> bool:
@@ -71,7 +73,7 @@ class OutOfRange:
             if self.is_deleted
             else "the log was truncated (unclean leader election), or the topic was deleted and created again"
         )
-        epoch = f" of the records that existed when it was committed, in leader epoch {self.leader_epoch}"
+        epoch = f" of the records that existed when it was committed, in leader epoch {self.position.leader_epoch}"
         return (
             f"{whose} offset {self.offset} of {key[0]}-{key[1]} is out of range: the log holds "
             f"[{self.log_start}, {self.end}){'' if self.epoch_end is None else epoch}. Likely cause: {cause}"
@@ -80,17 +82,17 @@ class OutOfRange:
 
 def check_committed(
     client: Client,
-    committed: Mapping[TopicPartition, CommittedOffset],
+    committed: Mapping[TopicPartition, Position],
     deadline: Deadline,
     *,
     unknown_topic_s: float | None = None,
-) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, OutOfRange]]:
-    """Find committed offsets that are not in the log, or whose leader epoch ended before them.
+) -> tuple[dict[TopicPartition, Position], dict[TopicPartition, OutOfRange]]:
+    """Find committed positions that are not in the log, or whose leader epoch ended before them.
 
     Parameters
     ----------
     client : Client
-    committed : mapping of (str, int) to CommittedOffset
+    committed : mapping of (str, int) to Position
     deadline : Deadline
     unknown_topic_s : float, optional
         As in `call_partitions`.
@@ -98,7 +100,7 @@ def check_committed(
     Returns
     -------
     (dict, dict)
-        Valid offsets, with their leader epochs unless the leader does not know them; and the other offsets.
+        Valid positions, with their leader epochs unless the leader does not know them; and the other offsets.
 
     Raises
     ------
@@ -111,26 +113,24 @@ def check_committed(
         return {}, {}
     earliest = dict.fromkeys(committed, EARLIEST)
     starts = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=unknown_topic_s)
-    epochs = {key: each.leader_epoch for key, each in committed.items()}
-    ends = _newest_high_watermarks(client, committed, epochs, deadline, unknown_topic_s)
-    epoch_ends = known_ends_of_epochs(client, epochs, deadline)
-    valid: dict[TopicPartition, CommittedOffset] = {}
+    ends = _newest_high_watermarks(client, committed, deadline, unknown_topic_s)
+    epoch_ends = ends_of_epochs(client, committed, deadline)
+    valid: dict[TopicPartition, Position] = {}
     invalid: dict[TopicPartition, OutOfRange] = {}
     for key, to in committed.items():
         start, end, epoch_end = starts[key].offset, ends[key], epoch_ends.get(key)
         truncated = epoch_end is not None and epoch_end < to.offset
         if truncated or not start <= to.offset <= end:
-            invalid[key] = OutOfRange(to.offset, start, end, to.leader_epoch, epoch_end if truncated else None)
+            invalid[key] = OutOfRange(to, start, end, epoch_end if truncated else None)
         else:
             # An epoch that the leader does not know is of an earlier topic of this name.
-            valid[key] = to if epoch_end is not None else CommittedOffset(to.offset)
+            valid[key] = to if epoch_end is not None else replace(to, leader_epoch=NO_LEADER_EPOCH)
     return valid, invalid
 
 
 def _newest_high_watermarks(
     client: Client,
-    partitions: Collection[TopicPartition],
-    known_epochs: Mapping[TopicPartition, int],
+    positions: Mapping[TopicPartition, Position],
     deadline: Deadline,
     unknown_topic_s: float | None,
 ) -> dict[TopicPartition, int]:
@@ -139,17 +139,17 @@ def _newest_high_watermarks(
     Replies of stale leaders, which may end before the group's offset, are retried for 30 s. After that they are
     accepted: the group's offsets may be those of a deleted topic with the same name.
     """
-    latest = dict.fromkeys(partitions, LATEST)
+    latest = dict.fromkeys(positions, LATEST)
     try:
         retry_deadline = deadline.at_most_ms(log_offsets.STALE_LEADER_MS)
         listed = list_offsets(
             client,
             latest,
             deadline=retry_deadline,
-            known_epochs=known_epochs,
+            positions_read=positions,
             unknown_topic_s=unknown_topic_s,
         )
     except DeadlineExceeded as error:
         log.info("%s; the leaders' replies are accepted as they are", error)
         listed = list_offsets(client, latest, deadline=deadline, unknown_topic_s=unknown_topic_s)
-    return {key: each.offset for key, each in listed.items()}
+    return {key: offset.offset for key, offset in listed.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,21 +20,13 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, DeadlineExceeded, NoOffset
-from protocol.group.committed_offsets import fetch_offsets_and_ids
-from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.group.committed_offsets import CommittedOffset, fetch_positions
+from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.listing import listed
+from protocol.position import Position
 
 # A lookup that has run for this time is no longer waited for: its offsets are used when they arrive.
 _WAIT_S = 0.05
-
-
-@dataclass(frozen=True)
-class StartOffset:
-    """An offset to start at, with the leader epoch of the record before it, and the id of its topic, if known."""
-
-    offset: int
-    leader_epoch: int = NO_LEADER_EPOCH
-    topic_id: bytes = NO_TOPIC_ID
 
 
 class StartLookup(ABC):
@@ -97,8 +88,8 @@ class StartLookup(ABC):
         """Send the requests, and keep the results."""
 
     @abstractmethod
-    def found(self) -> dict[TopicPartition, StartOffset]:
-        """Return the offsets that have arrived."""
+    def found(self) -> Mapping[TopicPartition, Position]:
+        """Return the positions that have arrived."""
 
     def error_of(self, key: TopicPartition) -> Exception | None:
         """Return why a partition has no offset; None if it needs another kind of lookup."""
@@ -139,7 +130,7 @@ class CommittedLookup(StartLookup):
     ) -> None:
         super().__init__(client, partitions, timeout_ms, f"start offsets of {group}", is_retry=is_retry)
         self._group = group
-        self._found: dict[TopicPartition, StartOffset] = {}
+        self._found: dict[TopicPartition, CommittedOffset] = {}
         self._pending: set[TopicPartition] = set()
         self._without: frozenset[TopicPartition] = frozenset()
         # Partitions of topics for which the coordinator refuses the request, such as those without a Describe ACL.
@@ -147,23 +138,21 @@ class CommittedLookup(StartLookup):
 
     def _look_up(self) -> None:
         pending = self._pending
-        while asked := self.partitions - self._refused.keys():
+        while partitions := self.partitions - self._refused.keys():
             try:
-                offsets, ids = fetch_offsets_and_ids(self._client, self._group, asked, self._deadline, pending=pending)
+                self._found, of_unknown_topics = fetch_positions(
+                    self._client, self._group, partitions, self._deadline, pending=pending
+                )
             except BrokerError as error:
-                refused = [key for key in asked if key[0] == error.context.get("topic")]
+                refused = [key for key in partitions if key[0] == error.context.get("topic")]
                 if not refused:
                     raise
                 self._refused.update(dict.fromkeys(refused, error))
             else:
-                self._without = asked - offsets.keys() - pending
-                starts = {key: each for key, each in offsets.items() if key in ids}
-                self._found = {
-                    key: StartOffset(each.offset, each.leader_epoch, ids[key]) for key, each in starts.items()
-                }
+                self._without = partitions - self._found.keys() - of_unknown_topics.keys() - pending
                 return
 
-    def found(self) -> dict[TopicPartition, StartOffset]:
+    def found(self) -> Mapping[TopicPartition, Position]:
         """Return the committed offsets, once the lookup has ended."""
         return self._found
 
@@ -203,12 +192,14 @@ class ListingLookup(StartLookup):
 
     def _look_up(self) -> None:
         topics = {topic for topic, _ in self._times}
-        known = self._client.snapshot(topics, self._deadline).topics
-        self._topic_ids = {name: topic.topic_id for name, topic in known.items() if topic.error_code == ErrorCode.NONE}
+        topics_now = self._client.snapshot(topics, self._deadline).topics
+        self._topic_ids = {
+            name: topic.topic_id for name, topic in topics_now.items() if topic.error_code == ErrorCode.NONE
+        }
         try:
             self._list(self._times, self._listed)
         finally:
-            if ends := {key: LATEST for key, each in self._listed.items() if each.offset < 0}:
+            if ends := {key: LATEST for key, offset in self._listed.items() if offset.offset < 0}:
                 self._list_ends(ends)
 
     def _list_ends(self, times: Mapping[TopicPartition, int]) -> None:
@@ -217,19 +208,19 @@ class ListingLookup(StartLookup):
         written: dict[TopicPartition, ListedOffset] = {}
         self._list(times, ends)
         self._list({key: self._times[key] for key in ends}, written)
-        self._listed.update((key, each if each.offset >= 0 else ends[key]) for key, each in written.items())
+        self._listed.update((key, offset if offset.offset >= 0 else ends[key]) for key, offset in written.items())
 
-    def _list(self, times: Mapping[TopicPartition, int], found: dict[TopicPartition, ListedOffset]) -> None:
+    def _list(self, times: Mapping[TopicPartition, int], listed: dict[TopicPartition, ListedOffset]) -> None:
         options: dict[str, Any] = {"isolation_level": self._isolation_level, "max_attempts": 1}
-        list_offsets(self._client, times, found=found, deadline=self._deadline, **options)
+        list_offsets(self._client, times, offsets_before=listed, deadline=self._deadline, **options)
 
-    def found(self) -> dict[TopicPartition, StartOffset]:
-        """Return the offsets that have arrived; where there is no record at or after the time, the end of the log."""
+    def found(self) -> Mapping[TopicPartition, Position]:
+        """Return the positions that have arrived; where there is no record at or after the time, the log's end."""
         ids = self._topic_ids
         return {
-            key: StartOffset(each.offset, topic_id=ids[key[0]])
-            for key, each in self._listed.copy().items()
-            if each.offset >= 0 and key[0] in ids
+            key: Position(offset.offset, topic_id=ids[key[0]])
+            for key, offset in self._listed.copy().items()
+            if offset.offset >= 0 and key[0] in ids
         }
 
 
@@ -240,8 +231,8 @@ def reset_times(
     reset = config.auto_offset_reset
     if reset == "none" and partitions:
         names = listed([f"{topic}-{partition}" for topic, partition in sorted(partitions)])
-        what = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
-        raise NoOffset(what, settings=("auto.offset.reset",))
+        problem = f"{names}: no start offset, and auto.offset.reset is none; call seek, or set auto.offset.reset"
+        raise NoOffset(problem, settings=("auto.offset.reset",))
     if isinstance(reset, timedelta):
         return dict.fromkeys(partitions, wall_ms - int(reset.total_seconds() * 1000))
     return dict.fromkeys(partitions, EARLIEST if reset == "earliest" else LATEST)

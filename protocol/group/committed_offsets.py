@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.checked_values import checked_leader_epoch, checked_offset, checked_partition, checked_string
+from protocol.checked_values import checked_partition, checked_string
 from protocol.clock import Deadline
-from protocol.cluster.call import Check, Handle, Row, call, call_partitions
+from protocol.cluster.call import Check, Row, call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.cluster.metadata import Broker, Metadata, is_another_topic
+from protocol.cluster.metadata import Broker, Metadata
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.position import Position, is_another_topic
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch, m28_txn_offset_commit
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -39,17 +40,19 @@ _REFUSED_FOR_MEMBERS = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATIO
 
 
 @dataclass(frozen=True)
-class CommittedOffset:
-    """A committed offset.
+class CommittedOffset(Position):
+    """A committed position, with its metadata. Two are equal also if only one has a topic id.
 
     Attributes
     ----------
     offset : int
         Offset of the next record to read; not negative, since a group would have no offset then.
     leader_epoch : int
-        Leader epoch of the last record read; -1 if unknown.
+        No record before `offset` has a newer leader epoch; -1 if unknown. Consumers commit that of the last record.
     metadata : str
         Free text, at most 32,767 bytes; brokers refuse more than `offset.metadata.max.bytes`.
+    topic_id : bytes
+        Id of the topic of the offset, which the commit must still have; zeros if unknown.
 
     Raises
     ------
@@ -57,15 +60,18 @@ class CommittedOffset:
         Kafka cannot store one of the values.
     """
 
-    offset: int
-    leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+    topic_id: bytes = field(default=NO_TOPIC_ID, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offset", checked_offset(self.offset))
-        object.__setattr__(self, "leader_epoch", checked_leader_epoch(self.leader_epoch))
+        super().__post_init__()
         metadata = "" if self.metadata is None else checked_string("metadata", self.metadata)
         object.__setattr__(self, "metadata", metadata)
+
+
+def to_commit(position: Position) -> CommittedOffset:
+    """Return a position as one to commit, without metadata."""
+    return CommittedOffset(position.offset, position.leader_epoch, topic_id=position.topic_id)
 
 
 CallerOffsets = Mapping[TopicPartition, int | CommittedOffset]
@@ -107,8 +113,7 @@ def commit_offsets(
     offsets: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
     member: GroupMember = NO_MEMBER,
-    handle: Handle | None = None,
-    begin_attempt: Callable[[], None] = lambda: None,
+    on_reply: Callable[[TopicPartition, KafkaError | None], KafkaError | None] = lambda key, error: error,
     *,
     topic_ids: TopicIds = NO_TOPIC_IDS,
     reply_deadline: Callable[[], Deadline] | None = None,
@@ -127,13 +132,11 @@ def commit_offsets(
         Time limit of all retries.
     member : GroupMember
         The member that commits; by default none, which the coordinator accepts if the group has no members.
-    handle : callable, optional
-        Called for each partition in the response, see `call_partitions`.
-    begin_attempt : callable, optional
-        Called before each request.
+    on_reply : callable, optional
+        Called with each partition of a reply and its error or None. Returns an error that fails the request, or None.
     topic_ids : mapping of (str, int) to bytes
-        Ids of the topics of these offsets, if known. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID then,
-        also if a new topic has its name.
+        Ids of the topics of offsets that have none. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID, also
+        if a new topic has its name.
     reply_deadline : callable, optional
         Limit of one request, see `call_partitions`.
 
@@ -150,18 +153,14 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    check, options = topic_id_check(client, OFFSET_COMMIT, offsets, topic_ids, deadline)
+    offsets = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
+    check, options = topic_id_check(client, OFFSET_COMMIT, offsets, deadline)
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
-            what = f"{error}; the group has live members: use another group.id, or stop them"
-            error = BrokerError(what, **error.context, settings=("group.id",))
-        return error if handle is None else handle(key, row, broker, error)
-
-    def begin(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
-        errors = check(broker, partitions)
-        begin_attempt()
-        return errors
+            problem = f"{error}; the group has live members: use another group.id, or stop them"
+            error = BrokerError(problem, **error.context, settings=("group.id",))
+        return on_reply(key, error)
 
     call_partitions(
         client,
@@ -170,7 +169,7 @@ def commit_offsets(
         offset_rows(offsets),
         deadline,
         handle=explained,
-        check=begin,
+        check=check,
         reply_deadline=reply_deadline,
         **options,
     )
@@ -179,8 +178,7 @@ def commit_offsets(
 def topic_id_check(
     client: Client,
     api: Api,
-    partitions: Iterable[TopicPartition],
-    topic_ids: TopicIds,
+    offsets: Mapping[TopicPartition, Position],
     deadline: Deadline,
     *,
     at_most: int | None = None,
@@ -194,9 +192,8 @@ def topic_id_check(
     client : Client
     api : Api
         OffsetCommit or TxnOffsetCommit.
-    partitions : iterable of (str, int)
-    topic_ids : mapping of (str, int) to bytes
-        Ids of the topics of the offsets, if known.
+    offsets : mapping of (str, int) to Position
+        Those without a topic id are not compared.
     deadline : Deadline
     at_most : int, optional
         The newest version to send.
@@ -208,47 +205,47 @@ def topic_id_check(
         `topic_ids` and `at_most`.
     """
     last_with_names = _LAST_WITH_TOPIC_NAMES[api]
-    ids_by_name = _ids_by_name(partitions, topic_ids) if at_most is None or at_most > last_with_names else None
+    ids_by_name = _ids_by_name(offsets) if at_most is None or at_most > last_with_names else None
     if ids_by_name is None:
         at_most = last_with_names if at_most is None else min(at_most, last_with_names)
-    check = _same_topics(client, topic_ids, deadline, api, unless_by_id=ids_by_name is not None)
+    check = _same_topics(client, offsets, deadline, api, unless_by_id=ids_by_name is not None)
     return check, {"topic_ids": ids_by_name, "at_most": at_most}
 
 
-def _ids_by_name(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, bytes] | None:
+def _ids_by_name(offsets: Mapping[TopicPartition, Position]) -> dict[str, bytes] | None:
     """Return the topics' ids by name; None if one is unknown, or if a topic has two."""
     ids: dict[str, bytes] = {}
-    for key in partitions:
-        topic_id = topic_ids.get(key, NO_TOPIC_ID)
-        if topic_id == NO_TOPIC_ID or ids.setdefault(key[0], topic_id) != topic_id:
+    for (topic, _), position in offsets.items():
+        if position.topic_id == NO_TOPIC_ID or ids.setdefault(topic, position.topic_id) != position.topic_id:
             return None
     return ids
 
 
-def _same_topics(client: Client, topic_ids: TopicIds, deadline: Deadline, api: Api, *, unless_by_id: bool) -> Check:
+def _same_topics(
+    client: Client, offsets: Mapping[TopicPartition, Position], deadline: Deadline, api: Api, *, unless_by_id: bool
+) -> Check:
     """Return a check for `call_partitions` that a commit by topic name is not of a deleted topic with that name.
 
-    It compares `topic_ids` with the metadata of the coordinator itself. If these are not yet those of the new topic,
+    It compares the ids with the metadata of the coordinator itself. If these are not yet those of the new topic,
     the coordinator will delete the offsets when it learns of the deletion. `unless_by_id`: there is no check if the
     broker supports a version with topic ids.
     """
-    known = {key: topic_id for key, topic_id in topic_ids.items() if topic_id != NO_TOPIC_ID}
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
         if unless_by_id:
             version = client.connection(broker, COORDINATOR, deadline).choose_version(api)
             if version > _LAST_WITH_TOPIC_NAMES[api]:
                 return {}
-        compared = [key for key in partitions if key in known]
+        compared = [key for key in partitions if offsets[key].topic_id != NO_TOPIC_ID]
         if not compared:
             return {}
-        found = _topic_ids_at(client, broker, {topic for topic, _ in compared}, deadline)
+        topic_ids = _topic_ids_at(client, broker, {topic for topic, _ in compared}, deadline)
         errors: dict[TopicPartition, BrokerError] = {}
         for topic, partition in compared:
-            if is_another_topic(found.get(topic, NO_TOPIC_ID), known[topic, partition]):
-                what = f"commit of {topic}-{partition}: the offset belongs to a deleted topic of that name"
+            if not offsets[topic, partition].is_in(topic_ids.get(topic, NO_TOPIC_ID)):
+                problem = f"commit of {topic}-{partition}: the offset belongs to a deleted topic of that name"
                 errors[topic, partition] = broker_error(
-                    ErrorCode.UNKNOWN_TOPIC_ID, what, topic=topic, partition=partition
+                    ErrorCode.UNKNOWN_TOPIC_ID, problem, topic=topic, partition=partition
                 )
         return errors
 
@@ -259,12 +256,12 @@ def _topic_ids_at(client: Client, broker: Broker, topics: Collection[str], deadl
     """Return the ids of the topics that a broker knows."""
     body = {"topics": [{"name": name} for name in sorted(topics)], "allow_auto_topic_creation": False}
     first = FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-    found = Metadata.from_reply(client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first))
+    cluster = Metadata.from_reply(client.ask(broker, METADATA, body, deadline, purpose=COORDINATOR, at_least=first))
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return {name: topic.topic_id for name, topic in found.topics.items() if topic.error_code != unknown}
+    return {name: topic.topic_id for name, topic in cluster.topics.items() if topic.error_code != unknown}
 
 
-def fetch_offsets_and_ids(
+def fetch_positions(
     client: Client,
     group: str,
     partitions: Collection[TopicPartition],
@@ -273,8 +270,8 @@ def fetch_offsets_and_ids(
     pending: set[TopicPartition] | None = None,
     expected_ids: TopicIds = NO_TOPIC_IDS,
     unknown_topic_s: float | None = None,
-) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
-    """Return a group's offsets, and the ids of the topics to which they belong.
+) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, CommittedOffset]]:
+    """Return a group's offsets with the ids of the topics to which they belong.
 
     The coordinator knows the topic by the same id before and after it returns the offset. Since Kafka 4.2 it also
     compares this id with that of the commit: a coordinator that took over from a failed one may have offsets of topics
@@ -297,10 +294,9 @@ def fetch_offsets_and_ids(
     Returns
     -------
     offsets : dict of (str, int) to CommittedOffset
-        Partitions without a committed offset are omitted.
-    topic_ids : dict of (str, int) to bytes
-        Ids of the topics of these offsets; zeros before Kafka 2.8. Absent for an offset of a topic that the coordinator
-        does not know: it may have been deleted just now.
+        Partitions without a committed offset are omitted. Ids are zeros before Kafka 2.8.
+    offsets_of_unknown_topics : dict of (str, int) to CommittedOffset
+        Offsets of topics that the coordinator does not know: they may have been deleted just now.
 
     Raises
     ------
@@ -312,25 +308,28 @@ def fetch_offsets_and_ids(
     def topic_ids() -> dict[str, bytes]:
         return _topic_ids_at(client, client.coordinator(coordinator_key, deadline), names, deadline)
 
-    def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, bytes]]:
+    def ask() -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, CommittedOffset]]:
         before = topic_ids()
-        has_id = {each: before.get(each[0], NO_TOPIC_ID) != NO_TOPIC_ID for each in partitions}
-        with_id, without = ([each for each in partitions if has_id[each] is wanted] for wanted in (True, False))
+        has_id = {partition: before.get(partition[0], NO_TOPIC_ID) != NO_TOPIC_ID for partition in partitions}
+        with_id, without = (
+            [partition for partition in partitions if has_id[partition] is with_ids] for with_ids in (True, False)
+        )
         offsets = fetch_offsets(client, group, with_id, deadline, topic_ids=before, pending=pending) if with_id else {}
         offsets |= fetch_offsets(client, group, without, deadline, pending=pending) if without else {}
         after = topic_ids() if offsets else before
         if changed := {topic for topic, _ in offsets if before.get(topic) != after.get(topic)}:
-            what = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
-            raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, what)
+            problem = f"offsets of group {group}: the coordinator has learned of a new topic {min(changed)}"
+            raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, problem)
         for key, topic_id in expected_ids.items():
             topic = key[0]
             if key in offsets and (topic not in after or is_another_topic(after[topic], topic_id)):
-                what = f"offsets of group {group}: the coordinator does not know the topic {topic} that is read"
-                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, what, topic=topic)
-        return offsets, {each: after[each[0]] for each in offsets if each[0] in after}
+                problem = f"offsets of group {group}: the coordinator does not know the topic {topic} that is read"
+                raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, problem, topic=topic)
+        present = {key: to.in_topic(after[key[0]]) for key, to in offsets.items() if key[0] in after}
+        return present, {key: to for key, to in offsets.items() if key not in present}
 
-    what = f"offsets of {coordinator_key} and their topics"
-    return client.retrying(what, ask, deadline, coordinator_of=coordinator_key, unknown_topic_s=unknown_topic_s)
+    operation = f"offsets of {coordinator_key} and their topics"
+    return client.retrying(operation, ask, deadline, coordinator_of=coordinator_key, unknown_topic_s=unknown_topic_s)
 
 
 def fetch_start_offsets(
@@ -341,12 +340,12 @@ def fetch_start_offsets(
     *,
     unknown_topic_s: float | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return a group's offsets to start at in the topics with these ids; see `fetch_offsets_and_ids`.
+    """Return a group's offsets to start at in the topics with these ids; see `fetch_positions`.
 
     Raises `TopicUnknown` if the coordinator knows other topics of these names for `unknown_topic_s`.
     """
     options: dict[str, Any] = {"expected_ids": topic_ids, "unknown_topic_s": unknown_topic_s}
-    return fetch_offsets_and_ids(client, group, topic_ids, deadline, **options)[0]
+    return fetch_positions(client, group, topic_ids, deadline, **options)[0]
 
 
 def fetch_offsets(
@@ -399,10 +398,10 @@ def fetch_offsets(
         ]
         topics = None if partitions is None else rows
         # Since version 8 a request may have several groups (KIP-709).
-        asked: dict[str, Any] = {"group_id": group, "topics": topics}
+        group_body: dict[str, Any] = {"group_id": group, "topics": topics}
         if version >= 8:
-            return {"groups": [asked], "require_stable": require_stable}
-        return {**asked, "require_stable": require_stable} if version >= 7 else asked
+            return {"groups": [group_body], "require_stable": require_stable}
+        return {**group_body, "require_stable": require_stable} if version >= 7 else group_body
 
     accept = {ErrorCode.UNKNOWN_TOPIC_ID}  # with the same ids, a retry would fail again
     if pending is not None:

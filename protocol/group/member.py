@@ -45,13 +45,13 @@ class GroupMember:
         """Return True if the member has a generation or an epoch."""
         return self.generation_id_or_member_epoch >= 0
 
-    def keeps_assignment_of(self, other: GroupMember) -> bool:
-        """Return True if this member still has the partitions that were assigned to `other`.
+    def keeps_assignment_of(self, former: GroupMember) -> bool:
+        """Return True if this member still has the partitions that were assigned to `former`.
 
         A new generation ends an assignment, except in cooperative rebalances (KIP-429). A new epoch does not, since the
         coordinator revokes partitions by name.
         """
-        return self._assignment_key == other._assignment_key
+        return self._assignment_key == former._assignment_key
 
     def updated_to(self, now: GroupMember) -> GroupMember:
         """Return `now` if it is this member with the same assignment in a later generation or epoch; else this member.

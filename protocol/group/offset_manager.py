@@ -16,9 +16,7 @@ from dataclasses import dataclass, replace
 
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Backoff, Deadline, StoppableClock
-from protocol.cluster.call import Row
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, is_another_topic
 from protocol.cluster.unknown_topic import TRANSIENT_UNKNOWN_MS
 from protocol.condition import Condition
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
@@ -26,9 +24,8 @@ from protocol.group.commit_marks import (
     RETRY_INITIAL_MS,
     RETRY_MAXIMUM_MS,
     CommitReplies,
+    CommitResult,
     OffsetMark,
-    is_stale_generation,
-    loses_assignment,
 )
 from protocol.group.committed_offsets import (
     NO_TOPIC_IDS,
@@ -38,7 +35,7 @@ from protocol.group.committed_offsets import (
     fetch_offsets,
 )
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.interrupts import DeferredInterrupts, join
+from protocol.interrupts import join
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.listing import listed
 from protocol.metrics import definitions
@@ -70,8 +67,8 @@ class OffsetManager:
 
     The process is not a member of the group until `set_member` is called.
 
-    A coordinator may receive an unanswered request after a newer commit, and go back to the older offset. Therefore the
-    group's offset is fetched `request.timeout.ms` later, and committed again if it is the older one.
+    One request is in flight at a time. After a lost connection or reply, the coordinator may receive a request after a
+    newer one, and the group's offset is the older one until the next commit: a restart then reads records again.
 
     Brokers accept a reset of a group without members. With `compare_ms`, a process that is not a member commits its
     offsets again after it, and logs a warning.
@@ -126,6 +123,8 @@ class OffsetManager:
         self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, OffsetMark] = {}
+        # Committed offsets that `retain` has dropped.
+        self._left: dict[TopicPartition, CommittedOffset] = {}
         # The id of each topic when it was last known: a commit may be staged after the topic was deleted.
         self._topic_ids: dict[str, bytes] = {}
         self.counts = CommitCounts()
@@ -145,26 +144,30 @@ class OffsetManager:
         """
         with self._changed:
             if not member.keeps_assignment_of(self._member):
-                self._marks = {}
+                self._marks, self._left = {}, {}
             self._member = member
             self._notify()
 
     def retain(self, owned: Collection[TopicPartition]) -> None:
         """Drop the staged offsets of all partitions except `owned`, also if a commit is in flight."""
         with self._changed:
-            kept = {key: mark for key, mark in self._marks.items() if key in owned}
-            if len(kept) < len(self._marks):
-                self._marks = kept
+            marks = {key: mark for key, mark in self._marks.items() if key in owned}
+            if len(marks) < len(self._marks):
+                dropped = {key: self._marks[key] for key in self._marks.keys() - marks.keys()}
+                self._left = {key: to for key, to in self._left.items() if key not in dropped}
+                self._left |= {key: mark.offset for key, mark in dropped.items() if mark.was_committed(math.inf)}
+                self._marks = marks
                 self._notify()
 
-    def mark(
+    def stage(
         self,
         offsets: Mapping[TopicPartition, CommittedOffset],
         member: GroupMember = NO_MEMBER,
         *,
         topic_ids: TopicIds = NO_TOPIC_IDS,
+        again: bool = False,
     ) -> bool:
-        """Stage offsets, except those lower than a staged offset of the same partition.
+        """Stage offsets, lower ones too, instead of those staged before.
 
         Parameters
         ----------
@@ -175,6 +178,8 @@ class OffsetManager:
         topic_ids : mapping of (str, int) to bytes
             Ids of the topics that were read; for missing ids and zeros, those of the newest metadata. An offset of a
             deleted topic is refused with UNKNOWN_TOPIC_ID, also if a new topic has its name.
+        again : bool
+            Send also unchanged offsets, which were committed or refused before.
 
         Returns
         -------
@@ -182,42 +187,16 @@ class OffsetManager:
             False if the assignment of `member` has ended; nothing is staged then.
         """
         with self._changed:
-            before = {key: mark.offset.offset for key, mark in self._marks.items()}
-            not_lower = {key: to for key, to in offsets.items() if to.offset >= before.get(key, 0)}
-            return self.reset(not_lower, member, topic_ids=topic_ids)
-
-    def reset(
-        self,
-        offsets: Mapping[TopicPartition, CommittedOffset],
-        member: GroupMember = NO_MEMBER,
-        *,
-        topic_ids: TopicIds = NO_TOPIC_IDS,
-    ) -> bool:
-        """Stage offsets as `mark` does, also lower ones."""
-        with self._changed:
-            changed = {key: to for key, to in offsets.items() if not self._is_staged(key, to, topic_ids)}
-            return self.commit(changed, member, topic_ids=topic_ids)
-
-    def _is_staged(self, key: TopicPartition, to: CommittedOffset, topic_ids: TopicIds) -> bool:
-        mark, topic_id = self._marks.get(key), topic_ids.get(key, NO_TOPIC_ID)
-        return mark is not None and mark.offset == to and not is_another_topic(topic_id, mark.topic_id)
-
-    def commit(
-        self,
-        offsets: Mapping[TopicPartition, CommittedOffset],
-        member: GroupMember = NO_MEMBER,
-        *,
-        topic_ids: TopicIds = NO_TOPIC_IDS,
-    ) -> bool:
-        """Stage offsets as `reset` does, and send also those that were committed or refused before."""
-        with self._changed:
-            if accepted := member.keeps_assignment_of(self._member):
-                self._update_topic_ids({key[0] for key in offsets})
+            accepted = member.keeps_assignment_of(self._member)
+            if accepted:
+                self._update_topic_ids({topic for topic, _ in offsets})
                 for key, to in offsets.items():
-                    topic_id = topic_ids.get(key, NO_TOPIC_ID)
+                    before, topic_id = self._marks.get(key), topic_ids.get(key, NO_TOPIC_ID)
+                    if not again and before is not None and before.is_at(to, topic_id):
+                        continue
                     if topic_id == NO_TOPIC_ID:
                         topic_id = self._topic_ids.get(key[0], topic_id)
-                    self._marks[key] = OffsetMark.after(self._marks.get(key), to, topic_id)
+                    self._marks[key] = OffsetMark.after(before, to, topic_id)
             self._wake()
             return accepted
 
@@ -229,8 +208,8 @@ class OffsetManager:
             self._changed.notify_all()
 
     def _update_topic_ids(self, topics: Collection[str]) -> None:
-        known = {name: self._client.remembered_topic(name) for name in topics}
-        self._topic_ids.update((name, topic.topic_id) for name, topic in known.items() if topic is not None)
+        topics_by_name = {name: self._client.remembered_topic(name) for name in topics}
+        self._topic_ids.update((name, topic.topic_id) for name, topic in topics_by_name.items() if topic is not None)
 
     def uncommitted(self, at_s: float = math.inf) -> dict[TopicPartition, OffsetMark]:
         """Return the staged offsets that were not committed at this time: in flight, being retried, or refused."""
@@ -246,6 +225,8 @@ class OffsetManager:
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}
             for (topic, partition), mark in marks.items():
+                if mark is None and self._left.get((topic, partition)) == offsets[topic, partition]:
+                    continue
                 if mark is None:
                     return UsageError(f"{topic}-{partition} is no longer assigned to this member")
                 if mark.refused is not None:
@@ -287,9 +268,8 @@ class OffsetManager:
             return self._client.clock.now_s() - mark.failing_since_s < partition_timeout_s
 
         with self._changed:
-            self._wake()  # Ctrl-C may have prevented it after offsets were staged
-            # A list: an interrupt while a generator is closed would be lost.
-            while [mark for mark in self._marks_of(partitions) if committing(mark)]:
+            self._wake()  # the process may have had too many threads before
+            while any(committing(mark) for mark in self._marks_of(partitions)):
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
@@ -318,46 +298,41 @@ class OffsetManager:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"offsets-{self.group}", daemon=True)
-        with DeferredInterrupts():
-            try:
-                thread.start()
-                self._thread = thread
-            except RuntimeError as error:
-                self._record_result(error)  # the process has too many threads: the next mark or flush retries
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
+            self._record_result(error)  # the process has too many threads: the next call of `stage` or `flush` retries
 
     def _due_marks(self) -> dict[TopicPartition, OffsetMark]:
         """Return marks that are not committed, and those committed longer than `refresh_ms` ago."""
         now_s, member = self._client.clock.now_s(), self._member
         return {key: mark for key, mark in self._marks.items() if mark.due_at_s(member, self._refresh_s) <= now_s}
 
-    def _check_at_s(self, mark: OffsetMark) -> float:
-        """Return the time at which the group's offset is compared with the mark."""
-        compares = self._member == NO_MEMBER and mark.was_committed(math.inf) and not mark.older
-        return self._compared_at_s + self._compare_s if compares else mark.check_at_s
-
-    def _marks_to_check(self) -> dict[TopicPartition, OffsetMark]:
-        now_s = self._client.clock.now_s()
-        return {key: mark for key, mark in self._marks.items() if self._check_at_s(mark) <= now_s}
+    def _committed_marks(self) -> dict[TopicPartition, OffsetMark]:
+        """Return the marks to compare with the group's offsets every `compare_ms`."""
+        if self._member != NO_MEMBER:
+            return {}
+        return {key: mark for key, mark in self._marks.items() if mark.was_committed(math.inf)}
 
     def _idle_s(self) -> float:
-        """Return the time until a mark is due or to be checked."""
-        times_s = (
-            min(mark.due_at_s(self._member, self._refresh_s), self._check_at_s(mark)) for mark in self._marks.values()
-        )
+        """Return the time until a mark is due or to be compared."""
+        times_s = [mark.due_at_s(self._member, self._refresh_s) for mark in self._marks.values()]
+        if self._committed_marks():
+            times_s.append(self._compared_at_s + self._compare_s)
         return max(0.0, min(60.0, min(times_s, default=math.inf) - self._client.clock.now_s()))
 
     def _run(self) -> None:
         backoff = Backoff(RETRY_INITIAL_MS, RETRY_MAXIMUM_MS)
         while True:
             with self._changed:
-                doubtful: dict[TopicPartition, OffsetMark] = {}
-                while not self._closed and not (due := self._due_marks()) and not (doubtful := self._marks_to_check()):
-                    self._changed.wait(self._idle_s())
+                while not self._closed and (idle_s := self._idle_s()) > 0:
+                    self._changed.wait(idle_s)
                 if self._closed:
                     return
-                member = self._member
+                due, committed, member = self._due_marks(), self._committed_marks(), self._member
             if not due:
-                self._check(doubtful)
+                self._compare(committed)
                 continue
             if self._commit(due, member):
                 backoff.reset()
@@ -368,39 +343,31 @@ class OffsetManager:
                 while not self._closed and not wait_until.passed:
                     self._changed.wait(wait_until.remaining_s())
 
-    def _check(self, doubtful: Mapping[TopicPartition, OffsetMark]) -> None:
-        """Commit marks again that the group's coordinator has replaced by an older, unanswered offset.
-
-        An offset of another program is kept until the next comparison.
-        """
-        deadline, found = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock), None
-        in_transactions: set[TopicPartition] = set()
+    def _compare(self, committed: Mapping[TopicPartition, OffsetMark]) -> None:
+        """Make marks due whose offsets another program has changed, and warn once."""
+        deadline, in_transactions = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock), set[TopicPartition]()
+        offsets = None
         try:
-            found = fetch_offsets(self._client, self.group, doubtful, deadline, pending=in_transactions)
+            offsets = fetch_offsets(self._client, self.group, committed, deadline, pending=in_transactions)
         except Exception as error:  # including bugs: the thread must not end
-            log.debug("group %s: its offsets could not be checked: %s", self.group, error)
+            log.debug("group %s: its offsets could not be compared: %s", self.group, error)
         with self._changed:
-            now_s, foreign = self._client.clock.now_s(), []
-            for key, mark in doubtful.items():
-                if found is None or key in in_transactions:
-                    mark.check_later(now_s)
-                elif not mark.older and self._marks.get(key) is mark and mark.was_replaced(found.get(key)):
-                    now = found[key].offset if key in found else "none"
+            self._compared_at_s = self._client.clock.now_s()
+            if offsets is None:
+                return
+            foreign = []
+            for key in committed.keys() - in_transactions:
+                mark = committed[key]
+                if self._marks.get(key) is mark and mark.was_replaced(offsets.get(key)):
+                    now = offsets[key].offset if key in offsets else "none"
                     foreign.append(f"{key[0]}-{key[1]} had {now}, gets {mark.offset.offset}")
-                elif mark.was_set_back(found.get(key)):
-                    log.warning(
-                        "group %s: a delayed commit has set %s-%d back to offset %d; offset %d is committed again",
-                        self.group, *key, found[key].offset, mark.offset.offset,
-                    )  # fmt: skip
-            if self._compared_at_s + self._compare_s <= now_s:
-                self._compared_at_s = now_s
-                if foreign and not self._has_foreign_offsets:  # two readers of one group would warn each time
-                    log.warning(
-                        "group %s: another program has changed committed offsets (a reset, or another reader of this "
-                        "group); this process commits its own again: %s. To move its position, stop it first",
-                        self.group, listed(foreign),
-                    )  # fmt: skip
-                self._has_foreign_offsets = bool(foreign)
+            if foreign and not self._has_foreign_offsets:  # two readers of one group would warn each time
+                log.warning(
+                    "group %s: another program has changed committed offsets (a reset, or another reader of this "
+                    "group); this process commits its own again: %s. To move its position, stop it first",
+                    self.group, listed(sorted(foreign)),
+                )  # fmt: skip
+            self._has_foreign_offsets = bool(foreign)
             self._notify()
 
     def _commit(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:
@@ -409,47 +376,36 @@ class OffsetManager:
         Return false if the coordinator did not respond, or refused for a reason that concerns the group.
         """
         replies = self._send(due, member)
-        refusals = [error for error in replies.final.values() if isinstance(error, BrokerError)]
-        evicted = [error for error in refusals if error.code in _MEMBER_ERRORS]
-        if evicted:
-            self.on_member_refused(member, evicted[0])
+        for error in replies[CommitResult.REFUSED].values():
+            if isinstance(error, BrokerError) and error.code in _MEMBER_ERRORS:
+                self.on_member_refused(member, error)
+                break
         if not self._apply(replies, due, member):
             return True
-        keys, half = list(replies.to_split), len(replies.to_split) // 2
+        keys = list(replies[CommitResult.TOO_LARGE])
+        half = len(keys) // 2
         halves = [{key: due[key] for key in half_keys} for half_keys in (keys[:half], keys[half:]) if half_keys]
         # If the first half fails for another reason, the second half is not sent.
-        return replies.failure is None and all(self._commit(each, member) for each in halves)
+        return replies.failure is None and all(self._commit(offsets, member) for offsets in halves)
 
     def _send(self, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> CommitReplies:
-        """Send the marks and sort the replies, without changing the marks."""
-        replies = CommitReplies(member, self._retry_refused, self._client.clock.now_s())
-
-        def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
-            replies.in_flight &= not row  # no row: an error of a check before the request
-            return replies.add(key, error)
-
-        offsets = {key: mark.offset for key, mark in due.items()}
-        topic_ids = {key: mark.topic_id for key, mark in due.items()}
-        deadline = Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock)
+        """Send the marks and return the replies, without changing the marks."""
+        replies, failure = CommitReplies(member, retry_refused=self._retry_refused), None
         request_timeout_ms = self._client.config.request_timeout_ms
         try:
             commit_offsets(
                 self._client,
                 self.group,
-                offsets,
-                deadline,
+                {key: mark.offset for key, mark in due.items()},
+                Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock),
                 member,
-                handle,
-                replies.begin_attempt,
-                topic_ids=topic_ids,
+                replies.add,
+                topic_ids={key: mark.topic_id for key, mark in due.items()},
                 reply_deadline=lambda: Deadline.after_ms(request_timeout_ms, self._retry_clock),
             )
         except Exception as error:  # including bugs: the thread must not end
-            if isinstance(error, UsageError) and not self._client.closed:
-                replies.cannot_be_encoded(due, error)
-            else:
-                replies.failure = error
-        replies.end()
+            failure = error
+        replies.end(failure, () if self._client.closed else due)
         self._refuse_deleted_topics(due, replies)
         return replies
 
@@ -459,56 +415,61 @@ class OffsetManager:
         Others are retried: the coordinator may not know the new topic yet. The ids are those of several brokers, since
         one may lag behind.
         """
-        refused = {key for key, error in replies.partition_errors.items() if error.code == ErrorCode.UNKNOWN_TOPIC_ID}
-        if not refused:
+        unknown = [
+            key
+            for key, error in replies[CommitResult.PARTITION_FAILED].items()
+            if isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_ID
+        ]
+        if not unknown:
             return
         deadline = Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)
-        found = self._client.ids_at_brokers({key[0] for key in refused}, deadline)
-        for key in refused:
-            if found[key[0]] and due[key].topic_id not in found[key[0]]:
-                replies.final[key] = replies.partition_errors.pop(key)
-        if recreated := {key[0] for key in refused & replies.final.keys()}:
+        ids = self._client.ids_at_brokers({topic for topic, _ in unknown}, deadline)
+        recreated = [key for key in unknown if ids[key[0]] and due[key].topic_id not in ids[key[0]]]
+        for key in recreated:
+            replies.refuse(key)
+        if recreated:
             with suppress(KafkaError):  # later offsets without an id get that of the new topic
-                self._client.metadata(recreated, deadline)
+                self._client.metadata({topic for topic, _ in recreated}, deadline)
 
     def _apply(self, replies: CommitReplies, due: Mapping[TopicPartition, OffsetMark], member: GroupMember) -> bool:
         """Record replies in the marks and counters. Return False after `close`, or if all these marks were dropped."""
         with self._changed:  # `flush` must see marks and counts change together
-            now_s, stale_error = self._client.clock.now_s(), None
-            is_new = any(due[key].failing_since_s is None for key in replies.partition_errors)
-            for key, error in list(replies.partition_errors.items()):
+            now_s, failed = self._client.clock.now_s(), replies[CommitResult.PARTITION_FAILED]
+            is_new = any(due[key].failing_since_s is None for key in failed)
+            for key, error in list(failed.items()):
                 if due[key].fail(error, now_s) >= TRANSIENT_UNKNOWN_MS / 1000 and not self._retry_refused:
-                    replies.final[key] = replies.partition_errors.pop(key)
-            for key, answer in replies.final.items():
-                if answer is not None and is_stale_generation(answer, member):
-                    due[key].refuse_generation(member, now_s)
-                    stale_error = answer
-                elif answer is None or self._member == member or not loses_assignment(answer):
-                    due[key].complete(answer, now_s, replies.sent_at_s)
+                    replies.refuse(key)
+            for result in CommitResult.COMMITTED, CommitResult.REFUSED:
+                for key, error in replies[result].items():
+                    due[key].complete(error, now_s)
+            for key in replies[CommitResult.STALE_GENERATION]:
+                due[key].refuse_generation(member, now_s)
             if self._closed or not self._member.keeps_assignment_of(member) or not due.keys() & self._marks.keys():
                 return False
-            if replies.unanswered:
-                until_s = now_s + self._client.config.request_timeout_ms / 1000
-                for key in due.keys() & self._marks.keys():
-                    self._marks[key].doubt(due[key].offset, until_s)
-            refused = next((mark.refused for mark in due.values() if mark.refused is not None), None)
-            if refused is not None:
-                self._record_result(refused, "was refused and is not retried")
-            if stale_error is not None and self._member == member:
-                outcome = "has a stale generation, and is retried in the next one if the assignment is kept"
-                self._record_result(stale_error, outcome, logging.INFO)
             if replies.failure is not None:
                 for mark in self._marks.values():  # topics may have been created or deleted since the first error
                     mark.failing_since_s = None
-            if replies.partition_errors and replies.failure is None:
-                outcome = "of some partitions failed and is retried"
-                self._record_result(
-                    next(iter(replies.partition_errors.values())), outcome, logging.WARNING if is_new else logging.DEBUG
-                )
-            elif replies.failure is not None or (refused is None and None in replies.final.values()):
-                self._record_result(replies.failure)
+            self._record_replies(replies, is_new_failure=is_new, is_present_member=self._member == member)
             self._notify()
         return True
+
+    def _record_replies(self, replies: CommitReplies, *, is_new_failure: bool, is_present_member: bool) -> None:
+        """Count and log the first error of each result. The caller holds the lock."""
+        first = {result: next(iter(replies[result].values()), None) for result in CommitResult}
+        refused, stale = first[CommitResult.REFUSED], first[CommitResult.STALE_GENERATION]
+        partition_error = first[CommitResult.PARTITION_FAILED]
+        if refused is not None:
+            self._record_result(refused, "was refused and is not retried")
+        if stale is not None and is_present_member:
+            outcome = "has a stale generation, and is retried in the next one if the assignment is kept"
+            self._record_result(stale, outcome, logging.INFO)
+        if replies.failure is not None:
+            self._record_result(replies.failure)
+        elif partition_error is not None:
+            level = logging.WARNING if is_new_failure else logging.DEBUG
+            self._record_result(partition_error, "of some partitions failed and is retried", level)
+        elif refused is None and replies[CommitResult.COMMITTED]:
+            self._record_result(None)
 
     def _record_result(self, failure: Exception | None, outcome: str = "", level: int = logging.WARNING) -> None:
         """Count a result, and log failures and the recovery."""

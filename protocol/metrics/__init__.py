@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from protocol.metrics.reporter import MetricsReporter
 
 _MODULES = {
-    "Histogram": "protocol.metrics.client_sensors",
-    "Kind": "protocol.metrics.definitions",
-    "Metric": "protocol.metrics.client_sensors",
-    "MetricsReporter": "protocol.metrics.reporter",
+    "protocol.metrics.client_sensors": "Histogram Metric",
+    "protocol.metrics.definitions": "Kind",
+    "protocol.metrics.reporter": "MetricsReporter",
 }
 
 __all__ = ["Histogram", "Kind", "Metric", "MetricsReporter"]

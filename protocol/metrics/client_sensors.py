@@ -5,22 +5,13 @@ Connections, consumers and producers record events here; `Client.metrics` reads 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from protocol.metrics.definitions import (
-    BROKER,
-    CLIENT_GROUPS,
-    DEFINITIONS,
-    NODE_ID,
-    TOPIC,
-    Definition,
-    Kind,
-    Stat,
-)
+from protocol.condition import Lock
+from protocol.metrics.definitions import BROKER, CLIENT_GROUPS, DEFINITIONS, NODE_ID, TOPIC, Definition, Kind, Stat
 from protocol.metrics.sensor import Family, Reading, Sensor, combined
 
 Address = tuple[str, int]
@@ -165,7 +156,7 @@ class ClientSensors:
         self.txn_abort = Sensor(1)
         self.txn_prepare = Sensor(1)
         self._client_id = client_id
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = Lock()  # guards the fields below
         self._groups = set(CLIENT_GROUPS)
         self._gauges: dict[str, list[_Gauge]] = {}
 
@@ -186,7 +177,7 @@ class ClientSensors:
             Returns the values of `owner` by tags. Must not refer to `owner` itself.
         """
         with self._lock:
-            alive = [each for each in self._gauges.get(name, ()) if each.owner() is not None]
+            alive = [gauge for gauge in self._gauges.get(name, ()) if gauge.owner() is not None]
             self._gauges[name] = [*alive, _Gauge(weakref.ref(owner), read)]
 
     # -- reading ------------------------------------------------------------------------------
@@ -205,16 +196,21 @@ class ClientSensors:
             Groups to return; by default all that are in use.
         """
         with self._lock:
-            wanted = self._groups if groups is None else self._groups.intersection(groups)
-            wanted = set(wanted)
+            chosen = self._groups if groups is None else self._groups.intersection(groups)
+            chosen = set(chosen)
         reader = _Reader(self, now_s, node_ids)
         return [
             Metric(
-                each.name, each.group, dict(((_CLIENT_ID, self._client_id), *tags)), value, each.description, each.kind
+                definition.name,
+                definition.group,
+                dict(((_CLIENT_ID, self._client_id), *tags)),
+                value,
+                definition.description,
+                definition.kind,
             )
-            for each in DEFINITIONS
-            if each.group in wanted
-            for tags, value in reader.values(each)
+            for definition in DEFINITIONS
+            if definition.group in chosen
+            for tags, value in reader.values(definition)
         ]
 
     def gauge_values(self, definition: Definition) -> dict[Tags, float]:
@@ -222,12 +218,12 @@ class ClientSensors:
         with self._lock:
             gauges = list(self._gauges.get(definition.name, ()))
         combine = sum if definition.stat is Stat.SUM_OF_GAUGES else max
-        found: dict[Tags, list[float]] = {}
+        values_by_tags: dict[Tags, list[float]] = {}
         for gauge in gauges:
             if (owner := gauge.owner()) is not None:
                 for tags, value in gauge.read(owner):
-                    found.setdefault(tags, []).append(value)
-        return {tags: float(combine(values)) for tags, values in found.items()}
+                    values_by_tags.setdefault(tags, []).append(value)
+        return {tags: float(combine(values)) for tags, values in values_by_tags.items()}
 
 
 class NodeSensors:
@@ -302,7 +298,7 @@ class _Reader:
 
     def _maximum(self, definition: Definition, largest: float) -> float:
         if definition.gauge:
-            (of_gauge,) = (each for each in DEFINITIONS if each.name == definition.gauge)
+            (of_gauge,) = (gauges for gauges in DEFINITIONS if gauges.name == definition.gauge)
             largest = max([largest, *self._of_gauge(of_gauge).values()])
         return largest if largest > float("-inf") else _NAN
 
@@ -320,7 +316,7 @@ class _Reader:
                 if not apis or label[1] in apis:
                     grouped.setdefault(self._tags(label, tags), []).append(reading)
             values = getattr(self._sensors, name).values
-            self._by_tags[key] = {each: combined(readings, values) for each, readings in grouped.items()}
+            self._by_tags[key] = {tags: combined(readings, values) for tags, readings in grouped.items()}
         return self._by_tags[key]
 
     def _labelled(self, name: str) -> Mapping[Any, Reading]:

@@ -1,6 +1,6 @@
 """The table of metrics: name, group and tags as in Kafka's Java client, and the sensor that each is read from.
 
-docs/metrics.md is made of this table (`protocol.metrics_page`).
+docs/metrics.md is made of this table (`tests.protocol.metrics.metrics_page`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 CLIENT = "client-metrics"
 NODE = "client-node-metrics"
@@ -111,91 +112,72 @@ class Definition:
         return self.stat in _OF_GAUGES
 
 
-def _meter(
-    name: str,
-    group: str,
-    what: str,
-    sensor: str,
-    *,
-    value: int | None = None,
-    tags: tuple[str, ...] = (),
-    apis: tuple[int, ...] = (),
-) -> Iterator[Definition]:
-    """Yield `NAME-rate` and `NAME-total`, of a value or of the number of events."""
-    rate, total = (Stat.COUNT_RATE, Stat.COUNT) if value is None else (Stat.RATE, Stat.TOTAL)
-    at = value or 0
-    yield Definition(f"{name}-rate", group, f"{what} per second", sensor, rate, at, tags, apis)
-    yield Definition(f"{name}-total", group, f"{what} since the start", sensor, total, at, tags, apis)
+class _Group:
+    """Makes the definitions of one group."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def metric(self, name: str, description: str, sensor: str, stat: Stat, value: int = 0, **more: Any) -> Definition:
+        """Return one definition; `more` are its further attributes."""
+        return Definition(name, self._name, description, sensor, stat, value, **more)
+
+    def meter(
+        self, name: str, description: str, sensor: str, *, value: int | None = None, **more: Any
+    ) -> Iterator[Definition]:
+        """Yield `NAME-rate` and `NAME-total`, of a value or of the number of events."""
+        rate, total = (Stat.COUNT_RATE, Stat.COUNT) if value is None else (Stat.RATE, Stat.TOTAL)
+        yield self.metric(f"{name}-rate", f"{description} per second", sensor, rate, value or 0, **more)
+        yield self.metric(f"{name}-total", f"{description} since the start", sensor, total, value or 0, **more)
+
+    def spread(self, name: str, description: str, sensor: str, *, value: int = 0, **more: Any) -> Iterator[Definition]:
+        """Yield `NAME-avg` and `NAME-max`."""
+        yield self.metric(f"{name}-avg", f"{description}, mean", sensor, Stat.AVG, value, **more)
+        yield self.metric(f"{name}-max", f"{description}, maximum", sensor, Stat.MAX, value, **more)
 
 
-def _spread(
-    name: str,
-    group: str,
-    what: str,
-    sensor: str,
-    *,
-    value: int = 0,
-    tags: tuple[str, ...] = (),
-    apis: tuple[int, ...] = (),
-) -> Iterator[Definition]:
-    """Yield `NAME-avg` and `NAME-max`."""
-    yield Definition(f"{name}-avg", group, f"{what}, mean", sensor, Stat.AVG, value, tags, apis)
-    yield Definition(f"{name}-max", group, f"{what}, maximum", sensor, Stat.MAX, value, tags, apis)
+_client, _consumer, _fetch, _member = _Group(CLIENT), _Group(CONSUMER), _Group(FETCH), _Group(COORDINATOR)
+_producer, _topic = _Group(PRODUCER), _Group(PRODUCER_TOPIC)
 
 
 def _of_requests() -> Iterator[Definition]:
-    for group, tags in ((CLIENT, ()), (NODE, (NODE_ID, BROKER))):
-        yield from _meter("request", group, "requests sent", "requests", tags=tags)
-        yield from _meter("response", group, "replies decoded", "replies", tags=tags)
-        yield from _meter("outgoing-byte", group, "bytes of requests", "requests", value=0, tags=tags)
-        yield from _meter("incoming-byte", group, "bytes of replies", "replies", value=_BYTES, tags=tags)
-        yield from _spread("request-size", group, "bytes of a request", "requests", tags=tags)
-        yield from _spread(
-            "request-latency", group, "ms from a request to its reply", "replies", value=_LATENCY_MS, tags=tags
+    for group, tags in ((_client, ()), (_Group(NODE), (NODE_ID, BROKER))):
+        yield from group.meter("request", "requests sent", "requests", tags=tags)
+        yield from group.meter("response", "replies decoded", "replies", tags=tags)
+        yield from group.meter("outgoing-byte", "bytes of requests", "requests", value=0, tags=tags)
+        yield from group.meter("incoming-byte", "bytes of replies", "replies", value=_BYTES, tags=tags)
+        yield from group.spread("request-size", "bytes of a request", "requests", tags=tags)
+        yield from group.spread(
+            "request-latency", "ms from a request to its reply", "replies", value=_LATENCY_MS, tags=tags
         )
-        yield from _spread(
-            "throttle-time",
-            group,
-            "ms for which a reply announced throttling",
-            "replies",
-            value=_THROTTLE_MS,
-            tags=tags,
+        yield from group.spread(
+            "throttle-time", "ms for which a reply announced throttling", "replies", value=_THROTTLE_MS, tags=tags
         )
-    yield Definition(
-        "request-latency-in-ms",
-        CLIENT,
-        "ms from a request to its reply, as sarama's histogram",
-        "replies",
-        Stat.HISTOGRAM,
+    yield _client.metric(
+        "request-latency-in-ms", "ms from a request to its reply, as sarama's histogram", "replies", Stat.HISTOGRAM
     )
-    yield Definition("connection-count", CLIENT, "open connections", "", Stat.SUM_OF_GAUGES)
-    yield from _meter("connection-creation", CLIENT, "connections opened", "connections")
-    yield from _meter("failed-authentication", CLIENT, "authentications that failed", "failed_authentications")
+    yield _client.metric("connection-count", "open connections", "", Stat.SUM_OF_GAUGES)
+    yield from _client.meter("connection-creation", "connections opened", "connections")
+    yield from _client.meter("failed-authentication", "authentications that failed", "failed_authentications")
 
 
 def _of_consumers() -> Iterator[Definition]:
-    yield from _spread("time-between-poll", CONSUMER, "ms between two calls of `poll`", "polls")
-    yield Definition(
-        "last-poll-seconds-ago",
-        CONSUMER,
-        "seconds since the last call of `poll`; -1 before it",
-        "polls",
-        Stat.SECONDS_AGO,
+    yield from _consumer.spread("time-between-poll", "ms between two calls of `poll`", "polls")
+    yield _consumer.metric(
+        "last-poll-seconds-ago", "seconds since the last call of `poll`; -1 before it", "polls", Stat.SECONDS_AGO
     )
-    yield from _spread("fetch-latency", FETCH, "ms from a Fetch to its reply", "replies", apis=(_FETCH,))
-    yield from _meter("fetch", FETCH, "replies to Fetch", "replies", apis=(_FETCH,))
-    yield from _spread(
+    yield from _fetch.spread("fetch-latency", "ms from a Fetch to its reply", "replies", apis=(_FETCH,))
+    yield from _fetch.meter("fetch", "replies to Fetch", "replies", apis=(_FETCH,))
+    yield from _fetch.spread(
         "fetch-throttle-time",
-        FETCH,
         "ms for which a reply to Fetch announced throttling",
         "replies",
         value=_THROTTLE_MS,
         apis=(_FETCH,),
     )
-    yield from _spread("fetch-size", FETCH, "bytes of record batches in a reply that has any", "fetches")
-    yield Definition(
+    yield from _fetch.spread("fetch-size", "bytes of record batches in a reply that has any", "fetches")
+    yield _fetch.metric(
         "records-per-request-avg",
-        FETCH,
         "records delivered per reply that has any, mean",
         "consumed",
         Stat.AVG,
@@ -203,34 +185,30 @@ def _of_consumers() -> Iterator[Definition]:
         per="fetches",
     )
     for tags in ((), (TOPIC,)):
-        yield from _meter("records-consumed", FETCH, "records delivered", "consumed", value=_RECORDS, tags=tags)
-        yield from _meter(
+        yield from _fetch.meter("records-consumed", "records delivered", "consumed", value=_RECORDS, tags=tags)
+        yield from _fetch.meter(
             "bytes-consumed",
-            FETCH,
             "bytes of delivered record batches, as compressed by the producer",
             "consumed",
             value=_RECORD_BYTES,
             tags=tags,
         )
-    yield Definition(
+    yield _fetch.metric(
         "records-lag-max",
-        FETCH,
         "largest lag of a partition: now, or after a delivery in the window",
         "lag",
         Stat.MAX,
         gauge="records-lag",
     )
-    yield Definition(
+    yield _fetch.metric(
         "records-lag",
-        FETCH,
         "offsets from the position to the high watermark (read_committed: last stable offset) of the last reply",
         "",
         Stat.MAX_OF_GAUGES,
         tags=(TOPIC, PARTITION),
     )
-    yield Definition(
+    yield _fetch.metric(
         "consumer-batch-size",
-        FETCH,
         "records of one partition in a reply, as sarama's histogram",
         "partition_replies",
         Stat.HISTOGRAM,
@@ -238,132 +216,110 @@ def _of_consumers() -> Iterator[Definition]:
 
 
 def _of_members() -> Iterator[Definition]:
-    yield from _meter("heartbeat", COORDINATOR, "heartbeats answered", "replies", apis=_HEARTBEATS)
-    yield Definition(
+    yield from _member.meter("heartbeat", "heartbeats answered", "replies", apis=_HEARTBEATS)
+    yield _member.metric(
         "heartbeat-response-time-max",
-        COORDINATOR,
         "ms from a heartbeat to its reply, maximum",
         "replies",
         Stat.MAX,
         _LATENCY_MS,
         apis=_HEARTBEATS,
     )
-    yield Definition(
+    yield _member.metric(
         "last-heartbeat-seconds-ago",
-        COORDINATOR,
         "seconds since the last answered heartbeat; -1 before it",
         "replies",
         Stat.SECONDS_AGO,
         apis=_HEARTBEATS,
     )
-    yield from _meter("join", COORDINATOR, "JoinGroup requests answered", "replies", apis=(_JOIN,))
-    yield from _spread("join-time", COORDINATOR, "ms from a JoinGroup to its reply", "replies", apis=(_JOIN,))
-    yield from _meter("sync", COORDINATOR, "SyncGroup requests answered", "replies", apis=(_SYNC,))
-    yield from _spread("sync-time", COORDINATOR, "ms from a SyncGroup to its reply", "replies", apis=(_SYNC,))
-    yield from _meter("commit", COORDINATOR, "OffsetCommit requests answered", "replies", apis=(_OFFSET_COMMIT,))
-    yield from _spread(
-        "commit-latency", COORDINATOR, "ms from an OffsetCommit to its reply", "replies", apis=(_OFFSET_COMMIT,)
+    yield from _member.meter("join", "JoinGroup requests answered", "replies", apis=(_JOIN,))
+    yield from _member.spread("join-time", "ms from a JoinGroup to its reply", "replies", apis=(_JOIN,))
+    yield from _member.meter("sync", "SyncGroup requests answered", "replies", apis=(_SYNC,))
+    yield from _member.spread("sync-time", "ms from a SyncGroup to its reply", "replies", apis=(_SYNC,))
+    yield from _member.meter("commit", "OffsetCommit requests answered", "replies", apis=(_OFFSET_COMMIT,))
+    yield from _member.spread(
+        "commit-latency", "ms from an OffsetCommit to its reply", "replies", apis=(_OFFSET_COMMIT,)
     )
-    yield Definition("rebalance-total", COORDINATOR, "rebalances completed since the start", "rebalances", Stat.COUNT)
-    yield Definition(
-        "rebalance-rate-per-hour", COORDINATOR, "rebalances completed per hour", "rebalances", Stat.COUNT_RATE_PER_HOUR
+    yield _member.metric("rebalance-total", "rebalances completed since the start", "rebalances", Stat.COUNT)
+    yield _member.metric(
+        "rebalance-rate-per-hour", "rebalances completed per hour", "rebalances", Stat.COUNT_RATE_PER_HOUR
     )
-    yield from _spread(
-        "rebalance-latency",
-        COORDINATOR,
-        "ms from the start of a rebalance until its partitions are accepted",
-        "rebalances",
+    yield from _member.spread(
+        "rebalance-latency", "ms from the start of a rebalance until its partitions are accepted", "rebalances"
     )
-    yield Definition(
-        "rebalance-latency-total",
-        COORDINATOR,
-        "ms spent in completed rebalances since the start",
-        "rebalances",
-        Stat.TOTAL,
+    yield _member.metric(
+        "rebalance-latency-total", "ms spent in completed rebalances since the start", "rebalances", Stat.TOTAL
     )
-    yield Definition(
+    yield _member.metric(
         "last-rebalance-seconds-ago",
-        COORDINATOR,
         "seconds since the last completed rebalance; -1 before it",
         "rebalances",
         Stat.SECONDS_AGO,
     )
-    yield Definition("assigned-partitions", COORDINATOR, "partitions being read", "", Stat.SUM_OF_GAUGES)
+    yield _member.metric("assigned-partitions", "partitions being read", "", Stat.SUM_OF_GAUGES)
 
 
 def _of_producers() -> Iterator[Definition]:
-    yield from _meter("record-send", PRODUCER, "records sent, including retries", "produced", value=_RECORDS)
-    yield from _spread("batch-size", PRODUCER, "bytes of a record batch", "produced", value=_RECORD_BYTES)
-    yield Definition(
+    yield from _producer.meter("record-send", "records sent, including retries", "produced", value=_RECORDS)
+    yield from _producer.spread("batch-size", "bytes of a record batch", "produced", value=_RECORD_BYTES)
+    yield _producer.metric(
         "compression-rate-avg",
-        PRODUCER,
         "compressed size of a record batch over its estimated uncompressed size, mean",
         "produced",
         Stat.AVG,
         _RATIO,
     )
-    yield from _spread(
-        "record-queue-time",
-        PRODUCER,
-        "ms from the encoding of a record batch until it is sent",
-        "produced",
-        value=_QUEUE_MS,
+    yield from _producer.spread(
+        "record-queue-time", "ms from the encoding of a record batch until it is sent", "produced", value=_QUEUE_MS
     )
-    yield Definition(
+    yield _producer.metric(
         "records-per-request-avg",
-        PRODUCER,
         "records of a Produce request, mean",
         "produced",
         Stat.AVG,
         _RECORDS,
         per="produce_requests",
     )
-    yield from _spread("request-latency", PRODUCER, "ms from a Produce to its reply", "replies", apis=(_PRODUCE,))
-    yield from _spread(
+    yield from _producer.spread("request-latency", "ms from a Produce to its reply", "replies", apis=(_PRODUCE,))
+    yield from _producer.spread(
         "produce-throttle-time",
-        PRODUCER,
         "ms for which a reply to Produce announced throttling",
         "replies",
         value=_THROTTLE_MS,
         apis=(_PRODUCE,),
     )
-    yield from _meter("record-retry", PRODUCER, "records sent again", "retried", value=_RECORDS)
-    yield from _meter("record-error", PRODUCER, "records given up", "failed", value=_RECORDS)
-    yield from _meter("batch-split", PRODUCER, "splits of record batches that a broker found too large", "splits")
-    what = "bytes of a record without compression"
-    yield Definition("record-size-avg", PRODUCER, f"{what}, mean", "record_sizes", Stat.AVG, _ALL_BYTES, over=_COUNT)
-    yield Definition("record-size-max", PRODUCER, f"{what}, maximum", "record_sizes", Stat.MAX, _LARGEST_BYTES)
-    yield Definition("requests-in-flight", PRODUCER, "Produce requests without a reply", "", Stat.SUM_OF_GAUGES)
-    yield Definition(
+    yield from _producer.meter("record-retry", "records sent again", "retried", value=_RECORDS)
+    yield from _producer.meter("record-error", "records given up", "failed", value=_RECORDS)
+    yield from _producer.meter("batch-split", "splits of record batches that a broker found too large", "splits")
+    description = "bytes of a record without compression"
+    yield _producer.metric("record-size-avg", f"{description}, mean", "record_sizes", Stat.AVG, _ALL_BYTES, over=_COUNT)
+    yield _producer.metric("record-size-max", f"{description}, maximum", "record_sizes", Stat.MAX, _LARGEST_BYTES)
+    yield _producer.metric("requests-in-flight", "Produce requests without a reply", "", Stat.SUM_OF_GAUGES)
+    yield _producer.metric(
         "metadata-age",
-        PRODUCER,
         "seconds since the last reply to Metadata; -1 before it",
         "replies",
         Stat.SECONDS_AGO,
         apis=(_METADATA,),
     )
-    yield Definition("buffer-total-bytes", PRODUCER, "`buffer.memory`", "", Stat.SUM_OF_GAUGES)
-    yield Definition(
-        "buffer-available-bytes", PRODUCER, "bytes of `buffer.memory` that are free", "", Stat.SUM_OF_GAUGES
+    yield _producer.metric("buffer-total-bytes", "`buffer.memory`", "", Stat.SUM_OF_GAUGES)
+    yield _producer.metric("buffer-available-bytes", "bytes of `buffer.memory` that are free", "", Stat.SUM_OF_GAUGES)
+    yield _producer.metric(
+        "waiting-threads", "threads that wait because `buffer.memory` is full", "", Stat.SUM_OF_GAUGES
     )
-    yield Definition(
-        "waiting-threads", PRODUCER, "threads that wait because `buffer.memory` is full", "", Stat.SUM_OF_GAUGES
-    )
-    yield Definition(
+    yield _producer.metric(
         "bufferpool-wait-ratio",
-        PRODUCER,
         "time spent in waits for `buffer.memory`, of all threads, over elapsed time",
         "memory_waits",
         Stat.NS_RATIO,
     )
-    yield from _meter(
+    yield from _producer.meter(
         "buffer-exhausted",
-        PRODUCER,
         "records refused after `max.block.ms` without room in `buffer.memory`",
         "exhausted",
         value=_RECORDS,
     )
-    for name, what, sensor in (
+    for name, description, sensor in (
         ("bufferpool-wait", "waits for `buffer.memory`, of all threads,", "memory_waits"),
         ("flush", "`flush`", "flushes"),
         ("metadata-wait", "waits for topics that are not in the cached metadata", "metadata_waits"),
@@ -374,37 +330,29 @@ def _of_producers() -> Iterator[Definition]:
         ("txn-abort", "`abort_transaction`", "txn_abort"),
         ("txn-prepare", "`prepare_transaction`", "txn_prepare"),
     ):
-        doc = f"nanoseconds spent in {what} since the start"
-        yield Definition(f"{name}-time-ns-total", PRODUCER, doc, sensor, Stat.TOTAL)
+        doc = f"nanoseconds spent in {description} since the start"
+        yield _producer.metric(f"{name}-time-ns-total", doc, sensor, Stat.TOTAL)
     tags = (TOPIC,)
-    yield from _meter(
-        "record-send", PRODUCER_TOPIC, "records sent, including retries", "produced", value=_RECORDS, tags=tags
-    )
-    yield from _meter(
-        "byte", PRODUCER_TOPIC, "bytes of record batches sent", "produced", value=_RECORD_BYTES, tags=tags
-    )
-    yield Definition(
+    yield from _topic.meter("record-send", "records sent, including retries", "produced", value=_RECORDS, tags=tags)
+    yield from _topic.meter("byte", "bytes of record batches sent", "produced", value=_RECORD_BYTES, tags=tags)
+    yield _topic.metric(
         "compression-rate",
-        PRODUCER_TOPIC,
         "compressed size of a record batch over its estimated uncompressed size, mean",
         "produced",
         Stat.AVG,
         _RATIO,
-        tags,
+        tags=tags,
     )
-    yield from _meter("record-retry", PRODUCER_TOPIC, "records sent again", "retried", value=_RECORDS, tags=tags)
-    yield from _meter("record-error", PRODUCER_TOPIC, "records given up", "failed", value=_RECORDS, tags=tags)
+    yield from _topic.meter("record-retry", "records sent again", "retried", value=_RECORDS, tags=tags)
+    yield from _topic.meter("record-error", "records given up", "failed", value=_RECORDS, tags=tags)
 
 
-DEFINITIONS: tuple[Definition, ...] = (
-    *_of_requests(),
-    *_of_consumers(),
-    *_of_members(),
-    *_of_producers(),
-)
+DEFINITIONS: tuple[Definition, ...] = (*_of_requests(), *_of_consumers(), *_of_members(), *_of_producers())
 
 
 def most_specific() -> list[Definition]:
     """Return all definitions, but omit an untagged one if it also exists with tags: sums would count it twice."""
-    tagged = {(each.group, each.name) for each in DEFINITIONS if each.tags}
-    return [each for each in DEFINITIONS if each.tags or (each.group, each.name) not in tagged]
+    tagged = {(definition.group, definition.name) for definition in DEFINITIONS if definition.tags}
+    return [
+        definition for definition in DEFINITIONS if definition.tags or (definition.group, definition.name) not in tagged
+    ]

@@ -11,13 +11,13 @@ and the metric, such as `kafka.consumer_fetch_manager.records_lag_max`.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK
+from protocol.condition import Lock
 from protocol.errors import UsageError
 from protocol.metrics.client_sensors import Histogram, Metric
 from protocol.metrics.definitions import Definition, Kind, most_specific
@@ -65,7 +65,7 @@ class _Snapshots:
 
     def __init__(self, source: HasMetrics) -> None:
         self._source = weakref.ref(source)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._read_at_s = float("-inf")
         self._values: dict[tuple[str, str, int], list[Metric]] = {}
 

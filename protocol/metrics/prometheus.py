@@ -52,23 +52,23 @@ class MetricsCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         """Yield the families of all sources. Raises `UsageError` if two clients have the same `client.id`."""
-        found: dict[tuple[str, str, tuple[str, ...]], list[Metric]] = {}
-        seen: set[tuple[str, str, tuple[tuple[str, str], ...]]] = set()
+        families: dict[tuple[str, str, tuple[str, ...]], list[Metric]] = {}
+        exported: set[tuple[str, str, tuple[tuple[str, str], ...]]] = set()
         for source in self._sources:
             for metric in source.metrics():
                 identity = metric.group, metric.name, tuple(metric.tags.items())
-                if identity in seen:
+                if identity in exported:
                     client_id = metric.tags[_CLIENT_ID]
                     raise UsageError(
                         f"client.id={client_id}: two clients with this name would have the same series in Prometheus. "
                         "Set client.id of each.",
                         settings=("client.id",),
                     )
-                seen.add(identity)
+                exported.add(identity)
                 tags = tuple(tag for tag in metric.tags if tag != _CLIENT_ID)
-                found.setdefault((metric.group, metric.name, tags), []).append(metric)
+                families.setdefault((metric.group, metric.name, tags), []).append(metric)
         for definition in most_specific():
-            if metrics := found.get((definition.group, definition.name, definition.tags)):
+            if metrics := families.get((definition.group, definition.name, definition.tags)):
                 yield _family(definition, metrics)
 
 
@@ -100,7 +100,7 @@ def start_http_server(port: int, *sources: HasMetrics, address: str = "0.0.0.0")
 
 def _family(definition: Definition, metrics: list[Metric]) -> Any:
     name = prometheus_name(definition)
-    labels = [each.replace("-", "_") for each in (_CLIENT_ID, *definition.tags)]
+    labels = [label.replace("-", "_") for label in (_CLIENT_ID, *definition.tags)]
     if definition.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(name, definition.description, labels=labels)
         for metric in metrics:

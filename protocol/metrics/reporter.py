@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from protocol.condition import Event
 from protocol.errors import UsageError
 from protocol.interrupts import join
 from protocol.metrics.client_sensors import Metric
@@ -46,7 +47,7 @@ class MetricsReporter:
         self._source = source
         self._report = report
         self._interval_s = interval_ms / 1000
-        self._closed = threading.Event()
+        self._closed = Event()
         self._thread = threading.Thread(target=self._run, name="metrics-reporter", daemon=True)
         self._thread.start()
 

@@ -7,7 +7,6 @@ An event is a tuple of its time and its values. To record one takes no lock: it 
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from protocol.clock import Clock
-from protocol.condition import locked
+from protocol.condition import Lock, locked
 
 # Java's `metrics.sample.window.ms` and `metrics.num.samples`.
 WINDOW_S = 30.0
@@ -60,26 +59,26 @@ class Reading:
     last_s: float
     buckets: Mapping[int, int]
 
-    def plus(self, other: Reading) -> Reading:
+    def plus(self, reading: Reading) -> Reading:
         """Return the reading of both."""
         buckets = dict(self.buckets)
-        for power, count in other.buckets.items():
+        for power, count in reading.buckets.items():
             buckets[power] = buckets.get(power, 0) + count
         return Reading(
-            self.count + other.count,
-            _added(self.totals, other.totals),
-            self.recent_count + other.recent_count,
-            _added(self.recent_totals, other.recent_totals),
-            tuple(map(max, self.maxima, other.maxima)),
-            self.count_rate + other.count_rate,
-            _added(self.rates, other.rates),
-            max(self.last_s, other.last_s),
+            self.count + reading.count,
+            _added(self.totals, reading.totals),
+            self.recent_count + reading.recent_count,
+            _added(self.recent_totals, reading.recent_totals),
+            tuple(map(max, self.maxima, reading.maxima)),
+            self.count_rate + reading.count_rate,
+            _added(self.rates, reading.rates),
+            max(self.last_s, reading.last_s),
             buckets,
         )
 
 
-def _added(these: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(one + other for one, other in zip(these, others, strict=True))
+def _added(these: tuple[float, ...], addends: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(augend + addend for augend, addend in zip(these, addends, strict=True))
 
 
 @dataclass
@@ -111,7 +110,7 @@ class Sensor:
         # Appending and removing are atomic.
         self._pending: deque[Event] = deque()
         # Guards the fields below. Reentrant, since a signal handler may read metrics.
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._count = 0
         self._totals = [0.0] * values
         self._last_s = float("-inf")
@@ -136,9 +135,9 @@ class Sensor:
             # Java's rule: the window is as long as if all samples but the last were complete.
             elapsed_s += max(0, WINDOWS - 1 - int(elapsed_s / WINDOW_S)) * WINDOW_S
             elapsed_s = max(elapsed_s, _MIN_ELAPSED_S)
-            count = sum(each.count for each in samples)
-            sums = tuple(sum(each.sums[nth] for each in samples) for nth in range(self.values))
-            maxima = (max((each.maxima[n] for each in samples), default=float("-inf")) for n in range(self.values))
+            count = sum(sample.count for sample in samples)
+            sums = tuple(sum(sample.sums[nth] for sample in samples) for nth in range(self.values))
+            maxima = (max((sample.maxima[n] for sample in samples), default=float("-inf")) for n in range(self.values))
             return Reading(
                 self._count,
                 tuple(self._totals),
@@ -146,7 +145,7 @@ class Sensor:
                 sums,
                 tuple(maxima),
                 count / elapsed_s,
-                tuple(each / elapsed_s for each in sums),
+                tuple(total / elapsed_s for total in sums),
                 self._last_s,
                 dict(self._buckets or {}),
             )

@@ -7,14 +7,13 @@ no other connection tries at once. `Connection` authenticates after its handshak
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.clock import Backoff, Clock, Deadline
-from protocol.condition import locked
+from protocol.condition import Lock, locked
 from protocol.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -76,7 +75,7 @@ class Authenticator:
         self._tokens = Tokens(clock)
         self._refusal: _Refusal | None = None
         # Until the first success, only one connection authenticates at a time.
-        self._trying = threading.RLock()
+        self._trying = Lock()
         self._proven = False
         self._taken: SaslConfig | None = None  # last accepted configuration, with resolved references
 
@@ -92,10 +91,6 @@ class Authenticator:
         deadline : Deadline
         before : Session, optional
             The session of the same connection to renew.
-
-        Returns
-        -------
-        Session
 
         Raises
         ------

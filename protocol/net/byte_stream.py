@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from protocol.clock import Deadline
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut
+from protocol.interrupts import interruptible
 
 Buffer = bytes | bytearray | memoryview
 
@@ -120,15 +121,15 @@ class ByteStream:
         """Convert an error of these calls to the error to raise."""
         return ConnectionLost(f"{self.address}: the connection broke while {doing} ({error})")
 
-    def _wait(self, event: int, deadline: Deadline, what: str) -> None:
+    def _wait(self, event: int, deadline: Deadline, operation: str) -> None:
         while True:
             poll = select.poll()
             try:
                 poll.register(self.socket, event)
             except (OSError, ValueError) as error:
                 raise ConnectionLost(f"{self.address}: the connection was closed by the client") from error
-            if poll.poll(min(deadline.remaining_s() * 1000, SILENCE_MS)):
+            if interruptible(poll.poll, min(deadline.remaining_s() * 1000, SILENCE_MS)):
                 return
             if deadline.passed:
-                raise RequestTimedOut(f"{self.address}: the bytes {what} before the deadline")
+                raise RequestTimedOut(f"{self.address}: the bytes {operation} before the deadline")
             self.on_silence(deadline)

@@ -15,6 +15,8 @@ from typing import Any
 
 from protocol.clock import Deadline
 from protocol.errors import ConnectFailed
+from protocol.interrupts import interruptible
+from protocol.listing import listed
 from protocol.net.resolver import Address, resolve
 
 # The wait for one address before the next is tried in parallel (recommended by RFC 8305).
@@ -66,7 +68,7 @@ def connect(
     attempts = _Attempts([*addresses[first:], *addresses[:first]], prepare)
     sock = attempts.first_to_connect(deadline)
     if sock is None:
-        why = "; ".join(attempts.failures)
+        why = listed(attempts.failures, separator="; ")
         raise ConnectFailed(f"{host}:{port}: cannot connect ({why})", host=host, port=port)
     return sock
 
@@ -121,7 +123,7 @@ class _Attempts:
     def _wait(self, until: Deadline) -> socket.socket | None:
         if not self._trying:
             return None
-        for number, _ in self._poll.poll(until.remaining_s() * 1000):
+        for number, _ in interruptible(self._poll.poll, until.remaining_s() * 1000):
             sock, name = self._trying.pop(number)
             self._poll.unregister(number)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

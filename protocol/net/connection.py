@@ -7,14 +7,13 @@ reads frames for all of them. Thread-safe. Never retries.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import Clock, Deadline
-from protocol.condition import Condition, locked
+from protocol.condition import Condition, Lock, locked
 from protocol.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -29,7 +28,7 @@ from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.secret import hide_variables
 from protocol.version import CLIENT_SOFTWARE
 from protocol.wire import frame
-from protocol.wire.messages.m18_api_versions import API_VERSIONS
+from protocol.wire.messages.m18_api_versions import API_VERSIONS, LAST_WITHOUT_IDS
 from protocol.wire.schema import Api, choose_version
 
 if TYPE_CHECKING:
@@ -46,6 +45,13 @@ _LAST_ID_REFUSED_WITHOUT_SASL = 2
 _DESCRIBE_QUORUM = 55
 _SASL_HINT = " (if that listener requires SASL, set security.protocol to SASL_PLAINTEXT or SASL_SSL)"
 _HTTP = int.from_bytes(b"HTTP", "big")
+
+
+class BrokerIdentity(NamedTuple):
+    """The ids of a broker, as in ApiVersions."""
+
+    cluster_id: str
+    node_id: int
 
 
 class Reply:
@@ -129,6 +135,8 @@ class Connection:
         Lowest and highest version of each API key that the broker supports.
     features : mapping of str to int
         Finalized cluster features (KIP-584).
+    handshake_version : int
+        Newest version of ApiVersions that client and broker support.
     """
 
     def __init__(
@@ -147,6 +155,7 @@ class Connection:
         self._sensors = sensors or NodeSensors(ClientSensors(), (stream.address, 0))
         self.versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
+        self.handshake_version = API_VERSIONS.first
         self.last_used_s = clock.now_s()
         self.stream = stream
         self._client_id = client_id
@@ -161,7 +170,7 @@ class Connection:
         # Start of the wait for a reply while the broker sends nothing, or time of the last check of that.
         self._silent_since_s = self.last_used_s
         stream.on_silence = self.check_silence
-        self._sending = threading.RLock()
+        self._sending = Lock()
         # One thread reads for all; the others wait until their reply has arrived or the reader stops.
         # The call that reads frames. An object of each call: after Ctrl-C it is unknown if the call became the reader.
         self._reader: object = None
@@ -190,29 +199,70 @@ class Connection:
         """Return the socket's file descriptor; -1 once closed."""
         return self.stream.fileno()
 
-    def handshake(self, deadline: Deadline) -> None:
-        """Request the API versions (KIP-35, KIP-511), then authenticate.
+    def handshake(
+        self, deadline: Deadline, version: int = LAST_WITHOUT_IDS, intended: BrokerIdentity | None = None
+    ) -> None:
+        """Request the API versions (KIP-35, KIP-511) with the ids of a broker (KIP-1242), and authenticate.
 
-        A broker without this version of ApiVersions replies with version 0. Raises as `Authenticator.authenticate`,
-        and `ConnectFailed` after an error code or a malformed reply: brokers that are starting send both.
+        Parameters
+        ----------
+        deadline : Deadline
+        version : int
+            Version of ApiVersions to try first. Any is right; the one that the broker supports saves a round trip.
+        intended : BrokerIdentity, optional
+            The broker that should reply. Brokers before Kafka 4.4 do not compare it with their own ids.
+
+        Raises
+        ------
+        ConnectFailed
+            Another broker replied; or an error code or a malformed reply came, as from a broker that is starting.
+        KafkaError
+            As `Authenticator.authenticate`.
         """
         try:
-            self._handshake(deadline)
+            version = self._ask_versions(version, intended, deadline)
+            if self._authenticator is not None:
+                with self._sending:
+                    self._authenticate(self._authenticator, deadline)
+            # SASL listeners compare the ids only after authentication.
+            if version <= LAST_WITHOUT_IDS or self._authenticator is not None:
+                self.compare(intended, deadline)
         except (Corrupt, Truncated) as error:
             raise ConnectFailed(error.message, **error.context) from error
 
-    def _handshake(self, deadline: Deadline) -> None:
-        version = API_VERSIONS.last
-        reply = self.send(API_VERSIONS, version, CLIENT_SOFTWARE, deadline).result(deadline)
-        if reply["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            reply = self.send(API_VERSIONS, 0, {}, deadline).result(deadline)
-        if reply["error_code"]:
-            raise ConnectFailed(f"{broker_error(reply['error_code'], f'{self.address}: ApiVersions')}")
-        self.versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
+    def compare(self, intended: BrokerIdentity | None, deadline: Deadline) -> None:
+        """Let the broker compare its ids with those of the broker that should reply; no broker before Kafka 4.4 does.
+
+        Raises `ConnectFailed`, and closes the connection, if another broker replies.
+        """
+        if intended is not None and self.handshake_version > LAST_WITHOUT_IDS:
+            try:
+                self._ask_versions(self.handshake_version, intended, deadline)
+            except KafkaError as error:
+                self.close(error)
+                raise
+
+    def _ask_versions(self, version: int, intended: BrokerIdentity | None, deadline: Deadline) -> int:
+        """Send ApiVersions, and adopt the reply. Returns `version`, or the broker's newest if that is lower."""
+        body = {**CLIENT_SOFTWARE, **({} if intended is None else intended._asdict())}
+        reply = self.send(API_VERSIONS, version, body, deadline).result(deadline)
+        code = reply["error_code"]
+        versions = {row["api_key"]: (row["min_version"], row["max_version"]) for row in reply["api_keys"]}
+        newest = min(versions.get(API_VERSIONS.key, (0, 0))[1], API_VERSIONS.last)
+        if code == ErrorCode.UNSUPPORTED_VERSION and newest < version:
+            return self._ask_versions(newest, intended, deadline)
+        if code == ErrorCode.REBOOTSTRAP_REQUIRED and intended is not None:
+            raise ConnectFailed(
+                f"{self.address}: this is not broker {intended.node_id} of cluster {intended.cluster_id} "
+                "(REBOOTSTRAP_REQUIRED): another broker uses the address now, or advertised.listeners of two brokers "
+                "have it. The client asks other brokers for the new address",
+                intended=intended,
+            )
+        if code:
+            raise ConnectFailed(f"{broker_error(code, f'{self.address}: ApiVersions')}")
+        self.versions, self.handshake_version = versions, newest
         self.features = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
-        if self._authenticator is not None:
-            with self._sending:
-                self._authenticate(self._authenticator, deadline)
+        return version
 
     def _authenticate(self, authenticator: Authenticator, deadline: Deadline) -> None:
         """Authenticate, or reauthenticate (KIP-368). The caller holds `_sending`.
@@ -266,10 +316,6 @@ class Connection:
         deadline : Deadline
         replies : bool
             False if the broker sends no reply (Produce with acks=0).
-
-        Returns
-        -------
-        Reply
 
         Raises
         ------
@@ -379,20 +425,20 @@ class Connection:
             self._stop_reading(this_call)
         return reply.done
 
-    def _read_until(self, wanted: Reply, deadline: Deadline) -> None:
-        while wanted.frame is None:
-            self._raise_if_closed(wanted)
+    def _read_until(self, awaited: Reply, deadline: Deadline) -> None:
+        while awaited.frame is None:
+            self._raise_if_closed(awaited)
             try:
                 while (received := self._receive_frame()) is None:
                     self.stream.wait_readable(deadline)
             except RequestTimedOut as error:
-                raise self._no_reply(wanted) from error
+                raise self._no_reply(awaited) from error
             except ConnectionLost as error:
-                self._raise_if_closed(wanted)
-                if self._authenticator is None and 0 < wanted.correlation_id <= _LAST_ID_REFUSED_WITHOUT_SASL:
+                self._raise_if_closed(awaited)
+                if self._authenticator is None and 0 < awaited.correlation_id <= _LAST_ID_REFUSED_WITHOUT_SASL:
                     raise ConnectionLost(f"{error}{_SASL_HINT}", settings=("security.protocol",)) from error
                 raise
-            if received is not wanted:
+            if received is not awaited:
                 with self._arrivals:
                     self._arrivals.notify_all()
 
@@ -415,10 +461,10 @@ class Connection:
             self._received_bytes += count
             if self._received_bytes < len(self._incoming):
                 continue
-            whole, self._received_bytes = self._incoming, 0
-            if whole is not self._size:
+            frame, self._received_bytes = self._incoming, 0
+            if frame is not self._size:
                 self._incoming = self._size
-                return self._complete(whole)
+                return self._complete(frame)
             size = int.from_bytes(self._size, "big", signed=True)
             self._check_size(size)
             self._incoming = empty_buffer(size)
@@ -462,8 +508,8 @@ class Connection:
 
     def _raise_if_closed(self, reply: Reply | None = None) -> None:
         if self._closed is not None:
-            what = f"; {reply.api.name} v{reply.version} was in flight" if reply else ""
-            raise ConnectionLost(f"{self._closed}{what}") from self._closed
+            in_flight = f"; {reply.api.name} v{reply.version} was in flight" if reply else ""
+            raise ConnectionLost(f"{self._closed}{in_flight}") from self._closed
 
 
 def _names(reply: Reply) -> tuple[str, str, int, int]:

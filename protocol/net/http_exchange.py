@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 
 from protocol.clock import Deadline
+from protocol.condition import Event
 from protocol.errors import ConfigurationError, ConnectFailed
+from protocol.interrupts import interruptible
 from protocol.net.connect import connect
 from protocol.net.tls_refusal import NO_TLS
 from protocol.property_kinds import URL_PORTS
@@ -58,10 +60,10 @@ def exchange(
     target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
     try:
         with _connected(url, context, deadline) as connection:
-            connection.request(method, target, body, dict(headers))
-            response = connection.getresponse()
-            received = response.read(max_bytes)
-            if response.length or (response.length is None and response.read(1)):
+            interruptible(connection.request, method, target, body, dict(headers))
+            response = interruptible(connection.getresponse)
+            received = interruptible(response.read, max_bytes)
+            if response.length or (response.length is None and interruptible(response.read, 1)):
                 raise ConnectFailed("the response is truncated or too long")
             return response.status, received
     except (ssl.SSLCertVerificationError, ConfigurationError):
@@ -88,7 +90,7 @@ def _connected(
     host, tls = str(url.hostname), context() if url.scheme == "https" else None
     sock = connect(host, url.port or URL_PORTS[url.scheme], deadline)
     sock.setblocking(True)
-    ended = threading.Event()
+    ended = Event()
 
     def end(same: socket.socket) -> None:
         ended.set()
@@ -101,7 +103,7 @@ def _connected(
         timer.daemon = True
         timer.start()
         try:
-            connection.sock = tls.wrap_socket(sock, server_hostname=host) if tls else sock
+            connection.sock = interruptible(tls.wrap_socket, sock, server_hostname=host) if tls else sock
             yield connection
         except (OSError, http.client.HTTPException):
             if not ended.is_set():

@@ -1,31 +1,34 @@
-"""The open connections of one process, by (host, port, purpose).
+"""The open connections of one process, by (host, port, purpose, intended broker).
 
 Requests of different purposes ("control", "fetch", "produce", "coordinator") use different connections: a Fetch that
-waits half a second for data must not delay a commit. `get` replaces connections that are closed, were opened before a
-fork, or have been idle for `connections.max.idle.ms`; it also closes idle connections to other addresses. After a
-failure, `get` fails at once until the address's back-off (`reconnect.backoff.ms`) is over, so that callers try other
-brokers or wait in the retry loop.
+waits half a second for data must not delay a commit. A connection serves only the broker that it was opened for, since
+its address may be another broker's by now. One to a bootstrap server, which may be any broker, becomes that of a broker
+after a comparison of the ids. `get` replaces connections that are closed, were opened before a fork, or have been idle
+for `connections.max.idle.ms`; it also closes idle connections to other addresses. After a failure, `get` fails at once
+until the address's back-off (`reconnect.backoff.ms`) is over, so that callers try other brokers or wait in the retry
+loop.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol.clock import Clock, Deadline
+from protocol.condition import Lock
 from protocol.config import ClientConfig
 from protocol.errors import AuthenticationFailed, ConnectFailed, ConnectionLost, KafkaError, SecurityError
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import Deferred
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors, Tags
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect
-from protocol.net.connection import Connection
+from protocol.net.connection import BrokerIdentity, Connection
 from protocol.net.reachability import Address, Reachability
 from protocol.net.tls_context import TLSContext
 from protocol.net.tls_stream import connect_tls
+from protocol.wire.messages.m18_api_versions import LAST_WITHOUT_IDS
 
 if TYPE_CHECKING:
     from protocol.net.authenticate import Authenticator
@@ -36,6 +39,9 @@ _DEPARTED_IDLE_S = 5.0
 
 # Added to `connections.max.idle.ms` when idle connections are closed: `get` may just have returned one.
 _GRACE_S = 1.0
+
+
+Key = tuple[str, int, str, BrokerIdentity | None]
 
 
 class ConnectionPool:
@@ -62,18 +68,22 @@ class ConnectionPool:
         self._config = config
         self._clock = clock
         self._is_departed = is_departed
-        self.connections: dict[tuple[str, int, str], Connection] = {}
-        """Open connections by (host, port, purpose). Guarded by the pool's lock."""
+        self.connections: dict[Key, Connection] = {}
+        """Open connections by (host, port, purpose, intended broker). Guarded by the pool's lock."""
         self._tls = _tls_context(config)
         self._authenticator = _authenticator(config, clock)
         self._reachability = Reachability(config.reconnect_backoff_ms, config.reconnect_backoff_max_ms)
-        self._lock = threading.Lock()
+        # As of the last opened connection, since brokers usually have the same release.
+        self._handshake_version = LAST_WITHOUT_IDS
+        self._lock = Lock()
         self._closed = False
         self._next_idle_check_s = 0.0
         self._process_id = os.getpid()
 
-    def get(self, host: str, port: int, purpose: str, deadline: Deadline) -> Connection:
-        """Return an open connection after its handshake; open one if needed.
+    def get(
+        self, host: str, port: int, purpose: str, deadline: Deadline, intended: BrokerIdentity | None = None
+    ) -> Connection:
+        """Return an open connection after its handshake with the broker `intended`; open one if needed.
 
         Raises
         ------
@@ -84,29 +94,35 @@ class ConnectionPool:
         SecurityError
             The client refused the broker, or the broker the client.
         """
-        key = (host, port, purpose)
+        key: Key = (host, port, purpose, intended)
+        bootstrap_key: Key = (host, port, purpose, None)
         with self._lock:
             self._forget_after_fork()
             self._close_idle()
-            connection = self.connections.get(key)
-            if connection is not None and self._usable(connection):
-                return connection
+            connection = self._usable_at(key)
             if connection is not None:
-                connection.close()
-                del self.connections[key]
-            self._require_reachable(host, port)
-        # Opened without the lock: an unresponsive broker must not block requests to others.
-        opened = self._open(host, port, deadline)
+                return connection
+            bootstrap = self._usable_at(bootstrap_key)
+            if bootstrap is None:
+                self._require_reachable(host, port)
+        # Without the lock: an unresponsive broker must not block requests to others.
+        if bootstrap is None:
+            opened = self._open(host, port, deadline, intended)
+        else:
+            opened = bootstrap
+            opened.compare(intended, deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms))
         with self._lock:
             if self._closed:
                 opened.close()
                 raise ConnectionLost(f"{opened.address}: the connection was closed by the client")
-            other = self.connections.get(key)
-            if other is not None and self._usable(other):
+            present = self._usable_at(key)
+            if present is None:
+                self.connections[key] = opened
+                if opened is bootstrap:
+                    self.connections.pop(bootstrap_key, None)
+            elif present is not opened:
                 opened.close()
-                return other
-            self.connections[key] = opened
-        return opened
+            return present or opened
 
     def failed_at_s(self, host: str, port: int) -> float:
         """Return the time of the address's last failure; -inf if it has replied since."""
@@ -157,7 +173,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, including those being opened."""
-        with DeferredInterrupts(), self._lock:
+        with Deferred(), self._lock:
             self._closed = True
             for connection in self.connections.values():
                 connection.close()
@@ -170,8 +186,14 @@ class ConnectionPool:
         """Yield the value of the metric `connection-count`."""
         yield (), sum(not connection.closed for connection in list(self.connections.values()))
 
-    def _usable(self, connection: Connection) -> bool:
-        return not connection.closed and not self._idle_beyond(connection, 0.0)
+    def _usable_at(self, key: Key) -> Connection | None:
+        """Return the open connection; close and remove one that has been idle for too long."""
+        connection = self.connections.get(key)
+        if connection is not None and (connection.closed or self._idle_beyond(connection, 0.0)):
+            connection.close()
+            del self.connections[key]
+            return None
+        return connection
 
     def _idle_beyond(self, connection: Connection, grace_s: float) -> bool:
         idle_s = self._clock.now_s() - connection.last_used_s
@@ -201,13 +223,13 @@ class ConnectionPool:
                 retry_in_ms=wait_s * 1000,
             ) from error
 
-    def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
+    def _open(self, host: str, port: int, deadline: Deadline, intended: BrokerIdentity | None) -> Connection:
         if self._tls is not None:
             # Reading a key store may take seconds, which must not count as the broker's time.
             self._tls.current()
         setup_deadline = deadline.at_most_ms(self._config.socket_connection_setup_timeout_ms)
         try:
-            connection = self._connect(host, port, setup_deadline)
+            connection = self._connect(host, port, setup_deadline, intended)
         except KafkaError as error:
             if isinstance(error, AuthenticationFailed):
                 self._sensors.failed_authentications.record((self._clock.now_s(),))
@@ -216,11 +238,13 @@ class ConnectionPool:
         self._sensors.connections.record((self._clock.now_s(),))
         with self._lock:
             self._reachability.answered((host, port))
+            self._handshake_version = connection.handshake_version
         return connection
 
-    def _connect(self, host: str, port: int, setup_deadline: Deadline) -> Connection:
+    def _connect(self, host: str, port: int, setup_deadline: Deadline, intended: BrokerIdentity | None) -> Connection:
         with self._lock:
             failures = self._reachability.failures((host, port))
+            version = self._handshake_version
         open_socket = partial(
             connect,
             host,
@@ -246,7 +270,7 @@ class ConnectionPool:
             sensors=NodeSensors(self._sensors, (host, port)),
         )
         try:
-            connection.handshake(setup_deadline)
+            connection.handshake(setup_deadline, version, intended)
         except BaseException:
             connection.close()
             raise

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 
 from protocol.clock import Deadline
+from protocol.interrupts import interruptible
 from protocol.net.connection import Reply
 
 _MAX_POLL_S = 3_600.0
@@ -54,14 +55,14 @@ def ready(
         poll.register(number, select.POLLIN)
     if self_pipe is not None:
         poll.register(self_pipe.fileno(), select.POLLIN)
-    events = poll.poll(0 if arrived else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
+    events = interruptible(poll.poll, 0 if arrived else min(max(0.0, timeout_s), _MAX_POLL_S) * 1000)
     if self_pipe is not None and any(number == self_pipe.fileno() for number, _ in events):
         self_pipe.drain()
     if not events and not arrived and deadline is not None and not deadline.passed:
         for reply in replies:
             reply.check_silence(deadline)
-    come = [by_number[number] for number, _ in events if number in by_number]
-    return arrived + [reply for reply in come if reply.poll()]
+    ready_sources = [by_number[number] for number, _ in events if number in by_number]
+    return arrived + [reply for reply in ready_sources if reply.poll()]
 
 
 class SelfPipe:

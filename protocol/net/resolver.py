@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.clock import Deadline
-from protocol.condition import Event
+from protocol.condition import Event, Lock
 from protocol.errors import ConnectFailed
 
 # An entry of `socket.getaddrinfo`: family, kind, protocol, canonical name, address.
@@ -29,7 +29,7 @@ class _Lookup:
         self.error: Exception | None = None
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _pending: dict[tuple[str, int], _Lookup] = {}
 
 
@@ -81,7 +81,7 @@ def _failed(host: str, port: int, why: str) -> ConnectFailed:
 def _forget_after_fork() -> None:
     """Reset the state: a child has none of its parent's threads, and the lock may have been held."""
     global _lock
-    _lock = threading.Lock()
+    _lock = Lock()
     _pending.clear()
 
 

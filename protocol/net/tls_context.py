@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import ssl
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from protocol.condition import Lock
 from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
 from protocol.secret import Secret, hide_variables
@@ -28,7 +28,7 @@ class TLSContext:
 
     def __init__(self, config: TLSConfig) -> None:
         self.config = config
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._context: ssl.SSLContext | None = None
         self._state: list[object] = []
 

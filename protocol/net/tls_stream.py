@@ -11,12 +11,12 @@ import contextlib
 import select
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from protocol.clock import Deadline
+from protocol.condition import Lock
 from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.net.connection import Connection
@@ -70,7 +70,7 @@ class TLSStream(ByteStream):
         self._tls = context.wrap_bio(
             self._encrypted_in, self._encrypted_out, server_side=server_side, server_hostname=server_hostname
         )
-        self._lock = threading.Lock()  # also for the fields below
+        self._lock = Lock()  # also for the fields below
         self._unsent = memoryview(b"")
         self._accepted = 0  # number of bytes of the current send that are already encrypted
         self._received = empty_buffer(_MAX_RECEIVED_BYTES)
@@ -205,10 +205,6 @@ def connect_tls(
     port : int
     context : TLSContext
     deadline : Deadline
-
-    Returns
-    -------
-    TLSStream
 
     Raises
     ------

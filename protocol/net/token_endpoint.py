@@ -181,7 +181,7 @@ def _ask(request: _Request, limit: Deadline) -> tuple[str, float | None]:
 def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
     pair = [source.client_id.reveal(), source.client_secret.reveal()]
     if config.header_urlencode:
-        pair = [urllib.parse.quote_plus(each) for each in pair]
+        pair = [urllib.parse.quote_plus(part) for part in pair]
     return {
         "Accept": "application/json",
         "Authorization": f"Basic {base64.b64encode(':'.join(pair).encode()).decode()}",
@@ -191,8 +191,6 @@ def _headers(source: TokenEndpoint, config: SaslConfig) -> dict[str, str]:
 
 def _context(tls: Mapping[str, Secret]) -> ssl.SSLContext:
     """Create the TLS context from the login module's properties; the default is to trust the system's CAs."""
-    if not tls:
-        return ssl.create_default_context()
     rows = [row for row in TLS_PROPERTIES if row.name in tls and row.effect is Effect.APPLIES]
     return new_context(parse_tls({_field(row): row.kind.read(row.name, tls[row.name].reveal()) for row in rows}))
 
@@ -223,8 +221,8 @@ def _token(request: _Request, status: int, body: bytes) -> tuple[str, float | No
     )
 
 
-def _lifetime_s(given: object) -> float | None:
+def _lifetime_s(lifetime: object) -> float | None:
     """Return the lifetime in a response; Azure's metadata endpoint sends it as text."""
-    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _MAX_DIGITS:
-        given = int(given)
-    return float(given) if is_valid_time_s(given) else None
+    if isinstance(lifetime, str) and lifetime.isascii() and lifetime.isdigit() and len(lifetime) <= _MAX_DIGITS:
+        lifetime = int(lifetime)
+    return float(lifetime) if is_valid_time_s(lifetime) else None

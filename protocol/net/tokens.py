@@ -10,14 +10,14 @@ import importlib
 import logging
 import os
 import re
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from protocol.clock import Clock, Deadline
-from protocol.condition import locked
+from protocol.condition import Lock, locked
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
+from protocol.interrupts import interruptible
 from protocol.sasl.cloud_identity import (
     AwsIam,
     AwsWebIdentity,
@@ -41,7 +41,7 @@ class Tokens:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._source: TokenSource | None = None
         self._token: Token | None = None
 
@@ -66,18 +66,18 @@ class Tokens:
         def token(free: bool) -> Token:
             if not free:
                 raise RequestTimedOut("no token in time: another thread is still requesting it")
-            known = self._token if source == self._source else None
-            if known is not None and not known.needs_renewal(self._now_s()):
-                return known
+            cached = self._token if source == self._source else None
+            if cached is not None and not cached.needs_renewal(self._now_s()):
+                return cached
             try:
-                asked = self._ask(source, config, address, deadline)
+                token = self._ask(source, config, address, deadline)
             except KafkaError as error:
-                if known is None or known.is_expired(self._now_s()):
+                if cached is None or cached.is_expired(self._now_s()):
                     raise
                 log.warning("The current token is used until it expires, since the source gave no new one: %s", error)
-                return known
-            self._source, self._token = source, asked
-            return asked
+                return cached
+            self._source, self._token = source, token
+            return token
 
         return locked(self._lock, deadline.remaining_s(), token)
 
@@ -112,7 +112,7 @@ class Tokens:
         """Call the user's token provider."""
         function = _imported(source.function)
         try:
-            given = function()
+            result = interruptible(function)
         except KafkaError:  # raised by `protocol.clouds`: its text has the remedy and no secret
             raise
         except Exception as error:
@@ -121,11 +121,11 @@ class Tokens:
                 f"sasl.oauthbearer.token.provider={source.function} raised {type(error).__name__}",
                 settings=("sasl.oauthbearer.token.provider",),
             ) from None
-        parts = given if isinstance(given, tuple) else (given,)
+        parts = result if isinstance(result, tuple) else (result,)
         text, expires_at_s, extensions = (*parts, None, None, None)[:3]
         if len(parts) > 3 or not isinstance(text, str) or not _fit(expires_at_s, extensions):
             raise ConfigurationError(
-                f"sasl.oauthbearer.token.provider={source.function} returned {type(given).__name__}; it must return "
+                f"sasl.oauthbearer.token.provider={source.function} returned {type(result).__name__}; it must return "
                 "a token, (token, expires_at_s) or (token, expires_at_s, extensions): text, seconds (not milliseconds) "
                 "since 1970, and a dict of texts.",
                 settings=("sasl.oauthbearer.token.provider",),

@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from protocol.clock import Deadline
 from protocol.condition import Event
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.consumer_records import ConsumerRecords
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset
-from protocol.interrupts import DeferredInterrupts
+from protocol.group.committed_offsets import CommittedOffset, to_commit
+from protocol.interrupts import Deferred, interruptible
 from protocol.kafka_terms import TopicPartition
 from protocol.listing import listed
+from protocol.position import RecordPositions
 from protocol.processing.lanes import LanePartition, Run, split_by_key
 from protocol.processing.offset_tracker import OffsetTracker
 from protocol.processing.polled_batch import PolledBatch
@@ -40,6 +40,8 @@ _PAUSED_POLL_MS = 10
 _ALL_PAUSED_S = 0.005
 # A full partition is paused after this wait: a pause costs a copy of what was fetched ahead.
 _BEFORE_PAUSE_S = 0.01
+# After Ctrl-C: the wait for handlers before the consumer is handed back.
+_INTERRUPTED_MS = 50
 # Lanes for records without an order that are handled before their partition is released.
 _GAP_LANES = 32
 
@@ -81,8 +83,6 @@ class _Assigned:
     ----------
     staged
         The offset of the last commit that has not failed.
-    recreations
-        `KafkaConsumer.recreations` for which the tracker is right.
     paused
         Paused by the loop.
     earlier
@@ -96,7 +96,6 @@ class _Assigned:
     lanes: LanePartition = field(default_factory=LanePartition)
     tracker: OffsetTracker = field(default_factory=OffsetTracker)
     staged: CommittedOffset | None = None
-    recreations: int = 0
     paused: bool = False
     earlier: list[LanePartition] = field(default_factory=list)
     turn: int = 0
@@ -141,14 +140,12 @@ class ConsumerLoop:
         self._commit_at_s = 0.0
         # Set by a wait for handlers during which the end began: one time limit for both.
         self._drain_deadline: Deadline | None = None
-        self.interrupts = DeferredInterrupts()
 
-    def run(self, interrupts: DeferredInterrupts) -> None:
-        """Poll until `closing` is set. Polled records are dispatched before Ctrl-C is handled."""
-        self.interrupts = interrupts
+    def run(self) -> None:
+        """Poll until `closing` is set."""
         while not self._closing.is_set():
-            with interrupts.allowed():
-                timeout_ms = self._wait_for_room()
+            interruptible(bool)  # there may be no other wait
+            timeout_ms = self._wait_for_room()
             try:
                 records = self.consumer.poll(timeout_ms)
             except (WakeUp, DeadlineExceeded) as error:
@@ -160,15 +157,14 @@ class ConsumerLoop:
                     self._drain_deadline = None
                 continue
             self._dispatch_all(records)
-            with interrupts.allowed():
-                self._update_pauses(may_wait=bool(records))
-                if self._clock.now_s() >= self._commit_at_s:
-                    self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
-                    self._commit()
+            self._update_pauses(may_wait=bool(records))
+            if self._clock.now_s() >= self._commit_at_s:
+                self._commit_at_s = self._clock.now_s() + self._config.commit_interval_ms / 1000
+                self._commit()
 
     def _wait_for_room(self) -> float:
         """Return the timeout of the next poll; wait a little if all partitions are paused."""
-        paused = sum(each.paused for each in self._partitions.values())
+        paused = sum(assigned.paused for assigned in self._partitions.values())
         if not paused:
             return _POLL_MS
         if paused < len(self._partitions):
@@ -182,39 +178,24 @@ class ConsumerLoop:
     def _dispatch_all(self, records: ConsumerRecords) -> None:
         """Pass records to the pool; after an error, seek back to those that no tracker knows."""
         try:
-            self._leave_deleted_topics(self._partitions, records)
             for key, batches in records.items():
-                for batch, epochs in zip(batches, records.leader_epochs(key), strict=True):
-                    self._dispatch(key, batch, epochs)
-        except BaseException:
+                for batch, positions in zip(batches, records.positions(key), strict=True):
+                    self._dispatch(key, batch, positions)
+        except Exception:
             for key in records.keys() & self.consumer.assignment:
                 assigned, start = self._partitions.get(key), _start(records, key)
                 if start is not None and (assigned is None or assigned.tracker.committable is None):
                     self.consumer.seek(key, start)
             raise
 
-    def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, epochs: LeaderEpochs) -> None:
+    def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, positions: RecordPositions) -> None:
         if (assigned := self._partitions.get(key)) is None:
-            assigned = self._partitions[key] = _Assigned(recreations=self.consumer.recreations.get(key, 0))
-        tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes, epochs)
+            assigned = self._partitions[key] = _Assigned()
+        tracked = assigned.tracker.append(to_numpy(batch.column("offset")), batch.nbytes, positions)
         polled = PolledBatch(key, batch, tracked)
-        assigned.polled = [each for each in assigned.polled if each.tracked.first_unfinished() is not None]
+        assigned.polled = [batch for batch in assigned.polled if batch.tracked.first_unfinished() is not None]
         assigned.polled.append(polled)
         self._pool.add(list(self._runs(assigned, polled, batch)))
-
-    def _leave_deleted_topics(
-        self, partitions: Mapping[TopicPartition, _Assigned], records: ConsumerRecords | None = None
-    ) -> None:
-        """Forget the offsets of recreated topics. `records` of the new topics are not dispatched yet.
-
-        A poll returns the records of a deleted topic before it moves to the new one.
-        """
-        for key, count in self.consumer.recreations.items():
-            assigned = partitions.get(key)
-            if assigned is not None and assigned.recreations != count:
-                assigned.recreations, assigned.staged = count, None
-                start = None if records is None else _start(records, key)
-                assigned.tracker.replace_log(start or self.consumer.positions().get(key))
 
     def _runs(self, assigned: _Assigned, polled: PolledBatch, batch: pa.RecordBatch) -> Iterator[Run[PolledBatch]]:
         order, size = self._config.order, self._config.batch_size or batch.num_rows
@@ -236,26 +217,23 @@ class ConsumerLoop:
         rows, size_bytes = self._config.max_in_flight // count, self._config.max_in_flight_bytes // count
         full: list[TopicPartition] = []
         empty: list[TopicPartition] = []
-        for key, each in self._partitions.items():
-            tracker = each.tracker
+        for key, assigned in self._partitions.items():
+            tracker = assigned.tracker
             tracker.advance()
-            if not each.paused and (tracker.uncommitted_rows >= max(1, rows) or tracker.size_bytes > size_bytes):
+            if not assigned.paused and (tracker.uncommitted_rows >= max(1, rows) or tracker.size_bytes > size_bytes):
                 full.append(key)
-            elif each.paused and tracker.uncommitted_rows <= rows // 2 and tracker.size_bytes <= size_bytes // 2:
-                if each.held:
+            elif assigned.paused and tracker.uncommitted_rows <= rows // 2 and tracker.size_bytes <= size_bytes // 2:
+                if assigned.held:
                     continue
                 empty.append(key)
         if full and may_wait:
             self._closing.wait(_BEFORE_PAUSE_S)
             return self._update_pauses()
-        for key in full:  # before the call, which Ctrl-C may interrupt: `hand_back` resumes paused partitions
-            self._partitions[key].paused = True
-        if full:
-            self.consumer.pause(full)
-        if empty:
-            self.consumer.resume(empty)
-        for key in empty:
-            self._partitions[key].paused = False
+        for partitions, paused, change in ((full, True, self.consumer.pause), (empty, False, self.consumer.resume)):
+            for key in partitions:
+                self._partitions[key].paused = paused
+            if partitions:
+                change(partitions)
 
     # -- commits ------------------------------------------------------------------------------
 
@@ -263,7 +241,7 @@ class ConsumerLoop:
         """Return new offsets to commit."""
         offsets: dict[TopicPartition, CommittedOffset] = {}
         for key, to in self._unfinished(partitions).items():
-            if to != partitions[key].staged:
+            if to != (staged := partitions[key].staged) or not to.is_in(staged.topic_id):
                 offsets[key] = partitions[key].staged = to
         return offsets
 
@@ -279,7 +257,6 @@ class ConsumerLoop:
 
     def _update_trackers(self, partitions: Mapping[TopicPartition, _Assigned]) -> None:
         """Take account of finished records, truncated logs and recreated topics."""
-        self._leave_deleted_topics(partitions)
         positions = self.consumer.positions()
         for key in partitions.keys() & positions.keys():
             partitions[key].tracker.truncate(positions[key])
@@ -328,10 +305,10 @@ class ConsumerLoop:
     def _release(self, dropped: Mapping[TopicPartition, _Assigned], deadline: Deadline, *, lost: bool) -> None:
         ended = self._end_runs(dropped, deadline)
         if ended and not lost and self._begin_gaps(dropped):
-            self._pool.finish([each.lanes for each in dropped.values()], deadline)
+            self._pool.finish([assigned.lanes for assigned in dropped.values()], deadline)
             ended = self._end_runs(dropped, deadline)
         if not ended:
-            late = {key: each.lanes for key, each in dropped.items() if each.lanes.running}
+            late = {key: assigned.lanes for key, assigned in dropped.items() if assigned.lanes.running}
             for key, running in late.items():
                 self._late[key].append(running)
             names = listed([f"{topic}-{partition}" for topic, partition in sorted(late)])
@@ -343,7 +320,7 @@ class ConsumerLoop:
             del self._partitions[key]
 
     def _end_runs(self, partitions: Mapping[TopicPartition, _Assigned], deadline: Deadline) -> bool:
-        lanes = [each.lanes for each in partitions.values()]
+        lanes = [assigned.lanes for assigned in partitions.values()]
         self._pool.drop(lanes)
         return self._pool.wait(lanes, deadline)
 
@@ -356,14 +333,14 @@ class ConsumerLoop:
             return False
         self._update_trackers(partitions)
         runs: list[Run[PolledBatch]] = []
-        for each in partitions.values():
-            gaps = each.tracker.unfinished_below_finished()
-            if each.lanes.failed or not gaps:
+        for assigned in partitions.values():
+            gaps = assigned.tracker.unfinished_below_finished()
+            if assigned.lanes.failed or not gaps:
                 continue
-            each.lanes = LanePartition(retries=False)
-            batches = {polled.tracked: polled for polled in each.polled}
+            assigned.lanes = LanePartition(retries=False)
+            batches = {polled.tracked: polled for polled in assigned.polled}
             for tracked, rows in gaps.items():
-                runs += self._gap_runs(each, batches[tracked], rows)
+                runs += self._gap_runs(assigned, batches[tracked], rows)
         self._pool.add(runs)
         return bool(runs)
 
@@ -381,8 +358,8 @@ class ConsumerLoop:
                 yield Run(assigned.lanes, polled, rows[indexes[first : first + size]].tolist(), lane)
 
     def _commit_released(self, dropped: Mapping[TopicPartition, _Assigned]) -> None:
-        for each in dropped.values():
-            each.staged = None  # an earlier commit may still fail
+        for assigned in dropped.values():
+            assigned.staged = None  # an earlier commit may still fail
         offsets = self._committable(dropped)
         try:
             if offsets:
@@ -395,17 +372,22 @@ class ConsumerLoop:
             self.consumer.seek(key, to)
 
     def shut_down(self) -> None:
-        """Wait for running handlers, and commit."""
-        self.release(list(self._partitions))
+        """Wait for running handlers, and commit. May be repeated, also when the consumer is closed."""
+        if self._partitions:
+            self.release(list(self._partitions))
 
-    def hand_back(self, listener: ConsumerRebalanceListener | None, interrupts: DeferredInterrupts) -> None:
+    def hand_back(self, listener: ConsumerRebalanceListener | None, *, at_once: bool = False) -> None:
         """Shut down, and leave the consumer as its owner would have: at the first unfinished records, not paused.
 
-        Ctrl-C ends the wait for handlers; without these positions the owner would commit unhandled records.
+        Ctrl-C, before with `at_once` or now, ends the wait for handlers. Without these positions the owner would commit
+        unhandled records.
         """
         partitions = dict(self._partitions)
         try:
-            with interrupts.allowed():
+            if at_once:
+                self._end_runs(partitions, Deadline.after_ms(_INTERRUPTED_MS, self._clock))
+                self._commit()
+            else:
                 self.shut_down()
         finally:
             self.consumer.replace_listener(listener or self.listener.user or ConsumerRebalanceListener())
@@ -420,11 +402,11 @@ def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset | N
     if key not in records:
         return None
     offset = records[key][0].column("offset")[0].as_py()
-    return CommittedOffset(offset, records.leader_epochs(key)[0].before_offset(offset))
+    return to_commit(records.positions(key)[0].at(offset))
 
 
 class _Listener(ConsumerRebalanceListener):
-    """Passes rebalances to the loop, then to the user's listener. Ctrl-C interrupts both.
+    """Passes rebalances to the loop, then to the user's listener. Ctrl-C interrupts waits of both.
 
     `raised` is the last exception of the user's listener, which `poll` raises.
     """
@@ -435,19 +417,19 @@ class _Listener(ConsumerRebalanceListener):
         self.raised: Exception | None = None
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        with self._loop.interrupts.allowed():
+        with Deferred():
             self._loop.release(partitions)
             if self.user is not None:
                 self._call(self.user.on_partitions_revoked, partitions)
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        with self._loop.interrupts.allowed():
+        with Deferred():
             self._loop.assigned(partitions)
             if self.user is not None:
                 self._call(self.user.on_partitions_assigned, partitions)
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        with self._loop.interrupts.allowed():
+        with Deferred():
             self._loop.release(partitions, lost=True)
             if self.user is not None:
                 self._call(self.user.on_partitions_lost, partitions)
@@ -456,7 +438,7 @@ class _Listener(ConsumerRebalanceListener):
         self, function: Callable[[Collection[TopicPartition]], None], partitions: Collection[TopicPartition]
     ) -> None:
         try:
-            function(partitions)
+            interruptible(function, partitions)
         except Exception as error:
             self.raised = error
             raise

@@ -151,7 +151,7 @@ class Lanes(Generic[B]):
         else:
             heapq.heappush(self._delayed, (until_s, next(self._numbers), run))
 
-    def replace(self, run: Run[B], first: Run[B], *rest: Run[B]) -> None:
+    def replace(self, run: Run[B], first: Run[B], *further: Run[B]) -> None:
         """Replace a taken run by other runs: `first` is ready next.
 
         If the run has a lane, the rest follow in this order; otherwise they are ready behind all other runs.
@@ -162,9 +162,9 @@ class Lanes(Generic[B]):
             return
         self._ready.appendleft(first)
         if run.lane is None:
-            self._ready.extend(rest)
+            self._ready.extend(further)
         else:
-            run.partition.waiting[run.lane].extendleft(reversed(rest))
+            run.partition.waiting[run.lane].extendleft(reversed(further))
 
     def drop(self, partitions: Collection[LanePartition]) -> None:
         """Drop all runs of these partitions that are not taken."""
@@ -174,7 +174,7 @@ class Lanes(Generic[B]):
         for _, _, run in self._delayed:
             run.partition.failed = run.partition.failed or run.partition.dropped
         self._ready = deque(run for run in self._ready if not run.partition.dropped)
-        self._delayed = [each for each in self._delayed if not each[2].partition.dropped]
+        self._delayed = [delayed for delayed in self._delayed if not delayed[2].partition.dropped]
         heapq.heapify(self._delayed)
 
 
@@ -195,8 +195,8 @@ def split_by_key(keys: pa.Array, lanes: int, turn: int = 0) -> Iterator[tuple[in
     lane = lane[order]
     starts = np.flatnonzero(np.diff(lane, prepend=-1))
     rows, bounds = order.tolist(), [*starts.tolist(), len(lane)]
-    for number, each in enumerate(lane[starts].tolist()):
-        yield each, rows[bounds[number] : bounds[number + 1]]
+    for number, start in enumerate(lane[starts].tolist()):
+        yield start, rows[bounds[number] : bounds[number + 1]]
 
 
 def lanes_of(keys: pa.Array, lanes: int, turn: int = 0) -> npt.NDArray[np.int64]:

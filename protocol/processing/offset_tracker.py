@@ -14,10 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from protocol.consumer.log_offsets import LeaderEpochs
-from protocol.group.committed_offsets import CommittedOffset
-
-_UNKNOWN = LeaderEpochs()
+from protocol.group.committed_offsets import CommittedOffset, to_commit
+from protocol.position import Position, RecordPositions
 
 
 class TrackedRecords:
@@ -27,12 +25,12 @@ class TrackedRecords:
     by the thread of the tracker.
     """
 
-    __slots__ = ("_counting", "_epochs", "_first", "_offsets", "_unfinished", "size_bytes")
+    __slots__ = ("_counting", "_first", "_offsets", "_positions", "_unfinished", "size_bytes")
 
-    def __init__(self, offsets: npt.NDArray[np.int64], epochs: LeaderEpochs, size_bytes: int) -> None:
+    def __init__(self, offsets: npt.NDArray[np.int64], positions: RecordPositions, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._offsets = offsets
-        self._epochs = epochs
+        self._positions = positions
         self._counting = len(offsets)  # rows that decide the committable offset
         self._unfinished = bytearray(b"\x01") * len(offsets)
         self._first = 0
@@ -79,7 +77,7 @@ class TrackedRecords:
         return self._at(int(self._offsets[-1]) + 1)
 
     def _at(self, offset: int) -> CommittedOffset:
-        return CommittedOffset(offset, self._epochs.before_offset(offset))
+        return to_commit(self._positions.at(offset))
 
 
 class OffsetTracker:
@@ -96,11 +94,12 @@ class OffsetTracker:
         self._size_bytes = 0
 
     def append(
-        self, offsets: npt.NDArray[np.int64], size_bytes: int = 0, epochs: LeaderEpochs = _UNKNOWN
+        self, offsets: npt.NDArray[np.int64], size_bytes: int = 0, positions: RecordPositions | None = None
     ) -> TrackedRecords:
         """Add the records of a batch, all unfinished.
 
-        If they begin before the end of the last batch, the records from there on no longer count.
+        If they begin before the end of the last batch, the records from there on no longer count, and none do if the
+        batch is of another topic.
 
         Parameters
         ----------
@@ -108,32 +107,30 @@ class OffsetTracker:
             At least one, ascending.
         size_bytes : int
             Memory that the batch holds until all of its records are finished.
-        epochs : LeaderEpochs
-            Their leader epochs, for the offsets to commit.
+        positions : RecordPositions, optional
+            Their positions, for the offsets to commit.
         """
-        if self._end is not None and offsets[0] < self._end.offset:
-            for earlier in self._batches:
-                earlier.ignore_from(int(offsets[0]))
-        batch = TrackedRecords(offsets, epochs, size_bytes)
+        positions = positions or RecordPositions(Position(int(offsets[0])))
+        self.truncate(positions.at(int(offsets[0])))
+        batch = TrackedRecords(offsets, positions, size_bytes)
         self._batches.append(batch)
         self._end = batch.end
         self._rows += len(batch)
         self._size_bytes += size_bytes
         return batch
 
-    def truncate(self, position: CommittedOffset) -> None:
-        """Ignore records at and above the position of the reader, if it is lower than the end of the last batch."""
-        if self._end is not None and position.offset < self._end.offset:
-            self._replace_from(position.offset, position)
+    def truncate(self, position: Position) -> None:
+        """Ignore records at and above the position of the reader, if it is lower than the end of the last batch.
 
-    def replace_log(self, position: CommittedOffset | None) -> None:
-        """Ignore all records: their topic was deleted and created again. `position` is the one in the new topic."""
-        self._replace_from(0, position)
-
-    def _replace_from(self, offset: int, end: CommittedOffset | None) -> None:
-        for batch in self._batches:
-            batch.ignore_from(offset)
-        self._end = end
+        If its topic was deleted and created again, ignore all.
+        """
+        if self._end is None:
+            return
+        same_topic = position.is_in(self._end.topic_id)
+        if not same_topic or position.offset < self._end.offset:
+            for batch in self._batches:
+                batch.ignore_from(position.offset if same_topic else 0)
+            self._end = to_commit(position)
 
     def advance(self) -> None:
         """Drop finished batches at the front. Call it before the properties are read."""
@@ -150,7 +147,7 @@ class OffsetTracker:
         rows = {batch: batch.unfinished() for batch in batches}
         if batches:
             rows[batches[-1]] = rows[batches[-1]][rows[batches[-1]] < last_finished]
-        return {batch: each for batch, each in rows.items() if len(each)}
+        return {batch: row for batch, row in rows.items() if len(row)}
 
     @property
     def committable(self) -> CommittedOffset | None:

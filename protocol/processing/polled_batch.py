@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.condition import Lock
 from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.offset_tracker import TrackedRecords
@@ -46,7 +46,7 @@ class PolledBatch:
         self.tracked = tracked
         self._columns = columns
         self._messages: list[ConsumerMessage] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def messages(self) -> list[ConsumerMessage]:
         """Return all records as Python objects. The first call converts them, in the thread of a handler."""
@@ -69,5 +69,5 @@ class PolledBatch:
 
     def message(self, row: int) -> ConsumerMessage:
         """Return one record."""
-        (found,) = messages_of(self.topic, self.partition, self._columns.slice(row, 1))
-        return found
+        (converted,) = messages_of(self.topic, self.partition, self._columns.slice(row, 1))
+        return converted

@@ -11,19 +11,19 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
-from protocol.condition import Event
+from protocol.condition import Event, Lock
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import UsageError
-from protocol.interrupts import DeferredInterrupts, join
+from protocol.interrupts import BackgroundCall, Deferred, join
 from protocol.processing.consumer_loop import ConsumerLoop, LoopConfig, Order
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
@@ -38,8 +38,6 @@ _LANES_PER_THREAD = 4
 _AUTO_COMMIT = "enable.auto.commit"
 # Limit of the wait for threads whose handlers were waited for before.
 _STOP_MS = 1_000
-# After Ctrl-C during the wait for other consumers: how long they may take to leave the group.
-_LEAVE_MS = 5_000
 
 OnFailure = Literal["stop", "skip"]
 
@@ -152,14 +150,15 @@ class Processor:
         self._producer = producer
         self._owns_consumers = not isinstance(consumer, KafkaConsumer)
         self._closing, self._ended = Event(), Event()
-        self._lock = threading.RLock()
-        # The threads of `run` and of the further consumers; None before `run` or `close`.
+        self._lock = Lock()
+        # The threads of `run`, of the further consumers and of the end; None before `run` or `close`.
         self._running_in: set[int] | None = None
+        self._threads: list[threading.Thread] = []
         self._process_id: int | None = None
         self._failure: BaseException | None = None
         self._given_listener: ConsumerRebalanceListener | None = None
         with ExitStack() as resources:
-            with DeferredInterrupts():  # else a consumer may be left open
+            with Deferred():  # else a consumer may be left open
                 made, settings = self._open(resources, consumer, config, properties, topics, consumers)
                 self._pool = WorkerPool(
                     handler,
@@ -179,7 +178,9 @@ class Processor:
                     drain_timeout_ms=min(drain_timeout_ms, settings.consumer.max_poll_interval_ms / 2),
                     commit_interval_ms=settings.auto_commit_interval_ms,
                 )
-                self._loops = [ConsumerLoop(each, self._pool, loop_config, self._closing, listener) for each in made]
+                self._loops = [
+                    ConsumerLoop(consumer, self._pool, loop_config, self._closing, listener) for consumer in made
+                ]
             self._resources = resources.pop_all()
 
     def _open(
@@ -205,9 +206,9 @@ class Processor:
         if owned:
             resources.callback(self._client.close)
         _check_settings(settings)
-        made = [KafkaConsumer(self._client, each) for each in _settings_of_members(settings, consumers)]
-        for each in made:
-            resources.callback(_close_unused, each)
+        made = [KafkaConsumer(self._client, setting) for setting in _settings_of_members(settings, consumers)]
+        for opened in made:
+            resources.callback(opened.close)
         return made, settings
 
     def __enter__(self) -> Processor:
@@ -227,7 +228,8 @@ class Processor:
         """Handle records until `close` is called or a failure stops the processing. Call it once.
 
         The first consumer is polled in this thread. On return all running handlers have ended or `drain_timeout_ms` is
-        over, the offsets of finished records are committed, and the members have left the group.
+        over, the offsets of finished records are committed, and the members have left the group. After Ctrl-C, which
+        ends this call within 100 ms, a background thread does so; `close` waits for it.
 
         Raises
         ------
@@ -238,51 +240,61 @@ class Processor:
         UsageError
             `run` or `close` was called before.
         """
-        with DeferredInterrupts() as interrupts:
+        with Deferred():
             with self._lock:
                 if self._running_in is not None:
                     raise UsageError("this Processor was run or closed before; make a new one")
                 self._running_in = {threading.get_ident()}
                 self._process_id = os.getpid()
-            first, *others = self._loops
-            threads = [
-                threading.Thread(target=self._run_other, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
-                for number, loop in enumerate(others, 2)
-            ]
             try:
-                if self._dead_letter_topic is not None and self._producer is None:
-                    self._producer = Producer(self._client, {})
-                    self._resources.callback(self._producer.abort)  # handlers have waited for all that counts
-                self._subscribe()
-                self._pool.start()
-                for thread in threads:
-                    thread.start()
-                with interrupts.allowed():
-                    self._run_loop(first)
+                self._run()
             finally:
-                self._halt()
-                started = [thread for thread in threads if thread.ident is not None]
-                try:
-                    with interrupts.allowed():
-                        for thread in started:
-                            join(thread)
-                except BaseException:  # such as Ctrl-C: the other consumers need the client to leave the group
-                    self._pool.end_waits()
-                    deadline = Deadline.after_ms(_LEAVE_MS)
-                    for thread in started:
-                        join(thread, deadline.remaining_s())
-                    raise
-                finally:
-                    self._release()
+                self._running_in.discard(threading.get_ident())
         if self._failure is not None:
             raise self._failure
 
-    def _release(self) -> None:
+    def _run(self) -> None:
+        first, *further = self._loops
+        self._threads = [
+            threading.Thread(target=self._run_further, args=(loop,), name=f"processor-consumer-{number}", daemon=True)
+            for number, loop in enumerate(further, 2)
+        ]
         try:
-            self._pool.stop(Deadline.after_ms(_STOP_MS))
-            self._resources.close()
+            if self._dead_letter_topic is not None and self._producer is None:
+                self._producer = Producer(self._client, {})
+                self._resources.callback(self._producer.abort)  # handlers have waited for all that counts
+            self._subscribe()
+            self._pool.start()
+            for thread in self._threads:
+                thread.start()
+            self._run_loop(first)
+        except Exception as error:
+            self._fail(error)
         finally:
-            self._ended.set()
+            self._halt()
+            ending = BackgroundCall(self._release, "end of a processor")
+        ending.wait()
+
+    def _release(self) -> None:
+        """End all threads, and leave the group also after Ctrl-C."""
+        assert self._running_in is not None
+        self._running_in.add(threading.get_ident())
+        try:
+            for thread in self._threads:
+                if thread.ident is not None:
+                    join(thread)
+            if self._owns_consumers:
+                for loop in self._loops:
+                    try:
+                        loop.shut_down()
+                    except Exception as error:
+                        self._fail(error)
+            self._pool.stop(Deadline.after_ms(_STOP_MS))
+        finally:
+            try:
+                self._resources.close()
+            finally:
+                self._ended.set()
 
     def _subscribe(self) -> None:
         for loop in self._loops:
@@ -292,39 +304,40 @@ class Processor:
                 self._given_listener = loop.consumer.replace_listener(loop.listener)
                 loop.listener.user = loop.listener.user or self._given_listener
 
-    def _run_other(self, loop: ConsumerLoop) -> None:
+    def _run_further(self, loop: ConsumerLoop) -> None:
         """Run a loop in its own thread; `run` raises the exception."""
+        assert self._running_in is not None
+        self._running_in.add(threading.get_ident())
         try:
             self._run_loop(loop)
         except BaseException as error:  # such as SystemExit of the user's listener
             self._fail(error)
+        finally:
+            self._running_in.discard(threading.get_ident())
 
     def _run_loop(self, loop: ConsumerLoop) -> None:
-        """Run a loop, and end its consumer in the same thread."""
-        assert self._running_in is not None
-        self._running_in.add(threading.get_ident())
+        """Run a loop, and end its consumer in the same thread. After Ctrl-C, `_release` does so."""
         try:
-            with DeferredInterrupts() as interrupts:
-                try:
-                    loop.run(interrupts)
-                finally:
-                    self._halt()
-                    if not self._owns_consumers:
-                        loop.hand_back(self._given_listener, interrupts)
-                    else:
-                        try:
-                            with interrupts.allowed():
-                                loop.shut_down()
-                        finally:
-                            loop.consumer.close()
+            loop.run()
         except Exception as error:
             self._fail(error)
+        except BaseException:
+            self._halt()
+            if not self._owns_consumers:
+                loop.hand_back(self._given_listener, at_once=True)
+            raise
+        self._halt()
+        if self._owns_consumers:
+            loop.shut_down()
+            loop.consumer.close()
+        else:
+            loop.hand_back(self._given_listener)
 
     def close(self) -> None:
         """End `run`, and wait for its end. Further calls have no effect.
 
         Records that no handler has begun are not handled. In a handler, and in a signal handler that interrupts `run`,
-        this call does not wait.
+        this call does not wait. Ctrl-C ends the wait, and that for handlers: their results are dropped.
 
         Raises
         ------
@@ -334,13 +347,19 @@ class Processor:
         if self._process_id not in (None, os.getpid()):  # its threads do not exist here, and one may hold a lock
             raise UsageError("this Processor was used before a fork: make one in this process")
         self._halt()
-        with DeferredInterrupts(), self._lock:
-            if self._running_in is None:
-                self._running_in = set()
-                self._release()
-            elif threading.get_ident() in self._running_in or self._pool.in_worker:
-                return
-        self._ended.wait()
+        with Deferred():
+            with self._lock:
+                unused = self._running_in is None
+                if self._running_in is None:
+                    self._running_in = set()
+            if unused:
+                BackgroundCall(self._release, "end of a processor").wait()
+            elif threading.get_ident() not in self._running_in and not self._pool.in_worker:
+                try:
+                    self._ended.wait()
+                except BaseException:  # Ctrl-C
+                    self._pool.end_waits()
+                    raise
 
     # -- failures -----------------------------------------------------------------------------
 
@@ -378,12 +397,6 @@ class Processor:
 
 def _parse(properties: Mapping[str, object]) -> GroupConsumerConfig:
     return parse_group_consumer({_AUTO_COMMIT: False, **properties})
-
-
-def _close_unused(consumer: KafkaConsumer) -> None:
-    """Close a consumer, unless its thread is still in a call after Ctrl-C: that thread closes it."""
-    with suppress(UsageError):
-        consumer.close()
 
 
 def _check_settings(settings: GroupConsumerConfig) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protocol.clock import Clock, Deadline
-from protocol.condition import Condition
+from protocol.condition import Condition, Lock
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.interrupts import join
 from protocol.processing.failures import NO_RETRIES, RetryPolicy
@@ -91,7 +91,7 @@ class WorkerPool:
         self._on_failure = on_failure
         self._clock = clock
         self._lanes: Lanes[PolledBatch] = Lanes()
-        lock = threading.RLock()
+        lock = Lock()
         self._work = Condition(lock)
         self._left_a_run = Condition(lock)
         self._idle = 0
@@ -150,7 +150,11 @@ class WorkerPool:
     def finish(self, partitions: Collection[LanePartition], deadline: Deadline) -> None:
         """Wait until all runs in lanes of these partitions are finished or dropped; until the deadline or `halt`."""
         with self._left_a_run:
-            while not self._stopped and [each for each in partitions if each.waiting] and not deadline.passed:
+            while (
+                not self._stopped
+                and [partition for partition in partitions if partition.waiting]
+                and not deadline.passed
+            ):
                 self._left_a_run.wait(min(_HALT_CHECK_S, deadline.remaining_s()))
 
     def end_waits(self) -> None:
@@ -226,12 +230,12 @@ class WorkerPool:
         victim = max(self._unordered, key=lambda run: 0 if run.partition.dropped else len(run.rows), default=None)
         if victim is None or victim.partition.dropped:
             return None
-        left = len(victim.rows)
-        if not any_rows and left * self._record_s < _WORTH_STEALING_S:
+        rows_left = len(victim.rows)
+        if not any_rows and rows_left * self._record_s < _WORTH_STEALING_S:
             return None
         rows: deque[int] = deque()
         with suppress(IndexError):  # the other thread goes on meanwhile
-            for _ in range((left + 1) // 2):
+            for _ in range((rows_left + 1) // 2):
                 rows.appendleft(victim.rows.pop())
         if not rows:
             return None

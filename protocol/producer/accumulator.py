@@ -187,7 +187,7 @@ class Accumulator:
 
     def oldest_s(self, after_s: float = -math.inf) -> float | None:
         """Return the start of the longest wait that began after `after_s`; None if there is none."""
-        return min((each.since_s for each in self._waiting.values() if each.since_s > after_s), default=None)
+        return min((rows.since_s for rows in self._waiting.values() if rows.since_s > after_s), default=None)
 
     def _is_full(self, size_bytes: int, count: int) -> bool:
         return size_bytes >= self._limit_bytes or count >= self._limit_rows
@@ -221,10 +221,10 @@ class Accumulator:
         for _, same_schema in groupby(completed, key=lambda item: item[1].slices[0].schema):
             group = list(same_schema)
             batch_slices = [
-                BatchSlice(*key, each.count, each.size_bytes + HEADER_BYTES, tuple(each.sent), each.since_s)
-                for key, each in group
+                BatchSlice(*key, rows.count, rows.size_bytes + HEADER_BYTES, tuple(rows.sent), rows.since_s)
+                for key, rows in group
             ]
-            held_bytes = sum(each.size_bytes for _, each in group)
+            held_bytes = sum(rows.size_bytes for _, rows in group)
             self.waiting_bytes -= held_bytes
             slices = [rows for _, waiting in group for rows in waiting.slices]
             ready.append(ReadyBatches(partial(_concatenate, slices), batch_slices, held_bytes=held_bytes))

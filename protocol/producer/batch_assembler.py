@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Clock, Deadline
+from protocol.condition import Lock
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import acquire
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.client_sensors import ClientSensors
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches, too_large_errors
@@ -92,16 +93,10 @@ class BatchAssembler:
         self.encode = encode
         self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._inside = False
-        # True while rows are on their way from one place to the next: an error would lose them.
-        self._moving = False
         # True if the sender's thread could not hand over what was due.
         self._missed = False
-        # Made before memory is short.
-        self._stopped = UsageError("this producer cannot continue, make a new one")
-        # Of the thread that is inside.
-        self._interrupts = DeferredInterrupts()
         self._close_error: KafkaError | None = None
         # Set when `close` has nothing left to do but to fail the unfinished calls.
         self._ended: KafkaError | None = None
@@ -113,38 +108,38 @@ class BatchAssembler:
 
     # -- input --------------------------------------------------------------------------------
 
-    def append_columns(self, topic: str, columns: pa.RecordBatch, given: GivenPartitions | None) -> SentColumns:
+    def append_columns(
+        self, topic: str, columns: pa.RecordBatch, requested_partitions: GivenPartitions | None
+    ) -> SentColumns:
         """Accept rows, as `Producer.send_columns`."""
         rows = record_columns(columns, self._clock.wall_ms())
         if not rows.num_rows:
             return SentColumns(topic, np.empty(0, np.int32), np.empty(0, np.int64))
-        metadata, given_partitions = self.choice.resolve_topic(topic, rows.num_rows, given)
+        metadata, given_partitions = self.choice.resolve_topic(topic, rows.num_rows, requested_partitions)
         sizes, timestamps_ms = record_sizes(rows), to_numpy(rows.column("timestamp_ms"))
         refused = too_large_errors(topic, sizes, self._config.max_request_size_bytes, with_row_number=True)
-        kept: npt.NDArray[np.int64] | slice = slice(None)
+        kept_rows: npt.NDArray[np.int64] | slice = slice(None)
         partitions = np.full(rows.num_rows, NO_PARTITION, np.int32)
         if refused:
-            kept = np.delete(np.arange(rows.num_rows), list(refused))
-            rows, sizes, given_partitions = _select_rows(kept, rows, sizes, given_partitions)
+            kept_rows = np.delete(np.arange(rows.num_rows), list(refused))
+            rows, sizes, given_partitions = _select_rows(kept_rows, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
             self.raise_if_closed()
             self._append_waiting_messages()
             if rows.num_rows:
-                with self._user_code():
-                    partitions[kept] = self.choice.choose(metadata, rows, sizes, given_partitions)
+                partitions[kept_rows] = self.choice.choose(metadata, rows, sizes, given_partitions)
             sent = SentColumns(
                 topic, partitions, timestamps_ms, self._incomplete.mark_reported, on_result=self._on_result
             )
-            self._moving = True
-            self._begin(sent)
-            self._fail_each(topic, sent, refused.values())
-            if refused:
-                self._incomplete.failed(next(iter(refused.values())), [sent])
-            self._moving = False
+            with self._moving():
+                self._begin(sent)
+                self._fail_each(topic, sent, refused.values())
+                if refused:
+                    self._incomplete.failed(next(iter(refused.values())), [sent])
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
-            append = partial(self._accumulator.append, topic, rows, partitions[kept], sizes, now_s, sent)
+            append = partial(self._accumulator.append, topic, rows, partitions[kept_rows], sizes, now_s, sent)
             raised = self._hand_over(append, wait=True)
             self._hand_over(partial(self._due, now_s))
         if raised is not None:
@@ -166,6 +161,11 @@ class BatchAssembler:
             else:
                 self.choice.check_partition(topic, partition)
             self._checked_partitions.add((topic, partition))
+
+    def accepts(self, topic: str, partition: int | None, size_bytes: int) -> bool:
+        """Return True if `check_partition` and `wait_for_room` return at once."""
+        has_room = self._memory.held_bytes + size_bytes <= self._config.buffer_memory_bytes
+        return has_room and (topic, partition) in self._checked_partitions
 
     def wait_for_room(
         self, size_bytes: int, records: int = 1, *, columns: bool = False, deadline: Deadline | None = None
@@ -284,16 +284,15 @@ class BatchAssembler:
         with self._exclusive(deadline.remaining_s()) as free:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
-            self._moving = True
-            self._fail_messages(self.messages.take(), error)
-            self._fail_rows(self._accumulator.drain(), error)
-            self._moving = False
+            with self._moving():
+                self._fail_messages(self.messages.take(), error)
+                self._fail_rows(self._accumulator.drain(), error)
 
     # -- one thread at a time -----------------------------------------------------------------
 
     @contextmanager
     def _exclusive(self, timeout_s: float = _FOREVER_S) -> Iterator[bool]:
-        """Exclude other threads and Ctrl-C; yield False if a thread is still inside after the timeout.
+        """Exclude other threads; yield False if a thread is still inside after the timeout.
 
         Raises
         ------
@@ -301,41 +300,38 @@ class BatchAssembler:
             This thread is already inside: a signal handler, a partitioner or a callback called the producer.
         """
         self.refuse_within_send()  # before the wait for a thread that may wait for this one
-        with DeferredInterrupts() as interrupts:
-            if not self._acquire(interrupts, timeout_s):
-                yield False
-                return
-            try:
-                self._inside, self._interrupts = True, interrupts
-                try:
-                    yield True
-                except BaseException as error:
-                    if self._moving:
-                        self._stop(error)
-                    raise
-                finally:
-                    if self._ended is not None:
-                        self._forget_rows()
-                    self._inside = self._moving = False
-            finally:
-                self._lock.release()
-                if self._missed:
-                    self._sender.wake()
-                if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
-                    self._report_unfinished(self._ended)
-                    self._unfinished.fail(self._ended)
+        if not acquire(self._lock, timeout_s):
+            yield False
+            return
+        self._inside = True
+        try:
+            yield True
+        finally:
+            if self._ended is not None:
+                self._forget_rows()
+            self._inside = False
+            self._lock.release()
+            if self._missed:
+                self._sender.wake()
+            if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
+                self._report_unfinished(self._ended)
+                self._unfinished.fail(self._ended)
 
-    def _stop(self, error: BaseException) -> None:
-        """Stop the producer after an error while rows moved, such as MemoryError; the sender's thread fails all rows.
-
-        The first steps need no memory.
-        """
-        cause = self._close_error = self._stopped
-        self._sender.stop(cause)
-        self.messages.close(cause)
-        self._incomplete.failed(cause)
-        cause.message = f"{cause.message}: {error!r} while rows were put into batches"
-        log.error("%s", cause, exc_info=error)
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Stop the producer after an error: rows may be in no place. The sender's thread then fails all rows."""
+        try:
+            yield
+        except Exception as error:
+            if self._close_error is None:
+                cause = self._close_error = UsageError(
+                    f"this producer cannot continue, make a new one: {error!r} while rows were put into batches"
+                )
+                log.error("%s", cause, exc_info=error)
+                self._sender.stop(cause)
+                self.messages.close(cause)
+                self._incomplete.failed(cause)
+            raise
 
     def refuse_within_send(self) -> None:
         """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
@@ -343,22 +339,6 @@ class BatchAssembler:
         if self._inside and lock._is_owned():
             raise already_sending()
         self.messages.refuse_within_append()
-
-    def _user_code(self) -> AbstractContextManager[None]:
-        """Let Ctrl-C interrupt the user's partitioner."""
-        return self._interrupts.allowed() if self.choice.calls_user_code else nullcontext()
-
-    def _acquire(self, interrupts: DeferredInterrupts, timeout_s: float) -> bool:
-        lock: Any = self._lock
-        owned = lock._is_owned()
-        try:
-            with interrupts.allowed():
-                return self._lock.acquire(timeout=timeout_s)
-        except BaseException:
-            if not owned and lock._is_owned():  # interrupted after the wait
-                self._lock.release()
-                self._sender.wake()  # perhaps `_missed`
-            raise
 
     @property
     def _linger_s(self) -> float:
@@ -407,31 +387,36 @@ class BatchAssembler:
     def _append_waiting_messages(self) -> None:
         if self._close_error is not None:
             return  # `close` fails them
-        self._moving = True
-        taken = self.messages.take()
-        for number, messages in enumerate(taken):
-            try:
-                prepared, refused = self._prepare(messages)
-            except Exception as error:
-                cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                self._on_failure(cause)
-                self._fail_messages([messages], cause)
-            except BaseException as error:  # such as Ctrl-C in a partitioner
-                self._on_failure(cause := UsageError(f"not sent because of {error!r}"))
-                self._fail_messages(taken[number:], cause)
-                self._moving = False
-                raise
-            else:
-                if refused:
-                    futures = messages.futures
-                    sent = self._unplaced(messages.topic, [futures[row] for row in refused])
-                    self._fail_each(messages.topic, sent, refused.values())
-                if prepared is not None:
-                    self._begin(prepared[-1])
-                    self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
-                self._unfinished.end(messages)
-                self._memory.free(messages.size_bytes)
-        self._moving = False
+        interrupt: BaseException | None = None
+        with self._moving():
+            taken = self.messages.take()
+            for number, messages in enumerate(taken):
+                try:
+                    prepared, refused = self._prepare(messages)
+                except BaseException as error:  # of a partitioner, which Ctrl-C may interrupt
+                    interrupt = None if isinstance(error, Exception) else error
+                    cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
+                    self._on_failure(cause)
+                    self._fail_messages(taken[number : number + 1] if interrupt is None else taken[number:], cause)
+                    if interrupt is not None:
+                        break
+                else:
+                    self._append_messages(messages, prepared, refused)
+        if interrupt is not None:
+            raise interrupt
+
+    def _append_messages(
+        self, messages: TopicMessages, prepared: _Prepared | None, refused: Mapping[int, KafkaError]
+    ) -> None:
+        if refused:
+            futures = messages.futures
+            sent = self._unplaced(messages.topic, [futures[row] for row in refused])
+            self._fail_each(messages.topic, sent, refused.values())
+        if prepared is not None:
+            self._begin(prepared[-1])
+            self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
+        self._unfinished.end(messages)
+        self._memory.free(messages.size_bytes)
 
     def _begin(self, sent: SentColumns) -> None:
         sent.on_done = self._unfinished.end
@@ -443,14 +428,13 @@ class BatchAssembler:
         sizes = record_sizes(rows)
         # `send` has looked the topic up. A deleted topic must not delay messages of other topics here.
         metadata, futures = self.choice.cached_topic(messages.topic), messages.futures
-        with self._user_code():
-            chosen, refused = self.choice.choose_each(metadata, rows, sizes, messages.partitions())
+        chosen, refused = self.choice.choose_each(metadata, rows, sizes, messages.partitions())
         refused |= too_large_errors(messages.topic, sizes, self._config.max_request_size_bytes, with_row_number=False)
         if refused:
-            kept = np.delete(np.arange(rows.num_rows), list(refused))
-            futures = [futures[row] for row in kept.tolist()]
-            rows, sizes, _ = _select_rows(kept, rows, sizes, None)
-            chosen = chosen[kept]
+            sent_rows = np.delete(np.arange(rows.num_rows), list(refused))
+            futures = [futures[row] for row in sent_rows.tolist()]
+            rows, sizes, _ = _select_rows(sent_rows, rows, sizes, None)
+            chosen = chosen[sent_rows]
         if not futures:
             return None, refused
         sent = SentColumns(messages.topic, chosen, to_numpy(rows.column("timestamp_ms")), futures=futures)
@@ -465,60 +449,61 @@ class BatchAssembler:
         Returns
         -------
         BaseException or None
-            The error of the encoding, MemoryError for example, or of the wait, such as Ctrl-C. The rows have failed
-            with it, perhaps those of earlier calls as well. None if they have failed because the producer is closed, or
+            The error of the encoding or of the wait, such as Ctrl-C. The rows have failed with it, perhaps those of
+            earlier calls as well. None if they have failed because the producer is closed, or
             its transaction is aborted: their results say so.
         """
         if self._close_error is not None:  # `close` fails all rows; the accumulator may be inconsistent
             return None
-        before, self._moving = self._moving, True
-        max_bytes, left, raised = self._config.buffer_memory_bytes, deque(move()), None
-        while left and raised is None:
-            rows_of_batches, slices = left[0], left[0].batch_slices
-            if (refusal := self._refusal(wait)) is not None:
-                self._on_failure(refusal)
-                self._fail_rows(left, refusal)
-                break
-            try:
-                records = self.encode(rows_of_batches.rows(), [batch.count for batch in slices], rows_of_batches.order)
-                now_s = self._clock.now_s()
-                batches = [
-                    ProducerBatch(
-                        batch.topic,
-                        batch.partition,
-                        encoded,
-                        batch.count,
-                        min(now_s, batch.since_s + self._linger_s),
-                        batch.sent,
-                        compression_ratio=len(encoded) / batch.size_bytes,
-                    )
-                    for batch, encoded in zip(slices, records, strict=True)
-                ]
-                free_bytes = max_bytes + rows_of_batches.held_bytes - sum(each.size_bytes for each in batches)
-                if wait and not self._holds_at_most(free_bytes):
-                    with self._interrupts.allowed():
+        with self._moving():
+            max_bytes, moved, raised = self._config.buffer_memory_bytes, deque(move()), None
+            while moved and raised is None:
+                rows_of_batches = moved[0]
+                if (refusal := self._refusal(wait)) is not None:
+                    self._on_failure(refusal)
+                    self._fail_rows(moved, refusal)
+                    break
+                try:
+                    batches = self._encoded(rows_of_batches)
+                    free_bytes = max_bytes + rows_of_batches.held_bytes - sum(batch.size_bytes for batch in batches)
+                    if wait and not self._holds_at_most(free_bytes):
                         self._wait_for_room(partial(self._holds_at_most, free_bytes), _FOREVER_S, despite_failures=True)
-            except BaseException as error:
-                raised = error
-            else:
-                left.popleft()  # frees its columns
-                self._incomplete.begin(batches, rows_of_batches.held_bytes)
-                self._sender.put(batches)
-        if raised is not None:
-            topic = left[0].batch_slices[0].topic
-            cause = UsageError(f"rows of {topic} were not sent because of another error: {raised!r}")
-            self._on_failure(cause)
-            self._fail_rows(left, cause)
-        self._moving = before
+                except BaseException as error:
+                    raised = error
+                else:
+                    moved.popleft()  # frees its columns
+                    self._incomplete.begin(batches, rows_of_batches.held_bytes)
+                    self._sender.put(batches)
+            if raised is not None:
+                topic = moved[0].batch_slices[0].topic
+                cause = UsageError(f"rows of {topic} were not sent because of another error: {raised!r}")
+                self._on_failure(cause)
+                self._fail_rows(moved, cause)
         return raised
+
+    def _encoded(self, ready: ReadyBatches) -> list[ProducerBatch]:
+        records = self.encode(ready.rows(), [batch.count for batch in ready.batch_slices], ready.order)
+        now_s = self._clock.now_s()
+        return [
+            ProducerBatch(
+                batch.topic,
+                batch.partition,
+                encoded,
+                batch.count,
+                min(now_s, batch.since_s + self._linger_s),
+                batch.sent,
+                compression_ratio=len(encoded) / batch.size_bytes,
+            )
+            for batch, encoded in zip(ready.batch_slices, records, strict=True)
+        ]
 
     # -- failures ---------------------------------------------------------------------------
 
     def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> None:
         """Fail rows together: if the sender took some of them later, `flush` would raise their error twice."""
         taken = list(ready)
-        slices = [each for rows_of_batches in taken for each in rows_of_batches.batch_slices]
-        self._fail(slices, error, sum(each.held_bytes for each in taken))
+        slices = [batch_slice for rows_of_batches in taken for batch_slice in rows_of_batches.batch_slices]
+        self._fail(slices, error, sum(batches.held_bytes for batches in taken))
 
     def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
         for messages in taken:
@@ -543,8 +528,16 @@ class BatchAssembler:
         """Let the sender's thread fail rows: callbacks of users must not run within the lock."""
         now_s, result = self._clock.now_s(), BatchResult(error=error)
         batches = [
-            ProducerBatch(each.topic, each.partition, bytearray(), each.count, now_s, each.sent, result=result)
-            for each in slices
+            ProducerBatch(
+                batch_slice.topic,
+                batch_slice.partition,
+                bytearray(),
+                batch_slice.count,
+                now_s,
+                batch_slice.sent,
+                result=result,
+            )
+            for batch_slice in slices
         ]
         self._incomplete.begin(batches, held_bytes)
         self._sender.put(batches)
@@ -564,8 +557,11 @@ class BatchAssembler:
 
 
 def _select_rows(
-    row_numbers: npt.NDArray[np.int64], rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
+    row_numbers: npt.NDArray[np.int64],
+    rows: pa.RecordBatch,
+    sizes: npt.NDArray[np.int64],
+    partitions: pa.Int32Array | None,
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], pa.Int32Array | None]:
     """Select rows by number."""
     indexes = to_arrow(row_numbers)
-    return rows.take(indexes), sizes[row_numbers], None if given is None else given.take(indexes)
+    return rows.take(indexes), sizes[row_numbers], None if partitions is None else partitions.take(indexes)

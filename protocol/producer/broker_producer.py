@@ -20,6 +20,7 @@ from protocol.cluster.metadata import Broker, NewLeader
 from protocol.config import ProducerConfig
 from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
+from protocol.listing import listed
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import ProducerBatch
@@ -280,13 +281,14 @@ class BrokerProducer:
         leader = NewLeader.from_reply(partition.topic, topic_id, partition.partition, row, reply)
         self._client.adopt_leaders([leader] if leader is not None else [])
         topic = self._client.remembered_topic(partition.topic)
-        known = topic.partitions.get(partition.partition) if topic is not None else None
-        return known is not None and known.leader not in (NO_REPLICA, self.broker.node_id)
+        current = topic.partitions.get(partition.partition) if topic is not None else None
+        return current is not None and current.leader not in (NO_REPLICA, self.broker.node_id)
 
 
 def _detail(answer: Mapping[str, Any]) -> str | None:
     """Return the broker's own message, or the records that it rejects."""
-    records = "; ".join(
-        f"record {row['batch_index']}: {row['batch_index_error_message']}" for row in answer["record_errors"][:3]
+    records = listed(
+        [f"record {row['batch_index']}: {row['batch_index_error_message']}" for row in answer["record_errors"]],
+        separator="; ",
     )
     return "; ".join(filter(None, (answer["error_message"], records))) or None

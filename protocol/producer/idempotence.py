@@ -39,9 +39,9 @@ def sequence_after(sequence: int, count: int) -> int:
     return (sequence + count) & _LAST_SEQUENCE
 
 
-def comes_before(sequence: int, other: int) -> bool:
-    """Return True if `sequence` was assigned before `other`, allowing for wrap-around."""
-    return 0 < (other - sequence) & _LAST_SEQUENCE <= _LAST_SEQUENCE // 2
+def comes_before(sequence: int, following: int) -> bool:
+    """Return True if `sequence` was assigned before `following`, allowing for wrap-around."""
+    return 0 < (following - sequence) & _LAST_SEQUENCE <= _LAST_SEQUENCE // 2
 
 
 class Sequences:

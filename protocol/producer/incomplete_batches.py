@@ -7,13 +7,12 @@ the `sender` thread completes them.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
-from protocol.condition import Condition
+from protocol.condition import Condition, Lock
 from protocol.errors import KafkaError
 from protocol.kafka_terms import NO_PARTITION, NO_SEQUENCE, TopicPartition
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows, complete_rows, rows_within
@@ -88,7 +87,7 @@ class BufferMemory:
     def __init__(self) -> None:
         self.messages_bytes = 0
         self._held_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def hold(self, size_bytes: int) -> None:
         """Add bytes. A batch that replaces larger rows adds a negative number."""
@@ -166,14 +165,14 @@ class IncompleteBatches:
                 self.memory.free(freed_bytes)
                 return
             self._batches.update(dict.fromkeys(batches))
-            self._counts.update((each.topic, each.partition) for each in batches)
-            self.memory.hold(sum(each.size_bytes for each in batches) - freed_bytes)
+            self._counts.update((batch.topic, batch.partition) for batch in batches)
+            self.memory.hold(sum(batch.size_bytes for batch in batches) - freed_bytes)
 
     def end(self, completed: Sequence[ProducerBatch]) -> None:
         """Pass the results of batches to the calls whose rows they are, then wake the threads that wait."""
-        results = [(each.whole or each, each, each.result) for each in completed if each.result is not None]
+        results = [(batch.whole or batch, batch, batch.result) for batch in completed if batch.result is not None]
         with self._changed:
-            for whole, batch, result in results:
+            for parent, batch, result in results:
                 key, error = (batch.topic, batch.partition), result.error
                 if error is None:
                     before = self._acknowledged.get(key, ProducedRange())
@@ -181,17 +180,17 @@ class IncompleteBatches:
                 elif batch.partition == NO_PARTITION:  # never sent: `failed` has recorded it, or a future reports it
                     continue
                 else:
-                    rows = rows_within(whole.sent, batch.first_row, batch.record_count)
-                    self._add_failure(error, [each.call for each in rows] or [None])
-        for whole, batch, result in results:
-            whole.rows_left -= batch.record_count
-            complete_rows(whole.sent, batch.partition, result, batch.first_row, batch.record_count)
+                    rows = rows_within(parent.sent, batch.first_row, batch.record_count)
+                    self._add_failure(error, [row.call for row in rows] or [None])
+        for parent, batch, result in results:
+            parent.rows_left -= batch.record_count
+            complete_rows(parent.sent, batch.partition, result, batch.first_row, batch.record_count)
         with self._changed:
-            for whole, *_ in results:
-                if not whole.rows_left and whole in self._batches:
-                    del self._batches[whole]
-                    self._forget(whole)
-                    self.memory.free(whole.size_bytes)
+            for parent, *_ in results:
+                if not parent.rows_left and parent in self._batches:
+                    del self._batches[parent]
+                    self._forget(parent)
+                    self.memory.free(parent.size_bytes)
             self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
 
@@ -239,8 +238,8 @@ class IncompleteBatches:
     def raise_failures(self) -> None:
         """Raise the first unreported failure, log the others, and clear them."""
         if failures := self.take_failures():
-            first, *others = failures
-            self._log(others)
+            first, *kafka_errors = failures
+            self._log(kafka_errors)
             raise first
 
     def log_failures(self) -> None:
@@ -267,7 +266,7 @@ class IncompleteBatches:
             waiting = list(self._batches)
             while not self._have_ended(waiting) and (despite_failures or not self._failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
-            return [each for each in waiting if each in self._batches]
+            return [batch for batch in waiting if batch in self._batches]
 
     def _have_ended(self, waiting: list[ProducerBatch]) -> bool:
         """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
@@ -308,7 +307,9 @@ class IncompleteBatches:
                         self.raise_failures()
                     # Calls of other threads notify as well.
                     patience = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
-                    earliest = patience if deadline is None else min(patience, deadline, key=lambda each: each.at_s)
+                    earliest = (
+                        patience if deadline is None else min(patience, deadline, key=lambda waiting: waiting.at_s)
+                    )
                     if earliest.passed:
                         return False
                     self._changed.wait(earliest.remaining_s())

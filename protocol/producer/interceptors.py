@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from protocol.errors import KafkaError
+from protocol.interrupts import interruptible
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.results import BatchResult, RecordMetadata
@@ -97,8 +98,8 @@ class Interceptors:
             if not isinstance(changed, ProducerMessage):
                 raise TypeError(f"on_send returned {type(changed).__name__}; it must return a ProducerMessage")
 
-        for each in self._interceptors:
-            message = _changed(each, "on_send", message, each.on_send, check)
+        for interceptor in self._interceptors:
+            message = _changed(interceptor, "on_send", message, interceptor.on_send, check)
         return message
 
     def on_send_columns(self, topic: str, columns: pa.RecordBatch) -> pa.RecordBatch:
@@ -109,8 +110,10 @@ class Interceptors:
             if not isinstance(changed, pa.RecordBatch) or changed.num_rows != rows:
                 raise TypeError(f"on_send_columns must return a pyarrow.RecordBatch with {rows} rows")
 
-        for each in self._interceptors:
-            columns = _changed(each, "on_send_columns", columns, partial(each.on_send_columns, topic), check)
+        for interceptor in self._interceptors:
+            columns = _changed(
+                interceptor, "on_send_columns", columns, partial(interceptor.on_send_columns, topic), check
+            )
         return columns
 
     # -- results ------------------------------------------------------------------------------
@@ -126,49 +129,54 @@ class Interceptors:
         if error is None:
             return self._acknowledge(done.result(), None)
         assert isinstance(error, KafkaError)
-        given = NO_PARTITION if message.partition is None else message.partition
-        self._acknowledge(RecordMetadata(message.topic, error.context.get("partition", given), -1, -1), error)
+        partition = NO_PARTITION if message.partition is None else message.partition
+        self._acknowledge(RecordMetadata(message.topic, error.context.get("partition", partition), -1, -1), error)
 
     def columns_failed(self, topic: str, columns: pa.RecordBatch, error: KafkaError) -> None:
         """Report columns that `send_columns` does not accept."""
         metadata = BatchMetadata(topic, NO_PARTITION, -1, columns.num_rows)
-        self._tell("on_acknowledgement_columns", lambda each: each.on_acknowledgement_columns(metadata, error))
+        self._tell(
+            "on_acknowledgement_columns", lambda interceptor: interceptor.on_acknowledgement_columns(metadata, error)
+        )
 
     def rows_done(self, topic: str, partition: int, count: int, result: BatchResult) -> None:
         """Report the result of rows of one partition."""
         metadata = BatchMetadata(topic, partition, -1 if result.error else result.base_offset, count)
-        self._tell("on_acknowledgement_columns", lambda each: each.on_acknowledgement_columns(metadata, result.error))
+        self._tell(
+            "on_acknowledgement_columns",
+            lambda interceptor: interceptor.on_acknowledgement_columns(metadata, result.error),
+        )
 
     def close(self) -> None:
         """Close all interceptors, once."""
         if not self._closed:
             self._closed = True
-            self._tell("close", lambda each: each.close())
+            self._tell("close", lambda interceptor: interceptor.close())
 
     def _acknowledge(self, metadata: RecordMetadata, error: KafkaError | None) -> None:
-        self._tell("on_acknowledgement", lambda each: each.on_acknowledgement(metadata, error))
+        self._tell("on_acknowledgement", lambda interceptor: interceptor.on_acknowledgement(metadata, error))
 
     def _tell(self, hook: str, call: Callable[[ProducerInterceptor], None]) -> None:
-        for each in self._interceptors:
+        for interceptor in self._interceptors:
             try:
-                call(each)
+                interruptible(call, interceptor)
             except Exception as error:
-                _log(each, hook, error)
+                _log(interceptor, hook, error)
             except BaseException as error:  # such as SystemExit, which must not end the producer's thread
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
-                _log(each, hook, error)
+                _log(interceptor, hook, error)
 
 
 def _changed(
-    interceptor: ProducerInterceptor, hook: str, given: T, call: Callable[[T], T], check: Callable[[T], None]
+    interceptor: ProducerInterceptor, hook: str, argument: T, call: Callable[[T], T], check: Callable[[T], None]
 ) -> T:
     try:
-        changed = call(given)
+        changed = interruptible(call, argument)
         check(changed)
     except Exception as error:
         _log(interceptor, hook, error)
-        return given
+        return argument
     return changed
 
 

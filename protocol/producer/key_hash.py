@@ -101,7 +101,7 @@ def _fold(
     counts: _Counts,
     width: int,
     step: Callable[[Hashes, _Counts], Hashes],
-    rest: Callable[[int, int, int], int],
+    fold_rest: Callable[[int, int, int], int],
 ) -> None:
     """Feed `counts[k]` units of `width` bytes of every key k into its hash, in place.
 
@@ -121,7 +121,7 @@ def _fold(
         work[:number] = step(work[:number], starts[:number] + width * done)
         done += 1
     for k in range(int((counts > done).sum())):
-        work[k] = rest(int(work[k]), int(starts[k]) + width * done, int(counts[k]) - done)
+        work[k] = fold_rest(int(work[k]), int(starts[k]) + width * done, int(counts[k]) - done)
     if order is not None:
         hashes[order] = work
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.checked_values import encoded
+from protocol.condition import Lock
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
@@ -48,7 +48,7 @@ class Message:
     def __init__(self, value: object, key: object, headers: Headers, timestamp_ms: int, partition: int | None) -> None:
         self.value = _bytes("value", value)
         self.key = _bytes("key", key)
-        self.headers = [_header(each) for each in headers] if headers else ()
+        self.headers = [_header(header) for header in headers] if headers else ()
         self.timestamp_ms = timestamp_ms
         self.partition = partition
         if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= _MAX_TIMESTAMP_MS:
@@ -59,14 +59,14 @@ class Message:
         self.size_bytes += sum(len(name) + len(content or b"") for name, content in self.headers)
 
 
-def _bytes(what: str, content: object) -> bytes | None:
+def _bytes(part: str, content: object) -> bytes | None:
     if content is None or isinstance(content, bytes):
         return content
     if isinstance(content, str):
-        return encoded(what, content)
+        return encoded(part, content)
     if isinstance(content, bytearray | memoryview):
         return bytes(content)
-    raise UsageError(f"{what} is {type(content).__name__}; it must be bytes or str")
+    raise UsageError(f"{part} is {type(content).__name__}; it must be bytes or str")
 
 
 def _header(header: object) -> tuple[str, bytes | None]:
@@ -90,7 +90,7 @@ class TopicMessages:
     @property
     def size_bytes(self) -> int:
         """Return the buffer memory of the messages."""
-        return sum(each.size_bytes for each, _ in self.pairs)
+        return sum(message.size_bytes for message, _ in self.pairs)
 
     @property
     def futures(self) -> list[Future[RecordMetadata]]:
@@ -104,19 +104,19 @@ class TopicMessages:
     def columns(self) -> pa.RecordBatch:
         """Return the columns for `send_columns`."""
         arrays = {
-            "key": nullable_binaries([each.key for each, _ in self.pairs]),
-            "value": nullable_binaries([each.value for each, _ in self.pairs]),
-            "timestamp_ms": nullable_integers([each.timestamp_ms for each, _ in self.pairs], np.int64),
+            "key": nullable_binaries([message.key for message, _ in self.pairs]),
+            "value": nullable_binaries([message.value for message, _ in self.pairs]),
+            "timestamp_ms": nullable_integers([message.timestamp_ms for message, _ in self.pairs], np.int64),
         }
-        headers = [each.headers for each, _ in self.pairs]
+        headers = [message.headers for message, _ in self.pairs]
         if any(headers):
             arrays["headers"] = _header_lists(headers)
         return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
     def partitions(self) -> pa.Int32Array | None:
         """Return the partitions given by the caller; None if no message has one."""
-        given = [each.partition for each, _ in self.pairs]
-        return None if all(each is None for each in given) else nullable_integers(given, np.int32)
+        requested = [message.partition for message, _ in self.pairs]
+        return None if all(partition is None for partition in requested) else nullable_integers(requested, np.int32)
 
 
 def already_sending() -> UsageError:
@@ -139,7 +139,7 @@ class MessageBuffer:
         self._close_error: KafkaError | None = None
         self._topics: dict[str, TopicMessages] = {}
         # Reentrant, so that a signal handler within `append` raises instead of deadlocking.
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def refuse_within_append(self) -> None:
         """Raise `UsageError` in a thread that is appending or taking messages: a signal handler runs there."""
@@ -197,14 +197,13 @@ class MessageBuffer:
     def oldest_s(self) -> float | None:
         """Start of the longest wait; None if no message waits."""
         with self._lock:
-            return min((each.oldest_s for each in self._topics.values()), default=None)
+            return min((topic.oldest_s for topic in self._topics.values()), default=None)
 
     def take(self) -> list[TopicMessages]:
         """Remove and return all messages, grouped by topic. The caller releases their `size_bytes` of buffer memory."""
         with self._lock:
-            taken, none = list(self._topics.values()), dict[str, TopicMessages]()
-            self._memory.hold(sum(each.size_bytes for each in taken))
-            self._topics = none  # from here on, nothing allocates memory
+            taken, self._topics = list(self._topics.values()), {}
+            self._memory.hold(sum(messages.size_bytes for messages in taken))
             self._memory.messages_bytes = self._count = 0
         return taken
 

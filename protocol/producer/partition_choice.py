@@ -20,6 +20,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
 from protocol.errors import KafkaError, UsageError
+from protocol.interrupts import interruptible
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.sensor import timed
 from protocol.producer.partition_producer import PartitionProducer
@@ -49,19 +50,18 @@ class PartitionChoice:
         self._cached_topics: dict[str, Topic] = {}
         self._missing = MissingTopics(client)
 
-    @property
-    def calls_user_code(self) -> bool:
-        """True if the user's function chooses partitions."""
-        return self._function is not None
-
     def resolve_topic(
-        self, topic: str, rows: int, given: GivenPartitions | None, until: Deadline | None = None
+        self, topic: str, rows: int, requested_partitions: GivenPartitions | None, until: Deadline | None = None
     ) -> tuple[Topic, pa.Int32Array | None]:
         """Return the arguments of `choose`; wait for a missing topic, at most until a deadline of the caller.
 
         Raises `UsageError` for missing partitions.
         """
-        partitions = None if given is None else int32_partitions(given, rows, f"for {rows} rows of topic {topic}")
+        partitions = (
+            None
+            if requested_partitions is None
+            else int32_partitions(requested_partitions, rows, f"for {rows} rows of topic {topic}")
+        )
         numbers = None if partitions is None else to_numpy(partitions)[valid(partitions)]
         highest = int(numbers.max()) if numbers is not None and len(numbers) else 0
         limit = self._client.deadline().at_most_ms(self._config.max_block_ms)
@@ -91,7 +91,7 @@ class PartitionChoice:
         return self._cached_topics[topic]
 
     def choose(
-        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], partitions: pa.Int32Array | None
     ) -> Partitions:
         """Choose one partition per row. One caller at a time.
 
@@ -101,17 +101,17 @@ class PartitionChoice:
         rows : pyarrow.RecordBatch
         sizes : ndarray of int64
             Bytes of each record.
-        given : pyarrow.Int32Array or None
+        partitions : pyarrow.Int32Array or None
             Partitions given in the rows; null rows are chosen.
         """
-        if given is not None and not given.null_count:
-            return to_numpy(given)
+        if partitions is not None and not partitions.null_count:
+            return to_numpy(partitions)
         by = self._by_strategy if self._function is None else self._by_function
         chosen = by(topic, rows, sizes)
-        return chosen if given is None else _fill_nulls(given, chosen)
+        return chosen if partitions is None else _fill_nulls(partitions, chosen)
 
     def choose_each(
-        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], given: pa.Int32Array | None
+        self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64], partitions: pa.Int32Array | None
     ) -> tuple[Partitions, dict[int, KafkaError]]:
         """Choose for rows of several callers: if `choose` raises, choose for each row alone, so that each fails alone.
 
@@ -122,13 +122,13 @@ class PartitionChoice:
             By row number. Includes `SystemExit`, which would end the sender's thread.
         """
         try:
-            return self.choose(topic, rows, sizes, given), {}
+            return self.choose(topic, rows, sizes, partitions), {}
         except (Exception, SystemExit):
             chosen, failed = np.full(rows.num_rows, NO_PARTITION, np.int32), {}
         for row in range(rows.num_rows):
-            one = None if given is None else given.slice(row, 1)
+            partition = None if partitions is None else partitions.slice(row, 1)
             try:
-                (chosen[row],) = self.choose(topic, rows.slice(row, 1), sizes[row : row + 1], one)
+                (chosen[row],) = self.choose(topic, rows.slice(row, 1), sizes[row : row + 1], partition)
             except (Exception, SystemExit) as error:
                 failed[row] = error if isinstance(error, KafkaError) else UsageError(f"{topic.name}: {error!r}")
         return chosen, failed
@@ -136,15 +136,16 @@ class PartitionChoice:
     def _by_function(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         assert self._function is not None
         count, source = len(topic.partitions), f"by the partitioner for {rows.num_rows} rows"
-        found = int32_partitions(self._function(topic.name, rows, count), rows.num_rows, source)
-        chosen = to_numpy(found)[valid(found)]
+        requested = interruptible(self._function, topic.name, rows, count)
+        numbers = int32_partitions(requested, rows.num_rows, source)
+        chosen = to_numpy(numbers)[valid(numbers)]
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
             raise UsageError(
                 f"the partitioner chose partitions {chosen.min()} to {chosen.max()}, "
                 f"but topic {topic.name} has {count}",
                 topic=topic.name,
             )
-        return _fill_nulls(found, self._by_strategy(topic, rows, sizes)) if found.null_count else to_numpy(found)
+        return _fill_nulls(numbers, self._by_strategy(topic, rows, sizes)) if numbers.null_count else to_numpy(numbers)
 
     def _by_strategy(self, topic: Topic, rows: pa.RecordBatch, sizes: npt.NDArray[np.int64]) -> Partitions:
         if topic.name not in self._partitioners:
@@ -166,17 +167,17 @@ def int32_partitions(partitions: GivenPartitions, rows: int, source: str) -> pa.
         Another number of partitions than rows, or a partition that is no int32.
     """
     try:
-        found = partitions if isinstance(partitions, (pa.Array, pa.ChunkedArray)) else pa.array(partitions)
-        found = found if found.type == pa.int32() else found.cast(pa.int32())
+        numbers = partitions if isinstance(partitions, (pa.Array, pa.ChunkedArray)) else pa.array(partitions)
+        numbers = numbers if numbers.type == pa.int32() else numbers.cast(pa.int32())
     except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"partitions that are no 32-bit integers were given {source}: {error}") from error
-    if len(found) != rows:
-        raise UsageError(f"{len(found)} partitions were given {source}")
-    return found
+    if len(numbers) != rows:
+        raise UsageError(f"{len(numbers)} partitions were given {source}")
+    return numbers
 
 
-def _fill_nulls(given: pa.Int32Array, chosen: Partitions) -> Partitions:
-    return np.where(valid(given), to_numpy(given), chosen)
+def _fill_nulls(partitions: pa.Int32Array, chosen: Partitions) -> Partitions:
+    return np.where(valid(partitions), to_numpy(partitions), chosen)
 
 
 def partition_load(
@@ -186,13 +187,15 @@ def partition_load(
 
     Available partitions have a leader that accepts batches. The numbers are None if they do not matter.
     """
-    leaders = {number: each.leader for number, each in topic.partitions.items() if each.leader >= 0}
-    waiting = {number: each for number in leaders if (each := busy.get((topic.name, number)))} if busy else {}
+    leaders = {number: partition.leader for number, partition in topic.partitions.items() if partition.leader >= 0}
+    waiting = {number: load for number in leaders if (load := busy.get((topic.name, number)))} if busy else {}
     if not waiting or not config.partitioner_adaptive_partitioning_enable:
         return list(leaders), None
     timeout_s = (config.partitioner_availability_timeout_ms or math.inf) / 1000
     stuck = {
-        leaders[number] for number, each in waiting.items() if each.unsent and now_s - each.waits_since_s > timeout_s
+        leaders[number]
+        for number, producer in waiting.items()
+        if producer.unsent and now_s - producer.waits_since_s > timeout_s
     }
     available = [number for number in leaders if leaders[number] not in stuck] or list(leaders)
     return available, [waiting[number].unsent if number in waiting else 0 for number in available]

@@ -418,17 +418,17 @@ class PartitionProducer:
     # -- messages -----------------------------------------------------------------------------
 
     def _error(self, batch: ProducerBatch, code: int, where: str, detail: str | None) -> KafkaError:
-        what = f"Produce of {batch.record_count} records to {self.name} at {where}"
+        problem = f"Produce of {batch.record_count} records to {self.name} at {where}"
         if code in _TOO_LARGE:
-            what += (
+            problem += (
                 f", a record batch of {len(batch.records)} bytes (raise max.message.bytes of the topic, or "
                 "message.max.bytes of the brokers, or write smaller records)"
             )
         if detail:
-            what += f" [{detail}]"
+            problem += f" [{detail}]"
         return broker_error(
             code,
-            what,
+            problem,
             api="Produce",
             topic=self.topic,
             partition=self.partition,

@@ -117,9 +117,9 @@ class Partitioner:
         *,
         ignore_keys: bool = False,
     ) -> None:
-        known = (*_BY_KEY, "random", "round_robin", "manual")
-        if strategy not in known:
-            raise UsageError(f"partitioner {strategy!r} is not known; choose one of {', '.join(known)}")
+        names = (*_BY_KEY, "random", "round_robin", "manual")
+        if strategy not in names:
+            raise UsageError(f"partitioner {strategy!r} is not known; choose one of {', '.join(names)}")
         self._strategy = strategy
         self._by_key = None if ignore_keys else _BY_KEY.get(strategy)
         self._rng = rng or random.Random()  # noqa: S311
@@ -260,9 +260,9 @@ class StickySpread:
 
     def _draw_order(self, candidates: Sequence[int]) -> None:
         """Draw a random order once, so that short-lived producers do not all begin with partition 0."""
-        wanted = sorted(candidates)
-        if sorted(self._order.tolist()) != wanted:
-            self._rng.shuffle(wanted)
-            self._order = np.array(wanted, np.int32)
-            if self._current not in wanted:
+        ordered = sorted(candidates)
+        if sorted(self._order.tolist()) != ordered:
+            self._rng.shuffle(ordered)
+            self._order = np.array(ordered, np.int32)
+            if self._current not in ordered:
                 self._current = None

@@ -21,7 +21,7 @@ from protocol.clock import Deadline
 from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import Deferred, deferred, interruptible
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 # Limit of the wait for the sender's thread when a producer is closed.
 _STOP_MS = 10_000
 _LEAST_STOP_MS = 1_000
+
+_NO_MESSAGE = ProducerMessage("", None)
 
 _FORKED = "this producer was made before a fork: make one in this process"
 
@@ -103,8 +105,8 @@ class Producer:
         self._session = session or (
             IdempotentSession(self._client) if settings.enable_idempotence else AnonymousSession()
         )
-        given = tuple(interceptors)
-        self._interceptors = Interceptors(given) if given else None
+        interceptors_in_order = tuple(interceptors)
+        self._interceptors = Interceptors(interceptors_in_order) if interceptors_in_order else None
         self._incomplete = IncompleteBatches(format_error=self._client.format_error, clock=self._client.clock)
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = Compressors()
@@ -125,7 +127,7 @@ class Producer:
         self._flushed = False
         self._closed = False
         self._add_gauges()
-        with DeferredInterrupts():
+        with Deferred():
             self._sender.start(self._assembler.hand_over_due, self._assembler.close)
             # The threads hold no reference to this object, so it can be collected; then they end. Any thread may
             # collect it, within any lock: nothing here takes one. Code at the end of the program may still flush.
@@ -142,6 +144,7 @@ class Producer:
 
     # -- sending ------------------------------------------------------------------------------
 
+    @deferred
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
@@ -180,7 +183,7 @@ class Producer:
             if self._interceptors is not None:
                 self._interceptors.columns_failed(topic, columns, error)
             raise
-        finally:  # also after Ctrl-C, which may come when the rows are accepted
+        finally:  # also after Ctrl-C: some rows are accepted
             if self._config.linger_ms is not None:
                 self._sender.wake()
 
@@ -257,21 +260,24 @@ class Producer:
     ) -> Future[RecordMetadata]:
         if not isinstance(topic, str):
             raise UsageError(f"topic is {topic!r}; it must be a str")
-        in_callback = self._sender.is_current_thread
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
-        self._assembler.check_partition(topic, partition, wait=not in_callback, deadline=deadline)
-        if not in_callback:
-            self._assembler.wait_for_room(message.size_bytes, deadline=deadline)
+        if not self._assembler.accepts(topic, partition, message.size_bytes):
+            with Deferred():
+                in_callback = self._sender.is_current_thread
+                self._assembler.check_partition(topic, partition, wait=not in_callback, deadline=deadline)
+                if not in_callback:
+                    self._assembler.wait_for_room(message.size_bytes, deadline=deadline)
+        # Not deferred, which would take a quarter of the time of `send`.
+        wake = True
         try:
             future, wake = self._assembler.messages.append(topic, message, self._client.clock.now_s(), on_done)
-            if wake:
+        finally:
+            if wake:  # also after Ctrl-C, which may come when the message is accepted
                 self._sender.wake()
-        except BaseException:  # such as Ctrl-C, which may come when the message is accepted
-            self._sender.wake()
-            raise
         return future
 
+    @deferred
     def send_and_wait(
         self, topic: str, value: bytes | str | None, *, timeout_ms: float | None = None, **fields: Any
     ) -> RecordMetadata:
@@ -301,6 +307,7 @@ class Producer:
         except FutureTimeout as error:
             raise DeadlineExceeded(f"a message for {topic} is not acknowledged in time", topic=topic) from error
 
+    @deferred
     def send_many(
         self, messages: Iterable[ProducerMessage], *, timeout_ms: float | None = None
     ) -> list[RecordMetadata]:
@@ -328,7 +335,8 @@ class Producer:
         self._require_alive()
         deadline = self._flush_deadline(timeout_ms)
         outcomes: list[Future[RecordMetadata] | KafkaError] = []
-        for message in messages:
+        remaining = iter(messages)
+        while (message := interruptible(next, remaining, _NO_MESSAGE)) is not _NO_MESSAGE:
             try:
                 outcomes.append(self._send(deadline, *message))
             except KafkaError as error:
@@ -365,6 +373,7 @@ class Producer:
         """Return the metrics of producers and connections of this producer's client. Thread-safe; sends no request."""
         return self._client.metrics((*PRODUCER_GROUPS, *CLIENT_GROUPS))
 
+    @deferred
     def flush(self, timeout_ms: float | None = None) -> None:
         """Send all rows and messages, and wait until they are acknowledged.
 
@@ -384,52 +393,59 @@ class Producer:
         with timed(self._client.sensors.flushes, self._client.clock):
             self._flush(self._flush_deadline(timeout_ms))
 
+    @deferred
     def close(self, timeout_ms: float | None = None) -> None:
-        """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open. Idempotent."""
+        """Flush, also after earlier failures, then stop; raises as `flush`. A shared client stays open.
+
+        Ctrl-C ends the wait, and drops unacknowledged rows. A further call waits for the end of the sender's thread.
+        """
         self._require_caller("close")
         self._assembler.refuse_within_send()
-        with DeferredInterrupts() as interrupts:
-            if not self._closed:
-                deadline = self._flush_deadline(timeout_ms)
-                try:
-                    with interrupts.allowed():
-                        self._flush(deadline, despite_failures=True)
-                except BaseException:
-                    self._abort(deadline, interrupts)
-                    if self._sender.in_this_process:  # as in `_abort`
-                        self._incomplete.log_failures()
-                    raise
-                if not self._closed:  # by another thread meanwhile
-                    self._abort(deadline, interrupts)
-                self._incomplete.raise_failures()  # the sender may have failed after the flush
+        deadline = self._flush_deadline(timeout_ms)
+        if self._closed:
+            return self._abort(deadline)
+        try:
+            self._flush(deadline, despite_failures=True)
+        except BaseException as error:
+            self._abort(deadline, wait=isinstance(error, Exception))
+            if self._sender.in_this_process:  # as in `_abort`
+                self._incomplete.log_failures()
+            raise
+        self._abort(deadline)
+        self._incomplete.raise_failures()  # the sender may have failed after the flush
 
+    @deferred
     def abort(self) -> None:
         """Stop, and drop unacknowledged rows; those in flight may still be written.
 
         The sender's thread has ended and its connections are closed on return, unless a connection attempt hangs. The
         compression threads end on their own. Raises `UsageError` within `send` or `send_columns`, as `flush` does.
         """
-        with DeferredInterrupts() as interrupts:
-            self._abort(self._client.deadline(_STOP_MS), interrupts)
+        self._abort(self._client.deadline(_STOP_MS))
 
-    def _abort(self, deadline: Deadline, interrupts: DeferredInterrupts) -> None:
-        """Stop; wait for the sender's thread until the deadline, at least for a second and at most for `_STOP_MS`."""
+    def _abort(self, deadline: Deadline, *, wait: bool = True) -> None:
+        """Stop; wait for the sender's thread until the deadline, at least for a second and at most for `_STOP_MS`.
+
+        Not if the call was interrupted (`wait` is false). A repeated call waits.
+        """
         self._assembler.refuse_within_send()  # the sender's thread would wait for this one
         self._closed = True
         if not self._sender.in_this_process:  # a forked child must not touch locks, which may be held forever there
             return
         self._sender.stop()
+        least_ms = _LEAST_STOP_MS if wait else 0
         try:
-            with interrupts.allowed():
-                self._sender.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
+            if wait:
+                self._sender.join(self._client.deadline(min(_STOP_MS, max(least_ms, deadline.remaining_ms()))))
         finally:
             self._compressors.stop()
             if self._interceptors is not None:
                 self._interceptors.close()
             if self._owns_client:
                 self._client.close()
-            self._assembler.free_memory(_LEAST_STOP_MS / 1000)
+            self._assembler.free_memory(least_ms / 1000)
 
+    @deferred
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent rows, wait for requests in flight, then restart the sequence numbers of all partitions at 0.
 
@@ -443,18 +459,15 @@ class Producer:
         """
         self._require_alive()
         error = UsageError("this was not sent: the transaction was aborted")
-        with DeferredInterrupts() as interrupts:
-            try:
-                self._assembler.refuse(error)
-                with interrupts.allowed():
-                    # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its
-                    # batches.
-                    self._sender.reset_sequences(deadline)
-                    self._assembler.discard(error, deadline)
-                    # Again: meanwhile the sender may have taken over rows, which the next transaction would include.
-                    self._sender.reset_sequences(deadline)
-            finally:
-                self._assembler.accept()
+        try:
+            self._assembler.refuse(error)
+            # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its batches.
+            self._sender.reset_sequences(deadline)
+            self._assembler.discard(error, deadline)
+            # Again: meanwhile the sender may have taken over rows, which the next transaction would include.
+            self._sender.reset_sequences(deadline)
+        finally:
+            self._assembler.accept()
         self._incomplete.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
@@ -490,10 +503,12 @@ class Producer:
     def _add_gauges(self) -> None:
         sensors, total_bytes = self._client.sensors, self._config.buffer_memory_bytes
         sensors.use(PRODUCER_GROUPS)
-        sensors.add_gauge("requests-in-flight", self, lambda this: [((), this._sender.in_flight)])
-        sensors.add_gauge("waiting-threads", self, lambda this: [((), this._incomplete.waiting_for_room)])
+        sensors.add_gauge("requests-in-flight", self, lambda producer: [((), producer._sender.in_flight)])
+        sensors.add_gauge("waiting-threads", self, lambda producer: [((), producer._incomplete.waiting_for_room)])
         sensors.add_gauge("buffer-total-bytes", self, lambda _: [((), total_bytes)])
-        sensors.add_gauge("buffer-available-bytes", self, lambda this: [((), max(0, total_bytes - this.held_bytes))])
+        sensors.add_gauge(
+            "buffer-available-bytes", self, lambda producer: [((), max(0, total_bytes - producer.held_bytes))]
+        )
 
     def _begin_account(self) -> None:
         if self._flushed:
@@ -520,7 +535,7 @@ class Producer:
 
 
 def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:
-    first, count = late[0], len({(each.topic, each.partition) for each in late})
+    first, count = late[0], len({(batch.topic, batch.partition) for batch in late})
     failure = f"; the last failure: {first.last_error}" if first.last_error else ""
     error = DeadlineExceeded(
         f"flush: {count} partitions are not acknowledged in time, {first.topic}-{first.partition} among them{failure}",

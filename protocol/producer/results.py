@@ -6,6 +6,7 @@ requests a result, only a few numbers per record batch are kept.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -19,10 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.clock import Deadline
-from protocol.condition import Condition, Event
+from protocol.condition import Condition, Event, Lock
 from protocol.errors import DeadlineExceeded, KafkaError, SendFailed
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64())])
 
@@ -144,7 +147,7 @@ class SentColumns:
         self.on_done: Callable[[SentColumns], None] = lambda call: None
         """Called when every row has a result."""
         # Reentrant: an interceptor may do anything.
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
@@ -174,7 +177,7 @@ class SentColumns:
             self._count(count)
 
     def fail_rest(self, error: KafkaError) -> None:
-        """Fail the rows without a result. May be repeated if it is interrupted, by MemoryError for example."""
+        """Fail the rows without a result. May be repeated."""
         if self._futures is not None:
             fail_futures(self._futures, error)
             self._end()
@@ -185,11 +188,11 @@ class SentColumns:
                 self._end()
 
     def _fail_rows(self, result: BatchResult) -> None:
-        left = np.ones(len(self._timestamps_ms), bool)
+        is_missing = np.ones(len(self._timestamps_ms), bool)
         for partition, first, count, _ in self._completed:
-            left[self._rows.of(partition)[first : first + count]] = False
-        for partition in np.unique(self._rows.partitions[left]).tolist():
-            rows = np.flatnonzero(left[self._rows.of(partition)])
+            is_missing[self._rows.of(partition)[first : first + count]] = False
+        for partition in np.unique(self._rows.partitions[is_missing]).tolist():
+            rows = np.flatnonzero(is_missing[self._rows.of(partition)])
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 if self._on_result is not None:
                     self._on_result(self.topic, partition, len(run), result)
@@ -236,15 +239,15 @@ class SentColumns:
     def errors(self, timeout_ms: float | None = None) -> dict[int, KafkaError]:
         """Wait, and return the errors of rows that were not written, by row number."""
         self._wait(timeout_ms)
-        found = {
+        kafka_errors = {
             int(row): result.error
             for partition, first, count, result in self._completed
             if result.error is not None
             for row in self._rows.of(partition)[first : first + count]
         }
-        if found:
+        if kafka_errors:
             self._on_reported(self)
-        return dict(sorted(found.items()))
+        return dict(sorted(kafka_errors.items()))
 
     def columns(self, timeout_ms: float | None = None) -> pa.RecordBatch:
         """Wait, and return the columns of `result`, with offset -1 for rows that were not written.
@@ -261,7 +264,7 @@ class SentColumns:
             if result.log_append_time_ms >= 0:
                 timestamps_ms[rows] = result.log_append_time_ms
         arrays = (self._rows.partitions, offsets, timestamps_ms)
-        return pa.RecordBatch.from_arrays([to_arrow(each) for each in arrays], schema=_SCHEMA)
+        return pa.RecordBatch.from_arrays([to_arrow(array) for array in arrays], schema=_SCHEMA)
 
     def _wait(self, timeout_ms: float | None) -> None:
         if not self._done.wait(None if timeout_ms is None else timeout_ms / 1000):
@@ -310,7 +313,7 @@ class UnfinishedCalls:
     """All calls of a producer that have rows or messages without a result, wherever these are. Thread-safe.
 
     A call begins before its rows can get lost, so the end of the producer can give each row a result. A dictionary
-    changes in one step, without a lock that a signal handler would wait for.
+    changes in one step, without a lock.
     """
 
     def __init__(self) -> None:
@@ -333,10 +336,13 @@ class UnfinishedCalls:
         return [call for call in list(self._calls) if isinstance(call, SentColumns)]
 
     def fail(self, error: KafkaError) -> None:
-        """Fail all rows without a result. May be repeated if it is interrupted."""
+        """Fail all rows without a result. May be repeated."""
         for call in list(self._calls):
-            call.fail_rest(error)
-            self.end(call)
+            try:
+                call.fail_rest(error)
+                self.end(call)
+            except Exception:  # the other calls need results, too
+                log.exception("a call has no result after the end of its producer")
 
 
 class SentRows(NamedTuple):
@@ -370,13 +376,13 @@ def complete_rows(
 
 def rows_within(sent: Sequence[SentRows], first_row: int, count: int | None) -> list[SentRows]:
     """Return which of these rows are the `count` rows (None: all) from `first_row` on."""
-    found, begin, end = [], 0, None if count is None else first_row + count
+    results, begin, end = [], 0, None if count is None else first_row + count
     for call, first, rows in sent:
         low, high = max(begin, first_row), begin + rows if end is None else min(begin + rows, end)
         if low < high:
-            found.append(SentRows(call, first + low - begin, high - low))
+            results.append(SentRows(call, first + low - begin, high - low))
         begin += rows
-    return found
+    return results
 
 
 def results_of(outcomes: Sequence[Future[RecordMetadata] | KafkaError], deadline: Deadline) -> list[RecordMetadata]:

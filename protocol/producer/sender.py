@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -36,9 +35,6 @@ log = logging.getLogger(__name__)
 
 # Interval of the checks for unresponsive brokers while requests are in flight.
 _MAX_WAIT_S = 1.0
-
-# Tries to end in order, and the pause between them.
-_TRIES, _PAUSE_S = 100, 0.05
 
 _numbers = itertools.count()
 
@@ -77,13 +73,7 @@ class Sender:
         self._inbox: deque[ProducerBatch] = deque()
         self._end: KafkaError | None = None
         self._stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
-        # Made before memory is short.
-        self._failed = UsageError(
-            "this producer cannot continue: its sender has failed, unacknowledged rows may be written or not"
-        )
-        self._finished, self._tries_left = False, _TRIES
-        self._end_failure: BaseException | None = None
-        self._resets: deque[Event] = deque()  # without a lock, which a signal handler would wait for
+        self._resets: deque[Event] = deque()
         self._self_pipe = SelfPipe()
         self._process_id = os.getpid()
         self._hand_over_due: Callable[[], float | None] = lambda: None
@@ -119,11 +109,9 @@ class Sender:
 
     def join(self, deadline: Deadline) -> None:
         """Wait for the end of the thread, at most until the deadline."""
-        if self.in_this_process and not self.is_current_thread:
-            if join(self.thread, deadline.remaining_s()):
-                self._finish_surely(self._stop_error)  # if the thread could not
-            else:
-                log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
+        in_other_thread = self.in_this_process and not self.is_current_thread
+        if in_other_thread and not join(self.thread, deadline.remaining_s()):
+            log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
 
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
@@ -168,7 +156,7 @@ class Sender:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        end = None
+        end: KafkaError | None = None
         try:
             while not self._clock.stopped:
                 looked_at_s = self._client.clock.now_s()
@@ -180,40 +168,35 @@ class Sender:
                 # After the work, which may have completed a batch that rows wait for. `put` ends the wait.
                 self._wait(self._hand_over_due(), looked_at_s)
         except BaseException as error:
-            end = self._failed  # first: the next steps need memory
             log.exception("%s: the sender has failed", self._purpose)
-            end.message = f"{end.message}: {error!r}"
+            end = UsageError(
+                "this producer cannot continue: its sender has failed, unacknowledged rows may be written or not: "
+                f"{error!r}"
+            )
         finally:
-            self._finish_surely(end or self._stop_error)
+            self._finish(end or self._stop_error)
 
     def _finish(self, end: KafkaError) -> None:
-        """Give every row a result, so that no caller waits forever. May be repeated."""
+        """Give every row a result, so that no caller waits forever. Each step comes also after an error of another."""
         self._end = end
-        try:
-            self._drop_all(end)
-        finally:
-            self._on_end(end)  # fails what is left
+        on_end = self._on_end
+        del self._hand_over_due, self._on_end  # a cycle of references, which would keep the rows in memory
+        steps: list[Callable[[], object]] = [
+            lambda: self._drop_all(end),
+            lambda: on_end(end),  # fails what is left
+            self._end_resets,
+            lambda: self._client.hang_up(self._purpose),
+            self._self_pipe.close,
+        ]
+        for step in steps:
+            try:
+                step()
+            except Exception:
+                log.exception("%s: the sender cannot end in order", self._purpose)
+
+    def _end_resets(self) -> None:
         for done in list(self._resets):
             done.set()
-        self._client.hang_up(self._purpose)
-        self._self_pipe.close()
-        self._finished = True
-        del self._hand_over_due, self._on_end  # a cycle of references, which would keep the rows in memory
-
-    def _finish_surely(self, end: KafkaError) -> None:
-        """Repeat `_finish` after an error, such as MemoryError. The loop itself needs no memory."""
-        while not self._finished and self._tries_left:
-            self._tries_left -= 1
-            try:
-                self._finish(end)
-            except BaseException as error:
-                self._end_failure = error
-                try:  # noqa: SIM105 - `suppress` needs memory
-                    time.sleep(_PAUSE_S)
-                except BaseException:  # noqa: S110 - neither has logging any
-                    pass
-        if not self._finished:
-            log.critical("%s: the sender cannot end: %r", self._purpose, self._end_failure)
 
     def _drop_all(self, end: KafkaError) -> None:
         self._take_in()
@@ -267,7 +250,7 @@ class Sender:
         At the latest `request.timeout.ms` after the first batch must expire.
         """
         config, now_s = self._client.config, self._client.clock.now_s()
-        expires_s = min((each.expires_at_s for each in self.busy.values()), default=float("inf"))
+        expires_s = min((producer.expires_at_s for producer in self.busy.values()), default=float("inf"))
         left_ms = max((expires_s - now_s) * 1000, config.request_timeout_ms)
         return Deadline.after_ms(min(config.default_api_timeout_ms, left_ms), self._clock)
 
@@ -298,7 +281,7 @@ class Sender:
 
     def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
         completed = [batch for partition in partitions for batch in partition.take_completed()]
-        for error in dict.fromkeys(each.result.error for each in completed if each.result is not None):
+        for error in dict.fromkeys(batch.result.error for batch in completed if batch.result is not None):
             if error is not None:
                 self._session.failed(error)
         self._complete(completed)
@@ -311,12 +294,14 @@ class Sender:
         leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
         for broker, partitions in self._sendable(leaders, now_s, deadline).items():
             try:
-                self._session.before_produce([(each.topic, each.partition) for each in partitions], deadline)
+                self._session.before_produce(
+                    [(producer.topic, producer.partition) for producer in partitions], deadline
+                )
             except KafkaError as error:
                 self._put_off(partitions, error)
                 continue
             # Longest wait first, so that every partition gets its turn.
-            partitions.sort(key=lambda each: each.sent_at_s)
+            partitions.sort(key=lambda batch: batch.sent_at_s)
             sent |= self._brokers[broker].send(partitions, leaders.topic_ids)
         return sent
 
@@ -358,13 +343,13 @@ class Sender:
             partition.begin(self._session.successor(partition.broken_identity, deadline))
 
     def _broker(self, broker: Broker) -> BrokerProducer:
-        known = self._brokers.get(broker)
-        if known is None:
+        producer = self._brokers.get(broker)
+        if producer is None:
             self._forget_departed()
-            known = self._brokers[broker] = BrokerProducer(
+            producer = self._brokers[broker] = BrokerProducer(
                 self._client, broker, self._config, self._session, self._clock, self._purpose, self._stale
             )
-        return known
+        return producer
 
     def _forget_departed(self) -> None:
         """Remove brokers that have left their address and have no unanswered request."""
@@ -378,10 +363,12 @@ class Sender:
         """Handle arrived replies, waiting at most `wait_s`. An overdue reply counts as arrived."""
         timeout_ms = self._client.config.default_api_timeout_ms
         deadline = Deadline.after_ms(timeout_ms, self._clock) if wait_s else None
-        while not self._clock.stopped and (waiting := [each for each in self._brokers.values() if each.in_flight]):
+        while not self._clock.stopped and (
+            waiting := [broker for broker in self._brokers.values() if broker.in_flight]
+        ):
             oldest = [reply for broker in waiting if (reply := broker.oldest_reply) is not None]
-            come = {id(reply) for reply in ready(oldest, wait_s, deadline, self_pipe)}
-            due = [broker for broker in waiting if id(broker.oldest_reply) in come or broker.overdue]
+            ready_ids = {id(reply) for reply in ready(oldest, wait_s, deadline, self_pipe)}
+            due = [broker for broker in waiting if id(broker.oldest_reply) in ready_ids or broker.overdue]
             if not due:
                 return
             for broker in due:

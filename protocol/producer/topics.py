@@ -47,22 +47,22 @@ def topic_to_write(
     def look_up() -> Topic:
         nonlocal refusal
         try:
-            found = client.topic(name, deadline, create=True)
-            if highest >= len(found.partitions):
+            topic = client.topic(name, deadline, create=True)
+            if highest >= len(topic.partitions):
                 code, context = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"topic": name, "partition": highest}
-                raise broker_error(code, f"{name}-{highest}", count=len(found.partitions), **context)
+                raise broker_error(code, f"{name}-{highest}", count=len(topic.partitions), **context)
         except BrokerError as error:
             refusal = error
             raise
-        return found
+        return topic
 
     try:
-        found = client.retrying(f"Metadata of {name}", look_up, deadline, topics=[name])
+        metadata = client.retrying(f"Metadata of {name}", look_up, deadline, topics=[name])
     except DeadlineExceeded as error:
         # The last attempt may have timed out; the replies before it tell the actual problem.
         raise _missing_topic(name, error, refusal or error.__cause__) from error.__cause__
-    require_partition(found, lowest)
-    return found
+    require_partition(metadata, lowest)
+    return metadata
 
 
 def require_partition(topic: Topic, partition: int | None) -> None:
@@ -86,7 +86,7 @@ def _missing_topic(topic: str, error: DeadlineExceeded, cause: BaseException | N
 def _no_partition(topic: str, partition: int, count: int) -> UsageError:
     return UsageError(
         f"partition {partition} was requested, but topic {topic} has {count} (0 to {count - 1}). Nothing of this "
-        "call was sent",
+        "call was sent. Leave out partition, and the key decides, or add partitions to the topic",
         topic=topic,
     )
 
@@ -121,9 +121,9 @@ class MissingTopics:
         if not self._missing:
             return
         for key in ((topic, None), (topic, partition)):
-            found = self._missing.get(key)
-            if found is not None and not self._outdated(found, key, deadline):
-                raise type(found.error)(str(found.error), **found.error.context) from found.error.__cause__
+            missing = self._missing.get(key)
+            if missing is not None and not self._outdated(missing, key, deadline):
+                raise type(missing.error)(str(missing.error), **missing.error.context) from missing.error.__cause__
             self._missing.pop(key, None)
 
     def _outdated(self, missing: _Missing, key: tuple[str, int | None], deadline: Deadline) -> bool:
@@ -139,8 +139,8 @@ class MissingTopics:
             except KafkaError as error:
                 # Another error is one to wait for: the topic is being created, for example.
                 return not is_unknown_topic(error)
-        known = self._client.remembered_topic(topic)
-        return known is not None and (partition or 0) < len(known.partitions)
+        remembered = self._client.remembered_topic(topic)
+        return remembered is not None and (partition or 0) < len(remembered.partitions)
 
     def _next_look_s(self, now_s: float) -> float:
         return now_s + self._client.config.retry_backoff_max_ms / 1000
@@ -173,11 +173,11 @@ class Leaders:
         return broker
 
     def _resolve(self, name: str) -> Topic | KafkaError:
-        found: Topic | KafkaError
+        topic: Topic | KafkaError
         try:
-            found = self._client.topic(name, self._deadline, create=True)
-            self.topic_ids[name] = found.topic_id
+            topic = self._client.topic(name, self._deadline, create=True)
+            self.topic_ids[name] = topic.topic_id
         except KafkaError as error:
-            found = error
-        self._topics[name] = found
-        return found
+            topic = error
+        self._topics[name] = topic
+        return topic

@@ -20,8 +20,7 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.errors import BrokerError, KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.interrupts import DeferredInterrupts
-from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2
 from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction
@@ -152,9 +151,11 @@ class TransactionSession:
         self._partitions.clear()
         self._lifecycle.transition(_S.IN_TRANSACTION)
 
-    def _initialize(self, deadline: Deadline, held: TransactionalIdentity | None = None) -> None:
+    def _initialize(self, deadline: Deadline, identity: TransactionalIdentity | None = None) -> None:
         with self._broken_by_errors(for_good=True):
-            self.held = init_producer_id(self._client, self.transactional_id, self._timeout_ms, deadline, held=held)
+            self.held = init_producer_id(
+                self._client, self.transactional_id, self._timeout_ms, deadline, identity=identity
+            )
         self._needs_epoch = False
         self._lifecycle.transition(_S.READY)
 
@@ -164,6 +165,7 @@ class TransactionSession:
         """Add a group's offsets to the transaction."""
         self.require(*_SENDING)
         self._begun = True
+        offsets = {key: to.assumed_in(group.topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
         with self._broken_by_errors():
             add_offsets(
                 self._client,
@@ -172,23 +174,19 @@ class TransactionSession:
                 offsets,
                 deadline,
                 member=group.member,
-                topic_ids=group.topic_ids,
                 v2=self._v2,
             )
 
     def after_flush(self, flush: Callable[[], None], then: Callable[[], T]) -> T:
         """Accept no more records, flush, and return `then()`. Accepts records again if either fails."""
-        begins = self._lifecycle.may(_S.FLUSHING)
-        with DeferredInterrupts() as interrupts:  # else another Ctrl-C may leave the state
-            try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the state
-                self._lifecycle.transition(_S.FLUSHING)
-                with interrupts.allowed():
-                    flush()
-                return then()
-            except BaseException:
-                if begins and self.state is _S.FLUSHING:
-                    self._lifecycle.transition(_S.IN_TRANSACTION)
-                raise
+        self._lifecycle.transition(_S.FLUSHING)
+        try:
+            flush()
+            return then()
+        except BaseException:
+            if self.state is _S.FLUSHING:
+                self._lifecycle.transition(_S.IN_TRANSACTION)
+            raise
 
     def prepare(self) -> TransactionalIdentity:
         """Hand the transaction over: the returned identity allows another process to end it."""
@@ -203,10 +201,10 @@ class TransactionSession:
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
         """Commit or abort after `begin_to_end`; raise if the transaction was not ended as requested."""
-        forgotten, held, maybe_ended = False, self.held, self._maybe_ended
+        forgotten, identity, maybe_ended = False, self.held, self._maybe_ended
         if self._begun:
             self._maybe_ended = True  # until the outcome is known: Ctrl-C may come after the request was sent
-            ended = end_transaction(self._client, held, commit=commit, deadline=deadline, maybe_ended=maybe_ended)
+            ended = end_transaction(self._client, identity, commit=commit, deadline=deadline, maybe_ended=maybe_ended)
             maybe_ended = maybe_ended or ended.repeated
             done = ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
             forgotten = _effect(ended.cause) is TransactionEffect.NEEDS_PRODUCER_ID
@@ -215,14 +213,13 @@ class TransactionSession:
             if not done and (commit or not nothing_open):
                 self._maybe_ended = maybe_ended
                 raise self._not_ended(ended, commit=commit, deadline=deadline)
-            held = ended.identity
+            identity = ended.identity
         # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
         # need a new epoch, which KIP-890 gives each transaction. After the transactional id has expired, the producer
         # needs a new producer id; that fences it if another producer exists (KIP-360).
-        with DeferredInterrupts():  # else a repeated call would end the next transaction
-            self.held = held
-            self._needs_epoch = forgotten or (not self._v2 and (not commit or maybe_ended))
-            self._lifecycle.transition(_S.READY)
+        self.held = identity
+        self._needs_epoch = forgotten or (not self._v2 and (not commit or maybe_ended))
+        self._lifecycle.transition(_S.READY)
 
     def _not_ended(self, ended: EndedTransaction, *, commit: bool, deadline: Deadline) -> KafkaError:
         """Return the error to raise; stay in the state if repeating the call may help."""
@@ -237,8 +234,10 @@ class TransactionSession:
                 self._client.clock.sleep_s(min(wait_s, deadline.remaining_s()))
             return _caused(OutcomeUnknown, f"{self.held}: the outcome of the transaction is unknown", cause)
         if unknown and commit:
-            what = "the transaction may be committed or aborted, and this producer cannot find out. Create a new one, "
-            error = _caused(OutcomeLost, f"{self.held}: {what}and check whether the records are visible", cause)
+            problem = (
+                "the transaction may be committed or aborted, and this producer cannot find out. Create a new one, "
+            )
+            error = _caused(OutcomeLost, f"{self.held}: {problem}and check whether the records are visible", cause)
             for_good = True
         elif effect is TransactionEffect.FENCED or ended.outcome is TransactionOutcome.ABORTED:
             # The coordinator aborted the transaction: for a newer producer, or after the transaction timeout.
@@ -281,7 +280,7 @@ def _effect(error: KafkaError | None) -> TransactionEffect:
     return error_row(error.code).transaction_effect if isinstance(error, BrokerError) else TransactionEffect.ABORTABLE
 
 
-def _caused(kind: type[KafkaError], what: str, cause: KafkaError) -> KafkaError:
-    error = kind(f"{what}: {cause}", **cause.context)
+def _caused(kind: type[KafkaError], problem: str, cause: KafkaError) -> KafkaError:
+    error = kind(f"{problem}: {cause}", **cause.context)
     error.__cause__ = cause
     return error

@@ -21,7 +21,7 @@ from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, OutcomeLost, OutcomeUnknown, UsageError
 from protocol.group.committed_offsets import CallerOffsets, as_committed_offsets
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import deferred
 from protocol.metrics.sensor import timed
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.partition_choice import GivenPartitions
@@ -34,8 +34,6 @@ from protocol.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
-
-_SENDS_POLL_S = 0.1
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,13 +48,14 @@ def _transaction_call(
         method: Callable[Concatenate[TransactionalProducer, P], T],
     ) -> Callable[Concatenate[TransactionalProducer, P], T]:
         @wraps(method)
-        def call(producer: TransactionalProducer, /, *given: P.args, **named: P.kwargs) -> T:
+        @deferred
+        def call(producer: TransactionalProducer, /, *arguments: P.args, **named: P.kwargs) -> T:
             if (thread_id := threading.get_ident()) in producer._calling:
                 raise _already_in_transaction()
             try:
                 producer._calling.add(thread_id)
                 with timed(getattr(producer.client.sensors, sensor), producer.client.clock):
-                    return method(producer, *given, **named)
+                    return method(producer, *arguments, **named)
             finally:
                 producer._calling.discard(thread_id)
 
@@ -130,8 +129,8 @@ class TransactionalProducer(Producer):
             session=session,
         )
         self._owns_client = owns_client
-        # Thread by call that is sending. Removing a call twice, or before it was added, does no harm.
-        self._sends: dict[object, int] = {}
+        # The thread of each call that is sending.
+        self._sends: list[int] = []
         # Threads in a call that begins or ends a transaction.
         self._calling: set[int] = set()
         self._aborted = False
@@ -188,12 +187,14 @@ class TransactionalProducer(Producer):
         self._raise_if_unusable("begin_transaction")
         self._session.begin(deadline, partial(self.reset_sequences, deadline))
 
+    @deferred
     def send_columns(
         self, topic: str, columns: pa.RecordBatch, partitions: GivenPartitions | None = None
     ) -> SentColumns:
         """Send columns within the transaction, as `Producer.send_columns`. After any error, abort it."""
         return self._in_transaction(partial(super().send_columns, topic, columns, partitions))
 
+    @deferred
     def _send(self, *message: Any, **fields: Any) -> Future[RecordMetadata]:
         """Send a message within the transaction, as `Producer.send`."""
         return self._in_transaction(partial(super()._send, *message, **fields))
@@ -209,16 +210,16 @@ class TransactionalProducer(Producer):
         return self._let_in(fail_on_errors)
 
     def _let_in(self, call: Callable[[], T]) -> T:
-        send = object()
+        thread_id = threading.get_ident()
         self._require_alive()  # before the lock: after a fork, another thread may hold it forever
-        try:  # no context manager: the exception of Ctrl-C would keep its generator, and so the send
-            with self._no_send:
-                self._session.require(_S.IN_TRANSACTION)
-                self._sends[send] = threading.get_ident()
+        with self._no_send:
+            self._session.require(_S.IN_TRANSACTION)
+            self._sends.append(thread_id)
+        try:
             return call()
         finally:
-            self._sends.pop(send, None)  # first: Ctrl-C may come before the lock is held
             with self._no_send:
+                self._sends.remove(thread_id)
                 self._no_send.notify_all()
 
     def _wait_for_sends(self, deadline: Deadline) -> None:
@@ -232,14 +233,13 @@ class TransactionalProducer(Producer):
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
-        if threading.get_ident() in list(self._sends.values()):
+        if threading.get_ident() in self._sends:
             raise _already_in_transaction()
         with self._no_send:
             while self._sends:
                 if deadline.remaining_s() <= 0:
                     raise DeadlineExceeded("another thread is still sending")
-                # In parts: Ctrl-C may end a send before it notifies.
-                self._no_send.wait(min(_SENDS_POLL_S, deadline.remaining_s()))
+                self._no_send.wait(deadline.remaining_s())
 
     @_transaction_call("txn_send_offsets")
     def send_offsets_to_transaction(
@@ -365,6 +365,7 @@ class TransactionalProducer(Producer):
         with suppress(KafkaError) if kind is not None else nullcontext():
             self.close()
 
+    @deferred
     def close(self, timeout_ms: float | None = None) -> None:
         """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open.
 
@@ -385,11 +386,11 @@ class TransactionalProducer(Producer):
             As `abort_transaction`. The producer is closed.
         """
         deadline = self._client.deadline(timeout_ms)
-        with DeferredInterrupts() as interrupts:
-            try:
-                begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
-                if begun and not self._closed and threading.get_ident() not in self._calling:
-                    with interrupts.allowed():
-                        self._abort_transaction(deadline, closing=True)
-            finally:
-                self._abort(deadline, interrupts)
+        begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
+        try:
+            if begun and not self._closed and threading.get_ident() not in self._calling:
+                self._abort_transaction(deadline, closing=True)
+        except BaseException as error:
+            self._abort(deadline, wait=isinstance(error, Exception))
+            raise
+        self._abort(deadline)

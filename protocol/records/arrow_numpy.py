@@ -85,8 +85,8 @@ def nullable_integers(numbers: Sequence[int | None], kind: type[np.integer[Any]]
     return pa.Array.from_buffers(plain.type, len(numbers), [bitmap, plain.buffers()[1]])
 
 
-def _bitmap(there: Sequence[bool]) -> pa.Buffer | None:
-    return None if all(there) else pa.py_buffer(np.packbits(there, bitorder="little"))
+def _bitmap(present: Sequence[bool]) -> pa.Buffer | None:
+    return None if all(present) else pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
 def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
@@ -129,13 +129,13 @@ def text_column(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        values = [None if each is None else each.decode("utf-8", "replace").encode() for each in column.to_pylist()]
+        values = [None if text is None else text.decode("utf-8", "replace").encode() for text in column.to_pylist()]
         # UTF-8 by construction, so the cast, which imports no pandas, cannot fail.
         return nullable_binaries(values).cast(pa.string())
 
 
 def take_rows(array: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
     """Return the elements at these positions; null for -1."""
-    there = positions >= 0
-    validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    present = positions >= 0
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     return array.take(pa.Array.from_buffers(pa.int64(), len(positions), [validity, pa.py_buffer(positions)]))

@@ -163,8 +163,8 @@ def _count(stream: Any, at_most_bytes: int, cap_bytes: int) -> int:
 
 
 def _too_large(cap_bytes: int) -> DecompressedTooLarge:
-    what = f"its decompressed size exceeds {cap_bytes} bytes; increase max.decompressed.batch.bytes"
-    return DecompressedTooLarge(what, settings=("max.decompressed.batch.bytes",))
+    failure = f"its decompressed size exceeds {cap_bytes} bytes; increase max.decompressed.batch.bytes"
+    return DecompressedTooLarge(failure, settings=("max.decompressed.batch.bytes",))
 
 
 # -- snappy: one raw block, or xerial's sequence of them ------------------------------------------

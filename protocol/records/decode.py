@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError, UsageError
+from protocol.listing import listed
 from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
 from protocol.records.batch_header import LOG_APPEND_TIME
 from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches
@@ -142,7 +143,7 @@ def _schema(columns: tuple[str, ...]) -> pa.Schema:
     """Return the fields of `SCHEMA` with these names; raise `UsageError` for other names."""
     unknown = set(columns) - set(ALL_COLUMNS)
     if unknown:
-        raise UsageError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
+        raise UsageError(f"unknown columns: {listed(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
     return pa.schema([field for field in SCHEMA if field.name in columns])
 
 

@@ -13,12 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from protocol.errors import Corrupt
-from protocol.records.batch_header import (
-    COMPRESSION_MASK,
-    HEADER_BYTES,
-    LOG_OVERHEAD_BYTES,
-    SMALLEST_RECORD_BYTES,
-)
+from protocol.records.batch_header import COMPRESSION_MASK, HEADER_BYTES, LOG_OVERHEAD_BYTES, SMALLEST_RECORD_BYTES
 from protocol.records.compression import Codec, decompress
 from protocol.records.memory_records import MemoryRecords
 from protocol.records.varints import Bytes, Positions
@@ -170,8 +165,10 @@ def _decompressed(
                 continue
             if first < index:
                 yield pending_batches(index)
-            one = slice(index, index + 1)
-            yield DecompressedBatches(unpacked, batches[one], np.array([0]), np.array([len(unpacked)]), counts[one])
+            single = slice(index, index + 1)
+            yield DecompressedBatches(
+                unpacked, batches[single], np.array([0]), np.array([len(unpacked)]), counts[single]
+            )
             first, rows, used = index + 1, 0, 0
         if first < len(batches):
             yield pending_batches(len(batches))

@@ -135,8 +135,8 @@ def _codec(compression: str | Codec) -> Codec:
     try:
         return Codec(compression) if isinstance(compression, int) else Codec[compression.upper()]
     except (KeyError, ValueError):
-        known = ", ".join(codec.name.lower() for codec in Codec)
-        raise UsageError(f"unknown compression type {compression!r}; known are {known}") from None
+        names = ", ".join(codec.name.lower() for codec in Codec)
+        raise UsageError(f"unknown compression type {compression!r}; known are {names}") from None
 
 
 def record_sizes(columns: pa.RecordBatch) -> Lengths:
@@ -161,11 +161,7 @@ def _ordered(values: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None)
 
 
 def _layout_records(
-    columns: pa.RecordBatch,
-    order: npt.NDArray[np.int64] | None,
-    timestamps: Lengths,
-    firsts: Lengths,
-    counts: Lengths,
+    columns: pa.RecordBatch, order: npt.NDArray[np.int64] | None, timestamps: Lengths, firsts: Lengths, counts: Lengths
 ) -> tuple[npt.NDArray[np.uint8], list[int]]:
     """Lay out all records with room for a header before each batch; return the start of each batch and the end."""
     rows = len(timestamps)

@@ -153,8 +153,8 @@ def decode_messages(
 
     def chunks() -> Iterator[pa.RecordBatch]:
         for part, messages in _until_error(parts(), failures):
-            wanted = (message for message in messages if first_offset <= message.offset < end_offset)
-            for chunk in _chunked(_until_error(wanted, failures)):
+            read = (message for message in messages if first_offset <= message.offset < end_offset)
+            for chunk in _chunked(_until_error(read, failures)):
                 yield _record_batch(part, chunk, schema)
             if failures:
                 return
@@ -248,9 +248,9 @@ def _message(view: memoryview, start: int, check_crc: bool) -> Message:
             raise Corrupt(f"a message has magic {magic}; known are 0 and 1")
         if size < _MIN_SIZE[magic] or end > len(view):
             raise Corrupt(f"a message announces {size} bytes, but {len(view) - start - LOG_OVERHEAD_BYTES} are left")
-        if check_crc and (found := zlib.crc32(view[start + _CRC_DATA_AT : end])) != crc:
+        if check_crc and (own_crc := zlib.crc32(view[start + _CRC_DATA_AT : end])) != crc:
             raise Corrupt(
-                f"its CRC-32 is {found:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
+                f"its CRC-32 is {own_crc:08x}, its header says {crc:08x}. Fetch it again, or from another replica; "
                 "check.crcs=false reads it unverified",
                 settings=("check.crcs",),
             )
@@ -313,10 +313,10 @@ def with_lz4_header_checksum(frame: memoryview) -> memoryview:
 def _xxh32(data: memoryview) -> int:
     """Compute xxHash-32 with seed 0 of fewer than 16 bytes."""
     value = 0x165667B1 + len(data)
-    whole = len(data) // 4 * 4
-    for (word,) in struct.iter_unpack("<I", data[:whole]):
+    striped = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:striped]):
         value = _rotate_left(value + word * 0xC2B2AE3D, 17) * 0x27D4EB2F
-    for byte in data[whole:]:
+    for byte in data[striped:]:
         value = _rotate_left(value + byte * 0x165667B1, 11) * 0x9E3779B1
     value &= 0xFFFFFFFF
     value = (value ^ value >> 15) * 0x85EBCA77 & 0xFFFFFFFF

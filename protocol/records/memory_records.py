@@ -132,17 +132,17 @@ class MemoryRecords:
         headers = self.headers[batches]
         begins = (headers["position"] + CHECKED_FROM).tolist()
         ends = (headers["position"] + LOG_OVERHEAD_BYTES + headers["length"]).tolist()
-        found = [crc32c(self.buffer[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-        wrong = np.array(found, np.int64) != headers["crc"]
+        checksums = [crc32c(self.buffer[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        wrong = np.array(checksums, np.int64) != headers["crc"]
         return int(batches[wrong.argmax()]) if wrong.any() else None
 
     def verify_checksum(self, index: int, where: str) -> None:
         """Raise `Corrupt` if the checksum of a batch is wrong."""
-        found, stated = checksum(self.batch(index)), int(self.headers["crc"][index])
-        if found != stated:
+        computed, stated = checksum(self.batch(index)), int(self.headers["crc"][index])
+        if computed != stated:
             raise Corrupt(
                 f"{where}: the record batch at offset {self.headers['base_offset'][index]} is corrupt: its CRC-32C is "
-                f"{found:08x}, its header says {stated:08x}. Fetch it again, or from another replica; "
+                f"{computed:08x}, its header says {stated:08x}. Fetch it again, or from another replica; "
                 "check.crcs=false reads it unverified",
                 settings=("check.crcs",),
             )
@@ -200,8 +200,8 @@ def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> Memo
     if len(headers) < len(positions):
         position, partial_bytes = positions[len(headers)], 0
     next_offset = int(headers["last_offset"][-1]) + 1 if positions else None
-    whole = view if partial_bytes else view[:position]
-    return MemoryRecords(whole, headers, next_offset, position, partial_bytes, has_messages)
+    complete = view if partial_bytes else view[:position]
+    return MemoryRecords(complete, headers, next_offset, position, partial_bytes, has_messages)
 
 
 def _headers(view: memoryview, positions: list[int], short: bool) -> npt.NDArray[Any]:

@@ -129,8 +129,8 @@ def _lanes(data: Bytes, begins: Positions, ends: Positions, average: int) -> tup
         return begins, ends, np.arange(len(begins))
     region = np.repeat(np.arange(len(begins)), cuts)
     nth = np.arange(total) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1
-    found = likely_record_starts(data, begins[region] + nth * (lengths // parts)[region], ends[region], average)
-    lanes = np.concatenate([begins, found])
+    record_starts = likely_record_starts(data, begins[region] + nth * (lengths // parts)[region], ends[region], average)
+    lanes = np.concatenate([begins, record_starts])
     lanes.sort()
     region = np.searchsorted(begins, lanes, side="right") - 1
     untils = ends[region]
@@ -150,8 +150,8 @@ def likely_record_starts(data: Bytes, guesses: Positions, limits: Positions, ave
     if not len(guesses):
         return guesses
     prefix_at, last = prefixes(data), len(data) - 2
-    seen = np.ndarray((len(data) - window, window), np.uint8, data, strides=(1, 1))[guesses]
-    lane, column = np.divmod(np.flatnonzero(seen == 0), window)
+    windows = np.ndarray((len(data) - window, window), np.uint8, data, strides=(1, 1))[guesses]
+    lane, column = np.divmod(np.flatnonzero(windows == 0), window)
     zero = guesses[lane] + column
     # The length before the attributes' zero byte has one or two bytes.
     start = zero - 1 - (prefix_at[zero - 2] & 0x8080 == 0x0080)
@@ -195,9 +195,9 @@ def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Posit
     batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
     of_one_size = len(batches) < MIN_LANES and _bounds_at_stride(data, *batches[0])
     if not of_one_size and lockstep_pays(rows, size_bytes, int(counts.max()) / rows, len(batches)):
-        found = bounds_in_lockstep(data, begins, ends, size_bytes // rows)
-        if found is not None and (found[2] == counts).all():
-            return found[:2]
+        bounds = bounds_in_lockstep(data, begins, ends, size_bytes // rows)
+        if bounds is not None and (bounds[2] == counts).all():
+            return bounds[:2]
     return _joined(
         [part for begin, end, count in batches for part in record_bounds_in_parts(data, begin, end, count, count)]
     )
@@ -213,18 +213,18 @@ def record_bounds_in_parts(data: Bytes, begin: int, end: int, count: int, rows_a
     """
     while count > 0:
         pieces = max(1, round(count / rows_at_once))
-        wanted = -(-count // pieces)
+        target = -(-count // pieces)
         parts = []
-        while wanted > 0:
-            last = wanted == count
+        while target > 0:
+            last = target == count
             part = (
-                _bounds_at_stride(data, begin, end, wanted)
-                or _bounds_in_lockstep(data, begin, end, wanted, count)
-                or _bounds_one_by_one(data, begin, end, wanted, last)
+                _bounds_at_stride(data, begin, end, target)
+                or _bounds_in_lockstep(data, begin, end, target, count)
+                or _bounds_one_by_one(data, begin, end, target, last)
             )
             parts.append(part)
             begin = int(part[1][-1])
-            wanted -= len(part[0])
+            target -= len(part[0])
             count -= len(part[0])
         if count < 0 or (count == 0 and begin != end):
             raise Corrupt("its number of records differs from its header's")
@@ -268,12 +268,12 @@ def _bounds_in_lockstep(data: Bytes, begin: int, end: int, rows: int, count: int
     until = np.array([end])
     if rows < count:
         until = likely_record_starts(data, np.array([begin + rows * average]), until, average)
-    found = bounds_in_lockstep(data, np.array([begin]), until, average) if len(until) else None
-    return found and found[:2]
+    bounds = bounds_in_lockstep(data, np.array([begin]), until, average) if len(until) else None
+    return bounds and bounds[:2]
 
 
-def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, whole: bool) -> Bounds:
-    """Return `count` consecutive records from `begin` that end before `end`, or (`whole`) exactly there."""
+def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, complete: bool) -> Bounds:
+    """Return `count` consecutive records from `begin` that end before `end`, or (`complete`) exactly there."""
     view, steps, position = data.data, _STEPS, begin
     try:
         ends = [position := position + steps[view[position]][view[position + 1]] for _ in repeat(None, count)]
@@ -282,7 +282,7 @@ def _bounds_one_by_one(data: Bytes, begin: int, end: int, count: int, whole: boo
     # A step of 0 does not move, so all later positions are equal.
     if not ends or ends[-1] == (ends[-2] if count > 1 else begin):
         ends = _careful_ends(view, begin, end, count)
-    if ends[-1] > end or (whole and ends[-1] != end):
+    if ends[-1] > end or (complete and ends[-1] != end):
         raise Corrupt(f"its records end at byte {ends[-1]} of {end}")
     stops = np.frombuffer(struct.pack(f"{count}q", *ends), np.int64)
     starts = np.empty_like(stops)

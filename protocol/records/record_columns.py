@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import UsageError
+from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import filled, to_arrow
 from protocol.records.row_layout import RowLayout, varint_words
 
@@ -45,11 +46,11 @@ def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatc
         A column is missing, unknown, there twice or of another type, or a header has no key.
     """
     if isinstance(columns, pa.Table):
-        whole = [column.combine_chunks() for column in columns.columns]
-        columns = pa.RecordBatch.from_arrays(whole, schema=columns.schema)
+        combined = [column.combine_chunks() for column in columns.columns]
+        columns = pa.RecordBatch.from_arrays(combined, schema=columns.schema)
     names = columns.schema.names
     if "value" not in names:
-        raise UsageError(f"column value is missing; the columns are {', '.join(names) or 'none'}")
+        raise UsageError(f"column value is missing; the columns are {listed(names, CHOICES) or 'none'}")
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         raise UsageError(f"{unknown[0]} is not a column of a record; the columns are {', '.join(NAMES)}")
@@ -68,8 +69,8 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
         return array
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.binary())
-    others = (pa.string(), pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view())
-    if array.type in others or pa.types.is_fixed_size_binary(array.type):
+    kinds = (pa.string(), pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view())
+    if array.type in kinds or pa.types.is_fixed_size_binary(array.type):
         return array.cast(pa.binary())
     raise UsageError(f"column {name} is {array.type}; it must be binary")
 
@@ -87,8 +88,8 @@ def _headers(lists: pa.Array) -> pa.Array:
     try:
         lists = lists.cast(_HEADERS)
     except pa.ArrowException as error:
-        what = f"column headers is {lists.type}; it must be list<struct<key: string, value: binary>>"
-        raise UsageError(what) from error
+        problem = f"column headers is {lists.type}; it must be list<struct<key: string, value: binary>>"
+        raise UsageError(problem) from error
     counts = filled(pc.list_value_length(lists), 0)
     if not counts.any():
         ends = pa.py_buffer(np.arange(len(lists) + 1, dtype=np.int32))

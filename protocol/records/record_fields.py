@@ -78,14 +78,14 @@ def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields
     )
 
 
-def _end(at: Positions, length: Integers, ends: Positions, what: str) -> Positions:
+def _end(at: Positions, length: Integers, ends: Positions, subject: str) -> Positions:
     """Return the end of a nullable field."""
     smallest = length.min() if len(length) else 0
     if smallest < -1:
-        raise Corrupt(f"a {what} of length {smallest}")
+        raise Corrupt(f"a {subject} of length {smallest}")
     end: npt.NDArray[np.int64] = at + (np.maximum(length, 0) if smallest < 0 else length)
     if (end > ends).any():
-        raise Corrupt(f"a {what} is longer than its record")
+        raise Corrupt(f"a {subject} is longer than its record")
     return end
 
 
@@ -173,13 +173,13 @@ def _read_one_by_one(data: Bytes, at: int, end: int, targets: range, bounds: _Bo
     reader = Reader(data[:end].data)
     reader.position = at
     for target in targets:
-        for what, where, lengths in (
+        for part, where, lengths in (
             ("key", bounds.key_at, bounds.key_length),
             ("value", bounds.value_at, bounds.value_length),
         ):
             length = reader.varint()
-            if length < (0 if what == "key" else -1):
-                raise Corrupt(f"a header {what} of length {length}")
+            if length < (0 if part == "key" else -1):
+                raise Corrupt(f"a header {part} of length {length}")
             where[target], lengths[target] = reader.advance(max(0, length)), length
     if reader.left:
         raise Corrupt("the headers of a record do not fill it exactly")

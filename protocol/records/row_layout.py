@@ -30,11 +30,11 @@ class WordColumn:
     sizes: Sizes
     most: int
 
-    def then(self, other: WordColumn) -> WordColumn:
+    def then(self, following: WordColumn) -> WordColumn:
         """Return both columns concatenated row by row; together they must fit a word."""
-        words = other.words << (self.sizes << np.uint8(3))
+        words = following.words << (self.sizes << np.uint8(3))
         words |= self.words
-        return WordColumn(words, self.sizes + other.sizes, self.most + other.most)
+        return WordColumn(words, self.sizes + following.sizes, self.most + following.most)
 
 
 def zero_bytes(rows: int, except_at: Integers | None = None) -> WordColumn:
@@ -65,25 +65,25 @@ def varint_sizes(values: Integers) -> npt.NDArray[np.int64]:
 
 def varint_words(values: Integers) -> list[WordColumn]:
     """Return each row's zigzag varint: one column of words, or two if some have 9 or 10 bytes."""
-    rest = _zigzag(values)
-    largest = int(rest.max()) if len(rest) else 0
-    columns = [WordColumn(rest & np.uint64(0x7F), np.ones(len(rest), np.uint8), 1)]
+    zigzag = _zigzag(values)
+    largest = int(zigzag.max()) if len(zigzag) else 0
+    columns = [WordColumn(zigzag & np.uint64(0x7F), np.ones(len(zigzag), np.uint8), 1)]
     # Reused for all bits to set: touching new memory takes longer than the operations.
-    bits = np.empty_like(rest)
+    bits = np.empty_like(zigzag)
     for _ in range(7, largest.bit_length(), 7):
-        rest >>= np.uint64(7)
+        zigzag >>= np.uint64(7)
         last = columns[-1]
         # The previous byte is the last of its word if this byte opens a new word.
-        np.minimum(rest, np.uint64(1), out=bits)
+        np.minimum(zigzag, np.uint64(1), out=bits)
         bits <<= np.uint64(8 * last.most - 1)
         last.words |= bits
         if last.most == _WORD_BYTES:
-            last = WordColumn(np.zeros(len(rest), np.uint64), np.zeros(len(rest), np.uint8), 0)
+            last = WordColumn(np.zeros(len(zigzag), np.uint64), np.zeros(len(zigzag), np.uint8), 0)
             columns.append(last)
-        np.bitwise_and(rest, np.uint64(0x7F), out=bits)
+        np.bitwise_and(zigzag, np.uint64(0x7F), out=bits)
         bits <<= np.uint64(8 * last.most)
         last.words |= bits
-        last.sizes += rest != 0
+        last.sizes += zigzag != 0
         last.most += 1
     return columns
 

@@ -78,11 +78,11 @@ def cloud_identity(config: SaslConfig) -> CloudIdentity:
     """
     text = "" if config.metadata_config is None else config.metadata_config.reveal()
     make, names = _TYPES[config.metadata_type]
-    given = name_value_pairs(_CONFIG, text)
-    for name in given:
+    value_pairs = name_value_pairs(_CONFIG, text)
+    for name in value_pairs:
         if name not in names and not (name.startswith("tag_") and "tag_" in names):
             raise _unknown(name, config.metadata_type, names)
-    return make(config, given)
+    return make(config, value_pairs)
 
 
 @hide_variables
@@ -95,62 +95,59 @@ def name_value_pairs(name: str, text: str) -> dict[str, str]:
         A part has no name or no `=`; the message contains no value.
     """
     pairs = [part.strip().partition("=") for part in _split(text)]
-    if not all(each and equals for each, equals, _ in pairs):
+    if not all(pair and equals for pair, equals, _ in pairs):
         raise ConfigurationError(f"{name} is [hidden]; allowed: name=value,name=value.", settings=(name,))
-    return {each: value for each, _, value in pairs}
+    return {name: value for name, _, value in pairs}
 
 
 def _split(text: str) -> list[str]:
     parts, characters = [""], iter(text)
-    for each in characters:
-        if each == ",":
+    for character in characters:
+        if character == ",":
             parts.append("")
-        elif each == "\\":
+        elif character == "\\":
             following = next(characters, "")
             parts[-1] += _ESCAPES.get(following, following)
         else:
-            parts[-1] += each
+            parts[-1] += character
     return [part for part in parts if part.strip()]
 
 
-def _azure_imds(config: SaslConfig, given: Mapping[str, str]) -> AzureImds:
-    return AzureImds(config.token_endpoint_url or IMDS_URL, given.get("query") or None)
+def _azure_imds(config: SaslConfig, properties: Mapping[str, str]) -> AzureImds:
+    return AzureImds(config.token_endpoint_url or IMDS_URL, properties.get("query") or None)
 
 
-def _azure(config: SaslConfig, given: Mapping[str, str]) -> AzureIdentity:
-    return AzureIdentity(config.scope, given.get("client_id") or None)
+def _azure(config: SaslConfig, properties: Mapping[str, str]) -> AzureIdentity:
+    return AzureIdentity(config.scope, properties.get("client_id") or None)
 
 
-def _aws_iam(config: SaslConfig, given: Mapping[str, str]) -> AwsWebIdentity:
-    missing = [name for name in ("region", "audience") if not given.get(name)]
+def _aws_iam(config: SaslConfig, properties: Mapping[str, str]) -> AwsWebIdentity:
+    missing = [name for name in ("region", "audience") if not properties.get(name)]
     if missing:
         raise _wrong(f"lacks {' and '.join(missing)}; give region=REGION,audience=AUDIENCE", config.metadata_type)
-    duration = given.get("duration_seconds", "300")
+    duration = properties.get("duration_seconds", "300")
     if not (duration.isascii() and duration.isdigit() and _MIN_DURATION_S <= int(duration) <= _MAX_DURATION_S):
         raise _wrong(f"has a wrong duration_seconds; allowed: {_MIN_DURATION_S} to {_MAX_DURATION_S}", "aws_iam")
-    algorithm = given.get("signing_algorithm", _ALGORITHMS[0])
+    algorithm = properties.get("signing_algorithm", _ALGORITHMS[0])
     if algorithm not in _ALGORITHMS:
         raise _wrong(f"has a wrong signing_algorithm; allowed: {', '.join(_ALGORITHMS)}", "aws_iam")
-    tags = tuple((name.removeprefix("tag_"), value) for name, value in given.items() if name.startswith("tag_"))
-    endpoint = given.get("sts_endpoint") or None
-    return AwsWebIdentity(given["region"], given["audience"], int(duration), algorithm, endpoint, tags)
+    tags = tuple((name.removeprefix("tag_"), value) for name, value in properties.items() if name.startswith("tag_"))
+    endpoint = properties.get("sts_endpoint") or None
+    return AwsWebIdentity(properties["region"], properties["audience"], int(duration), algorithm, endpoint, tags)
 
 
-def _aws_msk_iam(config: SaslConfig, given: Mapping[str, str]) -> AwsIam:
-    return AwsIam(**{name: value for name, value in given.items() if value})
+def _aws_msk_iam(config: SaslConfig, properties: Mapping[str, str]) -> AwsIam:
+    return AwsIam(**{name: value for name, value in properties.items() if value})
 
 
-def _google(config: SaslConfig, given: Mapping[str, str]) -> GoogleManagedKafka:
+def _google(config: SaslConfig, properties: Mapping[str, str]) -> GoogleManagedKafka:
     return GoogleManagedKafka()
 
 
 _TYPES: Mapping[str, tuple[Callable[[SaslConfig, Mapping[str, str]], CloudIdentity], tuple[str, ...]]] = {
     "azure_imds": (_azure_imds, ("query",)),
     "azure": (_azure, ("client_id",)),
-    "aws_iam": (
-        _aws_iam,
-        ("region", "audience", "duration_seconds", "signing_algorithm", "sts_endpoint", "tag_"),
-    ),
+    "aws_iam": (_aws_iam, ("region", "audience", "duration_seconds", "signing_algorithm", "sts_endpoint", "tag_")),
     "aws_msk_iam": (_aws_msk_iam, ("region", "profile", "role_arn", "role_session_name")),
     "google_managed_kafka": (_google, ()),
 }
@@ -161,7 +158,7 @@ def _unknown(name: str, kind: str, names: tuple[str, ...]) -> ConfigurationError
     like = closest_match(name, names)
     if like:
         return _wrong(f"has {name}; did you mean {like}?", kind)
-    allowed = ", ".join(each + "NAME" if each == "tag_" else each for each in names) or "none"
+    allowed = ", ".join(name + "NAME" if name == "tag_" else name for name in names) or "none"
     return _wrong(f"has an unknown setting; allowed: {allowed}", kind)
 
 

@@ -42,10 +42,10 @@ def _supported_java_class(*names: str) -> Kind:
     """Return a kind of property for Java classes whose function this client implements, also with shading prefixes."""
 
     def parse(text: str) -> str:
-        known = class_of(text, names)
-        if known is None:
+        module = class_of(text, names)
+        if module is None:
             raise ValueError(_REMEDY)
-        return known
+        return module
 
     return Kind(", ".join(names), parse)
 
@@ -63,7 +63,7 @@ _CLIENT_HANDLER = _supported_java_class(
     f"{_AWS}.IAMClientCallbackHandler",
 )
 _JWT_RETRIEVER = _supported_java_class(
-    *(f"{_KAFKA}.oauthbearer.{name}JwtRetriever" for name in ("Default", "ClientCredentials", "File")),
+    *(f"{_KAFKA}.oauthbearer.{name}JwtRetriever" for name in ("Default", "ClientCredentials", "File"))
 )
 
 
@@ -74,11 +74,7 @@ def _applies(name: str, kind: Kind, doc: str, *, field: str = "") -> Property:
 
 SASL_PROPERTIES: tuple[Property, ...] = (
     _applies("sasl.mechanism", MECHANISM, "SASL mechanism, with security.protocol SASL_PLAINTEXT or SASL_SSL"),
-    _applies(
-        "sasl.jaas.config",
-        SECRET,
-        "credentials as for Java's clients: a login module with its settings",
-    ),
+    _applies("sasl.jaas.config", SECRET, "credentials as for Java's clients: a login module with its settings"),
     _applies("sasl.username", SECRET, "user name for PLAIN and SCRAM, as for librdkafka"),
     _applies("sasl.password", SECRET, "password for PLAIN and SCRAM"),
     _applies(
@@ -171,9 +167,7 @@ SASL_PROPERTIES: tuple[Property, ...] = (
     ),
     *no_effect(_CLIENT, "sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms includes it"),
     *no_effect(
-        _CLIENT,
-        "sasl.oauthbearer.method",
-        "the other properties of sasl.oauthbearer select the source of the token",
+        _CLIENT, "sasl.oauthbearer.method", "the other properties of sasl.oauthbearer select the source of the token"
     ),
     *no_effect(
         _CLIENT,

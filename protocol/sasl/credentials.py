@@ -176,9 +176,9 @@ def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:
 
 
 def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
-    if other := next((name for name in options if name.startswith(_OTHER_AWS_KEYS)), None):
+    if foreign := next((name for name in options if name.startswith(_OTHER_AWS_KEYS)), None):
         raise ConfigurationError(
-            f"sasl.jaas.config is [hidden], whose {other} the AWS signer does not support; use AWS's environment "
+            f"sasl.jaas.config is [hidden], whose {foreign} the AWS signer does not support; use AWS's environment "
             "variables or a profile, or sasl.oauthbearer.token.provider with sasl.mechanism OAUTHBEARER.",
             settings=("sasl.jaas.config", "sasl.oauthbearer.token.provider", "sasl.mechanism"),
         )
@@ -188,17 +188,18 @@ def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
 
 def _cloud_identity(config: SaslConfig, mechanism: str) -> CloudIdentity:
     name = "sasl.oauthbearer.metadata.authentication.type"
-    other = {"sasl.oauthbearer.token.provider": config.token_provider is not None}
+    conditions = {"sasl.oauthbearer.token.provider": config.token_provider is not None}
     if config.metadata_type != "azure_imds":
-        other["sasl.oauthbearer.token.endpoint.url"] = config.token_endpoint_url is not None
+        conditions["sasl.oauthbearer.token.endpoint.url"] = config.token_endpoint_url is not None
     if mechanism != "OAUTHBEARER":
         raise ConfigurationError(
             f"{name}={config.metadata_type} requires sasl.mechanism=OAUTHBEARER.", settings=(name, "sasl.mechanism")
         )
-    for each, given in other.items():
-        if given:
+    for option, is_set in conditions.items():
+        if is_set:
             raise ConfigurationError(
-                f"{name}={config.metadata_type} and {each} are two sources of a token; give one.", settings=(name, each)
+                f"{name}={config.metadata_type} and {option} are two sources of a token; give one.",
+                settings=(name, option),
             )
     return cloud_identity(config)
 
@@ -245,8 +246,8 @@ def _token_endpoint(config: SaslConfig, options: Mapping[str, Secret], url: str)
     client_id = config.client_id or options.get("clientId")
     client_secret = config.client_secret or options.get("clientSecret")
     if client_id is None or client_secret is None:
-        wanted = {"clientId": client_id, "clientSecret": client_secret}
-        raise _incomplete(options, wanted, 'clientId="…" and clientSecret="…" in it, for the token endpoint')
+        credentials = {"clientId": client_id, "clientSecret": client_secret}
+        raise _incomplete(options, credentials, 'clientId="…" and clientSecret="…" in it, for the token endpoint')
     extensions = {match[1]: value.reveal() for name, value in options.items() if (match := _EXTENSION.fullmatch(name))}
     tls = {name: value for name, value in options.items() if name.startswith("ssl.")}
     return TokenEndpoint(url, client_id, client_secret, config.scope or _text(options.get("scope")), extensions, tls)
@@ -257,19 +258,19 @@ def _text(value: Secret | None) -> str | None:
 
 
 def _incomplete(
-    options: Mapping[str, Secret], wanted: Mapping[str, Secret | None], give: str, *others: str
+    options: Mapping[str, Secret], needed: Mapping[str, Secret | None], give: str, *alternatives: str
 ) -> ConfigurationError:
-    """Return the error for settings that no login module and no property has; `wanted` has None for these."""
+    """Return the error for settings that no login module and no property has; `needed` has None for these."""
     name = "sasl.jaas.config"
     if not options:
-        return _missing(name, give, *others)
-    lacking = [each for each, value in wanted.items() if value is None]
-    slip = next((each for each in options if each not in wanted and closest_match(each, lacking)), None)
+        return _missing(name, give, *alternatives)
+    lacking = [name for name, value in needed.items() if value is None]
+    slip = next((option for option in options if option not in needed and closest_match(option, lacking)), None)
     hint = f"is {slip} a misspelling of {closest_match(slip, lacking)}?" if slip else f"give {give}."
     return ConfigurationError(
-        f"{name} is [hidden], which lacks {' and '.join(lacking)}; {hint}", settings=(name, *others)
+        f"{name} is [hidden], which lacks {' and '.join(lacking)}; {hint}", settings=(name, *alternatives)
     )
 
 
-def _missing(name: str, give: str, *others: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} is missing; give {give}.", settings=(name, *others))
+def _missing(name: str, give: str, *alternatives: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is missing; give {give}.", settings=(name, *alternatives))

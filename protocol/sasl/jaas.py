@@ -54,38 +54,42 @@ def _module(tokens: list[tuple[str, bool]]) -> LoginModule | str:
         return "it must begin with the class of a login module and the word required"
     if tokens[-1] != (";", True):
         return "it must end with a semicolon"
-    given = tokens[2:-1]
-    if (";", True) in given:
+    module_options = tokens[2:-1]
+    if (";", True) in module_options:
         return "it must have one login module; another one follows the first semicolon"
-    if len(given) % 3 or any(
+    if len(module_options) % 3 or any(
         name_is_sign or equals != ("=", True) or value_is_sign
-        for (_, name_is_sign), equals, (_, value_is_sign) in zip(given[::3], given[1::3], given[2::3], strict=True)
+        for (_, name_is_sign), equals, (_, value_is_sign) in zip(
+            module_options[::3], module_options[1::3], module_options[2::3], strict=True
+        )
     ):
         return "each setting must be NAME=VALUE; a value with blanks or any of = ; / \" ' must be quoted"
-    options = {name: Secret(value) for (name, _), (value, _) in zip(given[::3], given[2::3], strict=True)}
+    options = {
+        name: Secret(value) for (name, _), (value, _) in zip(module_options[::3], module_options[2::3], strict=True)
+    }
     return LoginModule(tokens[0][0], options)
 
 
 def _tokens(text: str) -> list[tuple[str, bool]]:
     """Return words, quoted or not, and signs; the bool is True for a sign."""
-    found: list[tuple[str, bool]] = []
+    tokens: list[tuple[str, bool]] = []
     for match in _TOKEN.finditer(text):
         if match["quote"]:
-            found.append((_ESCAPE.sub(_unescaped, match["quoted"]), False))
+            tokens.append((_ESCAPE.sub(_unescaped, match["quoted"]), False))
         elif match["word"]:
-            found.append((match["word"], False))
+            tokens.append((match["word"], False))
         elif match["sign"]:
-            found.append((match["sign"], True))
-    return found
+            tokens.append((match["sign"], True))
+    return tokens
 
 
 def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 8)) if match[1] else _CONTROLS.get(match[2], match[2])
 
 
-def class_of(name: str, known: Iterable[str]) -> str | None:
-    """Return the Java class in `known` that `name` means, also with a shading prefix; None if there is none.
+def class_of(name: str, names: Iterable[str]) -> str | None:
+    """Return the Java class in `names` that `name` means, also with a shading prefix; None if there is none.
 
     Shading prefixes are, for example, `kafkashaded.` and `shadeddatabricks.`.
     """
-    return next((each for each in known if name == each or name.endswith(f".{each}")), None)
+    return next((candidate for candidate in names if name == candidate or name.endswith(f".{candidate}")), None)

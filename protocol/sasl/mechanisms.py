@@ -100,7 +100,7 @@ def _proofs(hash_name: str, password: Secret, salt: bytes, iterations: int, auth
     stored_key = hashlib.new(hash_name, client_key).digest()
     signature = hmac.digest(stored_key, auth_message, hash_name)
     server_key = hmac.digest(salted_password, b"Server Key", hash_name)
-    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    proof = bytes(left_byte ^ right_byte for left_byte, right_byte in zip(client_key, signature, strict=True))
     return proof, hmac.digest(server_key, auth_message, hash_name)
 
 

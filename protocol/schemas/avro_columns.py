@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import Corrupt, ProtocolError
+from protocol.listing import listed
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.schemas.decoding import InvalidRows, refuse
@@ -273,7 +274,7 @@ class BytesReader(ColumnReader):
     def _decimals(self, data: Bytes, at: Positions, lengths: Integers) -> pa.Array:
         """Return decimals from big-endian two's complement numbers of any length."""
         lengths = lengths.astype(np.int64, copy=False)
-        there = lengths >= 0
+        present = lengths >= 0
         size = np.maximum(lengths, 0)
         columns = np.arange(_DECIMAL_BYTES)
         # Little-endian: byte `column` of the number is `column` bytes before its end.
@@ -288,14 +289,16 @@ class BytesReader(ColumnReader):
                 head = data[at[row] : at[row] + size[row] - _DECIMAL_BYTES]
                 longer[row] = (head != sign[row]).any() or negative[row] != (sign[row] == 0xFF)
             refuse(longer, f"a number too large for {self.type}")
-        validity = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+        validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
         made = pa.Array.from_buffers(self.type, len(at), [validity, pa.py_buffer(np.ascontiguousarray(raw))])
         try:
             made.validate(full=True)
         except pa.ArrowInvalid:
             limit = 10**self.type.precision
-            numbers = [int.from_bytes(bytes(each), "little", signed=True) for each in raw]
-            refuse(there & np.array([abs(each) >= limit for each in numbers]), f"a number too large for {self.type}")
+            numbers = [int.from_bytes(bytes(number), "little", signed=True) for number in raw]
+            refuse(
+                present & np.array([abs(number) >= limit for number in numbers]), f"a number too large for {self.type}"
+            )
         return made
 
 
@@ -318,8 +321,8 @@ class EnumReader(ColumnReader):
 
     def __init__(self, symbols: Sequence[str | None], names: Sequence[str]) -> None:
         self._names = names
-        self._missing = np.array([each is None for each in symbols])
-        encoded = [(each or "").encode() for each in symbols]
+        self._missing = np.array([symbol is None for symbol in symbols])
+        encoded = [(symbol or "").encode() for symbol in symbols]
         ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
         self._symbols = pa.Array.from_buffers(
             pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
@@ -334,8 +337,8 @@ class EnumReader(ColumnReader):
         """Read indices of symbols."""
         numbers, after = self._indices(data, at, ends)
         if self._missing.any() and (missing := self._missing[numbers]).any():
-            names = sorted({self._names[each] for each in numbers[missing].tolist()})
-            refuse(missing, f"the reader's enum has neither the symbol {', '.join(names)} nor a default")
+            names = sorted({self._names[number] for number in numbers[missing].tolist()})
+            refuse(missing, f"the reader's enum has neither the symbol {listed(names)} nor a default")
         return self._symbols.take(to_arrow(numbers)), after
 
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
@@ -373,7 +376,7 @@ class RecordReader(ColumnReader):
 
     def __init__(self, type: pa.StructType, steps: Sequence[FieldStep], defaults: dict[int, pa.Array]) -> None:
         self.type = type
-        self.smallest_bytes = sum(each.reader.smallest_bytes for each in steps)
+        self.smallest_bytes = sum(step.reader.smallest_bytes for step in steps)
         self._steps = steps
         self._defaults = defaults
 
@@ -434,17 +437,17 @@ class ArrayReader(ColumnReader):
         open_rows = np.arange(rows)
         while len(open_rows):
             count, cursor[open_rows] = self._block(data, cursor, ends, open_rows)
-            open_rows, left = open_rows[count > 0], count[count > 0]
+            open_rows, remaining = open_rows[count > 0], count[count > 0]
             live, rounds = open_rows, 0
             while len(live):
                 if rounds == _MAX_ROUNDS or len(live) < _FEWEST_ROWS:
-                    self._read_rest(data, cursor, ends, live, left, pieces, owners)
+                    self._read_rest(data, cursor, ends, live, remaining, pieces, owners)
                     break
                 pieces.append(self._read_items(data, cursor, ends, live, live))
                 owners.append(live)
                 rounds += 1
-                left = left - 1
-                live, left = live[left > 0], left[left > 0]
+                remaining = remaining - 1
+                live, remaining = live[remaining > 0], remaining[remaining > 0]
         return self._column(rows, pieces, owners), cursor
 
     def _read_empty(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
@@ -466,8 +469,8 @@ class ArrayReader(ColumnReader):
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
         _empty_items.left -= int(offsets[-1])
-        one, _ = self._items.read(data, np.zeros(1, np.int64), np.zeros(1, np.int64))
-        items = one.take(to_arrow(np.zeros(int(offsets[-1]), np.int32)))
+        single, _ = self._items.read(data, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        items = single.take(to_arrow(np.zeros(int(offsets[-1]), np.int32)))
         return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items]), cursor
 
     def _read_items(
@@ -508,7 +511,7 @@ class ArrayReader(ColumnReader):
         cursor: Positions,
         ends: Positions,
         live: Positions,
-        left: Positions,
+        remaining: Positions,
         pieces: list[pa.Array],
         owners: list[Positions],
     ) -> None:
@@ -516,7 +519,7 @@ class ArrayReader(ColumnReader):
         starts: list[int] = []
         truncated: list[int] = []
         view = data.data
-        for row, count in zip(live.tolist(), left.tolist(), strict=True):
+        for row, count in zip(live.tolist(), remaining.tolist(), strict=True):
             reader = Reader(view[: int(ends[row])])
             reader.position = int(cursor[row])
             try:
@@ -528,7 +531,7 @@ class ArrayReader(ColumnReader):
             cursor[row] = reader.position
         if truncated:
             raise InvalidRows(np.array(truncated), "the value ends in the middle of the field", "[]")
-        owner = np.repeat(live, left)
+        owner = np.repeat(live, remaining)
         try:
             items, _ = self._items.read(data, np.array(starts, np.int64), ends[owner])
         except InvalidRows as error:
@@ -575,10 +578,10 @@ class UnionReader(ColumnReader):
     def __init__(self, type: pa.DataType, branches: Sequence[ColumnReader | str]) -> None:
         self.type = type
         self._branches = branches
-        readers = [each for each in branches if isinstance(each, ColumnReader)]
-        self.smallest_bytes = 1 + min((each.smallest_bytes for each in readers), default=0)
-        plain = [number for number, each in enumerate(branches) if isinstance(each, BytesReader)]
-        nulls = [number for number, each in enumerate(branches) if isinstance(each, NullReader)]
+        readers = [branch for branch in branches if isinstance(branch, ColumnReader)]
+        self.smallest_bytes = 1 + min((reader.smallest_bytes for reader in readers), default=0)
+        plain = [number for number, branch in enumerate(branches) if isinstance(branch, BytesReader)]
+        nulls = [number for number, branch in enumerate(branches) if isinstance(branch, NullReader)]
         # Nullable bytes, the usual case, need no second copy.
         self._bytes_branch = plain[0] if len(branches) == 2 and len(plain) == len(nulls) == 1 else None
 
@@ -613,15 +616,15 @@ class UnionReader(ColumnReader):
         return pa.concat_arrays(pieces).take(to_arrow(order)), at
 
     def _rows_of_branches(self, numbers: Integers) -> list[tuple[ColumnReader, Positions]]:
-        found = []
+        rows_by_branch = []
         for number, branch in enumerate(self._branches):
             rows = np.flatnonzero(numbers == number)
             if not len(rows):
                 continue
             if isinstance(branch, str):
                 raise InvalidRows(rows, branch)
-            found.append((branch, rows))
-        return found
+            rows_by_branch.append((branch, rows))
+        return rows_by_branch
 
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
         """Skip each branch in the rows that have it."""
@@ -662,7 +665,7 @@ class MemberReader(ColumnReader):
     def read(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
         """Read the member."""
         column, at = self._reader.read(data, at, ends)
-        columns = [pa.nulls(len(at), self.type.field(each).type) for each in range(self.type.num_fields)]
+        columns = [pa.nulls(len(at), self.type.field(number).type) for number in range(self.type.num_fields)]
         columns[self._member] = column
         return pa.Array.from_buffers(self.type, len(at), [None], children=columns), at
 

@@ -40,16 +40,18 @@ def encode_default(avro: AvroType, value: Any) -> bytes:
     if kind == "record":
         return b"".join(
             encode_default(
-                each.type, value[each.name] if each.default is NO_DEFAULT else value.get(each.name, each.default)
+                field.type, value[field.name] if field.default is NO_DEFAULT else value.get(field.name, field.default)
             )
-            for each in avro.fields
+            for field in avro.fields
         )
     if kind == "array":
         _require(isinstance(value, list))
-        items = b"".join(encode_default(avro.children[0], each) for each in value)
+        items = b"".join(encode_default(avro.children[0], element) for element in value)
         return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
     if kind == "map":
-        items = b"".join(_sized(key.encode()) + encode_default(avro.children[0], each) for key, each in value.items())
+        items = b"".join(
+            _sized(key.encode()) + encode_default(avro.children[0], element) for key, element in value.items()
+        )
         return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
     _require(isinstance(value, str))
     if kind == "enum":

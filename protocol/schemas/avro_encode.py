@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ConfigurationError
+from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
@@ -97,10 +98,10 @@ def _simple(avro: AvroType, path: str) -> ColumnWriter:
 
 def _record(avro: AvroType, kind: pa.StructType, path: str) -> ColumnWriter:
     names = [kind.field(number).name for number in range(kind.num_fields)]
-    if unknown := [name for name in names if name not in {each.name for each in avro.fields}]:
+    if unknown := [name for name in names if name not in {field.name for field in avro.fields}]:
         raise ConfigurationError(
             f"the schema has no field {f'{path}.' if path else ''}{unknown[0]}; it has "
-            f"{', '.join(each.name for each in avro.fields)}"
+            f"{listed([field.name for field in avro.fields], CHOICES)}"
         )
     steps: list[tuple[int | None, ColumnWriter]] = []
     for field in avro.fields:
@@ -126,13 +127,13 @@ def _required(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
 
 
 def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
-    null = next((number for number, each in enumerate(avro.children) if each.kind == "null"), None)
+    null = next((number for number, branch in enumerate(avro.children) if branch.kind == "null"), None)
     members = avro.members
     if len(members) > 1 and not widened_kind(avro) and pa.types.is_struct(kind):
         names = [kind.field(number).name for number in range(kind.num_fields)]
         if names == [f"member{number}" for number in range(len(members))]:
-            writers = [_writer(each, kind.field(number).type, path) for number, each in enumerate(members)]
-            return _Members([avro.children.index(each) for each in members], writers, null, path)
+            writers = [_writer(member, kind.field(number).type, path) for number, member in enumerate(members)]
+            return _Members([avro.children.index(member) for member in members], writers, null, path)
     if null is not None and (pa.types.is_null(kind) or not members):
         return _Constant(zigzag_varint(null))
     for number, branch in enumerate(avro.children):
@@ -222,9 +223,9 @@ class _Enum(ColumnWriter):
         self._path = path
 
     def write(self, column: pa.Array) -> pa.Array:
-        found = pc.index_in(column.cast(pa.string()), self._symbols)
-        refuse_at(~valid(found) & valid(column), self._path, "a text that is no symbol of the enum")
-        return zigzag_varints(to_numpy(found.fill_null(0)).astype(np.int64))
+        index = pc.index_in(column.cast(pa.string()), self._symbols)
+        refuse_at(~valid(index) & valid(column), self._path, "a text that is no symbol of the enum")
+        return zigzag_varints(to_numpy(index.fill_null(0)).astype(np.int64))
 
 
 class _Decimal(ColumnWriter):
@@ -238,8 +239,8 @@ class _Decimal(ColumnWriter):
         if self._size_bytes is not None:
             if self._size_bytes > _DECIMAL_BYTES:
                 big = np.concatenate([np.repeat(sign, self._size_bytes - _DECIMAL_BYTES, axis=1), big], axis=1)
-            kept = np.ascontiguousarray(big[:, big.shape[1] - self._size_bytes :])
-            return binary_values(kept.reshape(-1), np.arange(1, len(column) + 1, dtype=np.int64) * self._size_bytes)
+            digits = np.ascontiguousarray(big[:, big.shape[1] - self._size_bytes :])
+            return binary_values(digits.reshape(-1), np.arange(1, len(column) + 1, dtype=np.int64) * self._size_bytes)
         # The fewest bytes: drop leading bytes that repeat the sign, as long as the next one has it, too.
         droppable = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
         dropped = np.cumprod(droppable, axis=1).sum(axis=1)
@@ -298,13 +299,13 @@ class _Union(ColumnWriter):
         self._branch, self._writer, self._null, self._path = branch, writer, null, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        there = valid(column)
-        if there.all():
+        present = valid(column)
+        if present.all():
             return joined([constant(zigzag_varint(self._branch), len(column)), self._writer.write(column)])
         if self._null is None:
-            refuse_at(~there, self._path, "null, which the schema's union cannot take")
-        branch = zigzag_varints(np.where(there, self._branch, self._null or 0))
-        return joined([branch, write_some(self._writer, column, there)])
+            refuse_at(~present, self._path, "null, which the schema's union cannot take")
+        branch = zigzag_varints(np.where(present, self._branch, self._null or 0))
+        return joined([branch, write_some(self._writer, column, present)])
 
 
 class _Members(ColumnWriter):
@@ -314,16 +315,16 @@ class _Members(ColumnWriter):
         self._branches, self._writers, self._null, self._path = branches, writers, null, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        there = valid(column)
-        which = np.full(len(column), -1 if self._null is None else self._null, np.int64)
+        present = valid(column)
+        full = np.full(len(column), -1 if self._null is None else self._null, np.int64)
         values: list[pa.Array] = []
         count = np.zeros(len(column), np.int64)
         for number, (branch, writer) in enumerate(zip(self._branches, self._writers, strict=True)):
             member = column.field(number)
-            has = valid(member) & there
+            has = valid(member) & present
             count += has
-            which[has] = branch
+            full[has] = branch
             values.append(write_some(writer, member, has))
         refuse_at(count > 1, self._path, "more than one member of a union")
-        refuse_at((which < 0) & there, self._path, "no member of a union that cannot be null")
-        return joined([zigzag_varints(np.maximum(which, 0)), *values])
+        refuse_at((full < 0) & present, self._path, "no member of a union that cannot be null")
+        return joined([zigzag_varints(np.maximum(full, 0)), *values])

@@ -66,8 +66,10 @@ def column_reader(writer: AvroType, reader: AvroType, path: str = "") -> ColumnR
     if writer.kind == reader.kind and writer.kind in ("array", "map"):
         return _items(writer, reader, path)
     if writer.kind == reader.kind == "enum" and _same_name(writer, reader):
-        known = set(reader.symbols)
-        return EnumReader([each if each in known else reader.default for each in writer.symbols], writer.symbols)
+        symbols = set(reader.symbols)
+        return EnumReader(
+            [symbol if symbol in symbols else reader.default for symbol in writer.symbols], writer.symbols
+        )
     if writer.kind == reader.kind == "fixed" and _same_name(writer, reader) and writer.size_bytes == reader.size_bytes:
         _require_same_logical(writer, reader, path)
         return BytesReader(arrow_type(reader), writer.size_bytes)
@@ -99,7 +101,7 @@ def _require_same_logical(writer: AvroType, reader: AvroType, path: str) -> None
 
 
 def _primitive(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
-    written, read = (each.logical or each.unit for each in (writer, reader))
+    written, read = (kind.logical or kind.unit for kind in (writer, reader))
     # A plain number may become a date or a timestamp, and the reverse: the number stays the same.
     if written != read and None not in (written, read):
         raise _incompatible(writer, reader, path)
@@ -129,9 +131,9 @@ def _items(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
 def _record(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
     columns: dict[str, int] = {}
     defaults: dict[int, pa.Array] = {}
-    written = {each.name for each in writer.fields}
+    written = {field.name for field in writer.fields}
     for number, field in enumerate(reader.fields):
-        names = [each for each in (field.name, *field.aliases) if each in written and each not in columns]
+        names = [name for name in (field.name, *field.aliases) if name in written and name not in columns]
         if names:
             columns[names[0]] = number
         else:
@@ -175,15 +177,15 @@ def _to_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
     def is_same(member: AvroType) -> bool:
         return member.kind == writer.kind and (not member.name or member.name == writer.name)
 
-    for number, member in sorted(enumerate(members), key=lambda each: not is_same(each[1])):
+    for number, member in sorted(enumerate(members), key=lambda pair: not is_same(pair[1])):
         try:
-            found = column_reader(writer, member, path)
+            reader_of_member = column_reader(writer, member, path)
         except Incompatible:
             continue
         # Such a union, for example of int and long, is read as one number.
         if widened := widened_kind(reader):
             return column_reader(writer, AvroType(widened), path)
-        return MemberReader(target, number, found)
+        return MemberReader(target, number, reader_of_member)
     raise _incompatible(writer, reader, path)
 
 
@@ -195,17 +197,13 @@ def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
             branches.append(column_reader(branch, reader, path))
         except Incompatible as error:
             branches.append(str(error))
-    if all(isinstance(each, str) for each in branches):
+    if all(isinstance(branch, str) for branch in branches):
         raise Incompatible(branches[0])
     return UnionReader(arrow_type(reader), branches)
 
 
 class AvroDecoder:
     """Decodes columns of Avro values that were written with one schema.
-
-    Parameters
-    ----------
-    writer, reader : AvroType
 
     Raises
     ------
@@ -238,6 +236,6 @@ def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:
     UnknownName
         `avro` is not a record, or has no such field.
     """
-    check_fields([each.name for each in avro.fields], fields)
-    kept = tuple(each for each in avro.fields if each.name in fields)
-    return AvroType("record", avro.name, avro.aliases, fields=kept)
+    check_fields([field.name for field in avro.fields], fields)
+    chosen = tuple(field for field in avro.fields if field.name in fields)
+    return AvroType("record", avro.name, avro.aliases, fields=chosen)

@@ -110,7 +110,7 @@ class AvroType:
     def text(self) -> str:
         """The type in a word or two, for messages."""
         if self.kind == "union":
-            return f"union of {', '.join(each.text for each in self.children)}"
+            return f"union of {', '.join(child.text for child in self.children)}"
         if self.logical == "decimal":
             return f"decimal({self.precision}, {self.scale})"
         return self.logical or self.unit or (f"{self.kind} {self.name}" if self.name else self.kind)
@@ -118,12 +118,12 @@ class AvroType:
     @property
     def nullable(self) -> bool:
         """True for null and for a union with null."""
-        return self.kind == "null" or any(each.kind == "null" for each in self.children if self.kind == "union")
+        return self.kind == "null" or any(child.kind == "null" for child in self.children if self.kind == "union")
 
     @property
     def members(self) -> tuple[AvroType, ...]:
         """The branches of a union without null."""
-        return tuple(each for each in self.children if each.kind != "null")
+        return tuple(child for child in self.children if child.kind != "null")
 
 
 def parse_avro(text: str, references: Mapping[str, str] | None = None) -> AvroType:
@@ -185,95 +185,95 @@ class _Parser:
         if self._types > _MAX_TYPES:
             raise _invalid(path, f"is one of more than {_MAX_TYPES} types")
 
-    def parse(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
-        if isinstance(given, str) and given not in PRIMITIVES:
-            return self._reference(given, namespace, path, depth)
+    def parse(self, schema: Any, namespace: str, path: str, depth: int) -> AvroType:
+        if isinstance(schema, str) and schema not in PRIMITIVES:
+            return self._reference(schema, namespace, path, depth)
         self._count(1, depth, path)
-        if isinstance(given, str):
-            return AvroType(given)
-        if isinstance(given, list):
-            return self._union(given, namespace, path, depth)
-        if not isinstance(given, dict) or "type" not in given:
-            raise _invalid(path, f"is no type: {json.dumps(given)[:100]}")
-        kind = given["type"]
+        if isinstance(schema, str):
+            return AvroType(schema)
+        if isinstance(schema, list):
+            return self._union(schema, namespace, path, depth)
+        if not isinstance(schema, dict) or "type" not in schema:
+            raise _invalid(path, f"is no type: {json.dumps(schema)[:100]}")
+        kind = schema["type"]
         if not isinstance(kind, str):
             return self.parse(kind, namespace, path, depth + 1)
         if kind in ("record", "error", "enum", "fixed"):
-            return self._define(kind, given, namespace, path, depth)
+            return self._define(kind, schema, namespace, path, depth)
         if kind in ("array", "map"):
             inside = "items" if kind == "array" else "values"
-            if inside not in given:
+            if inside not in schema:
                 raise _invalid(path, f"is {_an(kind)} without {inside}")
-            return AvroType(kind, children=(self.parse(given[inside], namespace, f"{path}[]", depth + 1),))
+            return AvroType(kind, children=(self.parse(schema[inside], namespace, f"{path}[]", depth + 1),))
         if kind not in PRIMITIVES:
             return self._reference(kind, namespace, path, depth)
-        return _with_logical(AvroType(kind), given)
+        return _with_logical(AvroType(kind), schema)
 
     def _reference(self, name: str, namespace: str, path: str, depth: int) -> AvroType:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         full = full if full in self._named else name
         if full not in self._named:
             raise _invalid(path, f"has the unknown type {name}")
-        known = self._named[full]
-        if known is None:
+        named = self._named[full]
+        if named is None:
             raise _invalid(path, f"contains the type {full} in itself: recursive types have no columns")
-        self._count(known.types, depth + known.depth, path)
-        return known.type
+        self._count(named.types, depth + named.depth, path)
+        return named.type
 
-    def _union(self, given: list[Any], namespace: str, path: str, depth: int) -> AvroType:
-        branches = tuple(self.parse(each, namespace, path, depth + 1) for each in given)
-        names = [each.name or each.kind for each in branches]
-        if not branches or any(each.kind == "union" for each in branches):
+    def _union(self, schemas: list[Any], namespace: str, path: str, depth: int) -> AvroType:
+        branches = tuple(self.parse(branch, namespace, path, depth + 1) for branch in schemas)
+        names = [branch.name or branch.kind for branch in branches]
+        if not branches or any(branch.kind == "union" for branch in branches):
             raise _invalid(path, "is an empty union" if not branches else "is a union in a union")
         if len(set(names)) < len(names):
             raise _invalid(path, f"is a union with the same type twice: {', '.join(names)}")
         return AvroType("union", children=branches)
 
-    def _define(self, kind: str, given: dict[str, Any], namespace: str, path: str, depth: int) -> AvroType:
-        name = self._name(given, namespace, path)
+    def _define(self, kind: str, schema: dict[str, Any], namespace: str, path: str, depth: int) -> AvroType:
+        name = self._name(schema, namespace, path)
         inner = name.rpartition(".")[0]
         if name in self._named:
             raise _invalid(path, f"defines the type {name} a second time")
-        names = _aliases(given, path)
-        aliases = tuple(each if "." in each or not inner else f"{inner}.{each}" for each in names)
+        names = _aliases(schema, path)
+        aliases = tuple(name if "." in name or not inner else f"{inner}.{name}" for name in names)
         self._named[name] = None
         types_before, deepest_before = self._types, self._deepest
         self._deepest = depth
         if kind == "enum":
-            made = self._enum(name, aliases, given, path)
+            made = self._enum(name, aliases, schema, path)
             self._count(len(made.symbols) // _SYMBOLS_OF_A_TYPE, depth, path)
         elif kind == "fixed":
-            size = given.get("size")
+            size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size <= _MAX_FIXED_BYTES:
                 raise _invalid(path, f"is a fixed without a size from 0 to {_MAX_FIXED_BYTES}")
-            made = _with_logical(AvroType("fixed", name, aliases, size_bytes=size), given)
+            made = _with_logical(AvroType("fixed", name, aliases, size_bytes=size), schema)
         else:
-            made = AvroType("record", name, aliases, fields=self._fields(given, inner, path, depth))
+            made = AvroType("record", name, aliases, fields=self._fields(schema, inner, path, depth))
         # The type itself was counted before.
         self._named[name] = _Named(made, self._types - types_before + 1, self._deepest - depth)
         self._deepest = max(self._deepest, deepest_before)
         return made
 
-    def _name(self, given: dict[str, Any], namespace: str, path: str) -> str:
-        name = given.get("name")
+    def _name(self, schema: dict[str, Any], namespace: str, path: str) -> str:
+        name = schema.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise _invalid(path, f"has an invalid name: {name!r}")
         if "." in name:
             return name
-        space = given.get("namespace", namespace)
+        space = schema.get("namespace", namespace)
         return f"{space}.{name}" if space else name
 
-    def _enum(self, name: str, aliases: tuple[str, ...], given: dict[str, Any], path: str) -> AvroType:
-        symbols = given.get("symbols")
-        if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
+    def _enum(self, name: str, aliases: tuple[str, ...], schema: dict[str, Any], path: str) -> AvroType:
+        symbols = schema.get("symbols")
+        if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) for symbol in symbols):
             raise _invalid(path, "is an enum without symbols")
-        default = given.get("default")
+        default = schema.get("default")
         if len(set(symbols)) < len(symbols) or (default is not None and default not in symbols):
             raise _invalid(path, "is an enum with a symbol twice, or a default that is no symbol")
         return AvroType("enum", name, aliases, symbols=tuple(symbols), default=default)
 
-    def _fields(self, given: dict[str, Any], namespace: str, path: str, depth: int) -> tuple[AvroField, ...]:
-        fields = given.get("fields")
+    def _fields(self, schema: dict[str, Any], namespace: str, path: str, depth: int) -> tuple[AvroField, ...]:
+        fields = schema.get("fields")
         if not isinstance(fields, list):
             raise _invalid(path, "is a record without fields")
         made: list[AvroField] = []
@@ -285,24 +285,24 @@ class _Parser:
             # A logical type beside the field's type, instead of in it, is ignored.
             kind = self.parse(field["type"], namespace, below, depth + 1)
             made.append(AvroField(name, kind, _aliases(field, below), field.get("default", NO_DEFAULT)))
-        names = [each.name for each in made]
+        names = [field.name for field in made]
         if len(set(names)) < len(names):
             raise _invalid(path, "has a field name twice")
         return tuple(made)
 
 
-def _aliases(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
-    aliases = given.get("aliases", ())
-    if not isinstance(aliases, (list, tuple)) or not all(isinstance(each, str) for each in aliases):
+def _aliases(schema: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    aliases = schema.get("aliases", ())
+    if not isinstance(aliases, (list, tuple)) or not all(isinstance(alias, str) for alias in aliases):
         raise _invalid(path, "has aliases that are no list of names")
     return tuple(aliases)
 
 
-def _with_logical(plain: AvroType, given: Mapping[str, Any]) -> AvroType:
+def _with_logical(plain: AvroType, schema: Mapping[str, Any]) -> AvroType:
     """Return the type with its logical type; an invalid one is ignored, as the specification demands."""
-    logical = given.get("logicalType")
+    logical = schema.get("logicalType")
     if logical == "decimal" and plain.kind in ("bytes", "fixed"):
-        precision, scale = given.get("precision"), given.get("scale", 0)
+        precision, scale = schema.get("precision"), schema.get("scale", 0)
         if (
             isinstance(precision, int)
             and isinstance(scale, int)
@@ -331,8 +331,8 @@ def _an(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _invalid(path: str, what: str) -> ConfigurationError:
-    return ConfigurationError(f"the Avro schema{f', field {path},' if path else ''} {what}")
+def _invalid(path: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"the Avro schema{f', field {path},' if path else ''} {problem}")
 
 
 def arrow_type(avro: AvroType) -> pa.DataType:
@@ -345,7 +345,7 @@ def arrow_type(avro: AvroType) -> pa.DataType:
     any other union: struct of the nullable fields member0, member1, ….
     """
     if avro.kind == "record":
-        return pa.struct([pa.field(each.name, arrow_type(each.type), each.type.nullable) for each in avro.fields])
+        return pa.struct([pa.field(field.name, arrow_type(field.type), field.type.nullable) for field in avro.fields])
     if avro.kind == "array":
         (items,) = avro.children
         return pa.list_(pa.field("element", arrow_type(items), items.nullable))
@@ -369,7 +369,7 @@ def _union_type(union: AvroType) -> pa.DataType:
         return arrow_type(members[0])
     if widened := widened_kind(union):
         return _ARROW[widened]
-    return pa.struct([pa.field(f"member{number}", arrow_type(each)) for number, each in enumerate(members)])
+    return pa.struct([pa.field(f"member{number}", arrow_type(member)) for number, member in enumerate(members)])
 
 
 def schema_of(kind: pa.DataType, name: str = "Record") -> dict[str, Any]:
@@ -390,12 +390,12 @@ def _schema_of(kind: pa.DataType, name: str, path: str, taken: set[str]) -> Any:
             name += "_"
         taken.add(name)
         fields = []
-        for each in kind:
-            below = f"{path}.{each.name}" if path else each.name
-            if not _NAME.fullmatch(each.name) or "." in each.name:
+        for field in kind:
+            below = f"{path}.{field.name}" if path else field.name
+            if not _NAME.fullmatch(field.name) or "." in field.name:
                 raise ConfigurationError(f"{below} is no name of an Avro field: it may have letters, digits and _")
-            inner = _schema_of(each.type, f"{name}_{each.name}", below, taken)
-            fields.append({"name": each.name, "type": ["null", inner], "default": None})
+            inner = _schema_of(field.type, f"{name}_{field.name}", below, taken)
+            fields.append({"name": field.name, "type": ["null", inner], "default": None})
         return {"type": "record", "name": name, "fields": fields}
     if pa.types.is_list(kind):
         return {"type": "array", "items": ["null", _schema_of(kind.value_type, f"{name}_item", f"{path}[]", taken)]}
@@ -408,14 +408,14 @@ def _schema_of(kind: pa.DataType, name: str, path: str, taken: set[str]) -> Any:
     if pa.types.is_date32(kind):
         return {"type": "int", "logicalType": "date"}
     simple = {pa.int8(): "int", pa.int16(): "int", pa.large_string(): "string", pa.large_binary(): "bytes"}
-    plain = {each: avro for avro, each in _ARROW.items() if avro not in ("fixed", "enum", "null")}
-    found = (simple | plain).get(kind)
-    if found is None:
+    plain = {arrow: avro for avro, arrow in _ARROW.items() if avro not in ("fixed", "enum", "null")}
+    avro_name = (simple | plain).get(kind)
+    if avro_name is None:
         raise ConfigurationError(f"{path or 'the column'} is {kind}, which Avro does not have; cast it to another type")
-    return found
+    return avro_name
 
 
 def widened_kind(union: AvroType) -> str | None:
     """Return "long" for a union of int and long, "double" for float and double: Spark reads them as one number."""
-    kinds = {each.kind if each.logical is None else each.logical for each in union.members}
+    kinds = {member.kind if member.logical is None else member.logical for member in union.members}
     return {frozenset(("int", "long")): "long", frozenset(("float", "double")): "double"}.get(frozenset(kinds))

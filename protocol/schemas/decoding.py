@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
+from protocol.listing import CHOICES, listed
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
@@ -46,11 +47,11 @@ class UnknownName(ConfigurationError):
     """
 
 
-def check_fields(known: Sequence[str], fields: Collection[str]) -> None:
-    """Raise `UnknownName` if some of `fields` are not among the `known` ones of a schema."""
-    if missing := [each for each in fields if each not in known]:
-        names = ", ".join(known) or "none"
-        raise UnknownName(f"the schema has no field {', '.join(missing)}; it has {names}", of="Fields")
+def check_fields(available: Sequence[str], fields: Collection[str]) -> None:
+    """Raise `UnknownName` if some of `fields` are not among the `available` ones of a schema."""
+    if missing := [field for field in fields if field not in available]:
+        names = listed(available, CHOICES) or "none"
+        raise UnknownName(f"the schema has no field {listed(missing)}; it has {names}", of="Fields")
 
 
 def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:

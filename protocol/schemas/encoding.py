@@ -48,28 +48,28 @@ def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Ar
     try:
         if not column.null_count:
             return _with_prefix(writer.write(column), prefix)
-        there = valid(column)
-        encoded = _with_prefix(write_some(writer, column, there), prefix)
+        present = valid(column)
+        encoded = _with_prefix(write_some(writer, column, present), prefix)
     except InvalidRows as error:
         field = f"field {error.path}: " if error.path else ""
         raise UsageError(f"{field}row {int(error.rows[0])} has {error.reason}") from None
-    return pc.if_else(mask(there), encoded, pa.scalar(None, pa.binary()))
+    return pc.if_else(mask(present), encoded, pa.scalar(None, pa.binary()))
 
 
 def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
     return joined([constant(prefix, len(encoded)), encoded]) if prefix else encoded
 
 
-def write_some(writer: ColumnWriter, column: pa.Array, there: npt.NDArray[np.bool_]) -> pa.Array:
-    """Write the values of the rows where `there` is True, and no bytes for the others."""
-    rows = np.flatnonzero(there)
+def write_some(writer: ColumnWriter, column: pa.Array, present: npt.NDArray[np.bool_]) -> pa.Array:
+    """Write the values of the rows where `present` is True, and no bytes for the others."""
+    rows = np.flatnonzero(present)
     try:
         encoded = writer.write(column.take(pa.array(rows)))
     except InvalidRows as error:
         raise error.inside("", rows) from None
     offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
     data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
-    return binary_values(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(there)])
+    return binary_values(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(present)])
 
 
 # -- columns of bytes -------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def _varints(raw: npt.NDArray[np.uint64], sizes: npt.NDArray[Any]) -> pa.Array:
     return binary_values(encoded[place < sizes[:, None]], np.cumsum(sizes))
 
 
-def mask(there: npt.NDArray[np.bool_]) -> pa.Array:
+def mask(present: npt.NDArray[np.bool_]) -> pa.Array:
     """Return a boolean column."""
-    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
+    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(present), [None, bits])
 
 
 def refuse_at(wrong: npt.NDArray[np.bool_], path: str, reason: str) -> None:

@@ -54,8 +54,8 @@ WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
 
 def registered_format(language: str) -> Format | None:
     """Return the format whose values have the ids of schemas of a language; None: there is none."""
-    found = [name for name, spec in FORMATS.items() if spec.registered and spec.language == language]
-    return cast("Format", found[0]) if found else None
+    names = [name for name, spec in FORMATS.items() if spec.registered and spec.language == language]
+    return cast("Format", names[0]) if names else None
 
 
 class Language(Protocol):

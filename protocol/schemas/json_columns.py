@@ -1,12 +1,12 @@
 """Read JSON values as Arrow columns: by Arrow's JSON reader, many values at once.
 
-A value that it refuses, or may read otherwise than Spark's `from_json`, is read by `json_values`, which has the errors.
-It alone decides which values are valid. See docs/decisions/0034-json-decoder.md.
+A value that it refuses, or may read otherwise than Spark's `from_json`, is read by `json_objects`, which alone decides
+which values are valid. See docs/decisions/0034-json-decoder.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,24 +19,24 @@ from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, binary_column, nullable_binaries, take_rows, to_arrow
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue
-from protocol.schemas.json_objects import ObjectColumns, cast_texts, column_of, has_type, object_scanner
-from protocol.schemas.json_values import (
-    MAX_DEPTH,
+from protocol.schemas.json_objects import (
+    DEEP_BYTES,
     InvalidJson,
-    parse_base64,
-    parse_date,
-    parse_local_timestamp,
-    parse_timestamp,
-    value_reader,
+    ObjectColumns,
+    cast_texts,
+    check_type,
+    column_of,
+    has_type,
+    is_deep,
+    read_object,
 )
+from protocol.schemas.json_texts import parse_base64, parse_date, parse_local_timestamp, parse_timestamp
 
 # A block that Arrow refuses is halved down to this number of rows; stop after `_MAX_REFUSED` refused blocks.
 _BLOCK_ROWS = 256
 _MAX_REFUSED = 4
 # Values that are read as Python objects at once.
 _OBJECTS_BYTES = 1 << 20
-# Of this size on, brackets are counted: Arrow's reader has no limit of depth.
-_DEEP_BYTES = 2 * MAX_DEPTH
 _MAX_TRIMMED = 64
 _MAX_PRECISION = 38
 _VALUE = "v"
@@ -52,26 +52,21 @@ class _Refused(Exception):
 class JsonDecoder:
     """Decodes columns of JSON values.
 
-    Parameters
-    ----------
-    type : pyarrow.DataType
-
     Raises
     ------
     ConfigurationError
-        There is no JSON for the type.
+        JSON objects cannot have the type.
     """
 
     def __init__(self, type: pa.DataType) -> None:
         self.type = type
-        self._read_one = value_reader(type)
+        check_type(type)
         self._is_struct = pa.types.is_struct(type)
         if self._is_struct and not type.num_fields:
             raise ConfigurationError("the schema has no fields")
         fields = list(type) if self._is_struct else [pa.field(_VALUE, type)]
-        self._as_read = pa.schema([pa.field(each.name, _type_to_read(each.type)) for each in fields])
+        self._as_read = pa.schema([pa.field(field.name, _type_to_read(field.type)) for field in fields])
         self._by_objects = has_type(type, _is_foreign)
-        self._scan = object_scanner(type)
 
     def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
         """Decode values, as `decoding.ValueDecoder`. Values of space only are null."""
@@ -87,28 +82,28 @@ class JsonDecoder:
             certain = self._certain(texts, data, at, ends)
         pieces: list[tuple[pa.Array, Positions]] = []
         rows = np.flatnonzero(certain)
-        others = np.flatnonzero(~certain)
+        uncertain = np.flatnonzero(~certain)
         if len(rows):
             refused = self._read(texts if len(rows) == len(texts) else take_rows(texts, rows), rows, pieces)
-            others = np.concatenate([others, *refused])
-        others.sort()
+            uncertain = np.concatenate([uncertain, *refused])
+        uncertain.sort()
         invalid: list[InvalidValue] = []
-        for some in _split(others, ends - at):
-            pieces += self._read_objects(texts, some, invalid)
+        for some in _split(uncertain, ends - at):
+            pieces.append(self._read_objects(texts, some, invalid))
         if len(pieces) == 1:
             return *pieces[0], invalid
-        owners = np.concatenate([each for _, each in pieces])
+        owners = np.concatenate([rows for _, rows in pieces])
         order = np.argsort(owners, kind="stable")
-        return take_rows(pa.concat_arrays([each for each, _ in pieces]), order), owners[order], invalid
+        return take_rows(pa.concat_arrays([column for column, _ in pieces]), order), owners[order], invalid
 
     def _certain(self, texts: pa.Array, data: Bytes, at: Positions, ends: Positions) -> npt.NDArray[np.bool_]:
         """Return which values Arrow's reader may read: those that cannot alter how it parses their neighbours."""
         certain = ends > at
         if self._is_struct:
             certain &= (data.take(at, mode="clip") == ord("{")) & (data.take(ends - 1, mode="clip") == ord("}"))
-        for row in np.flatnonzero(ends - at > _DEEP_BYTES).tolist():
-            value = bytes(data[at[row] : ends[row]])
-            certain[row] &= value.count(b"[") + value.count(b"{") <= MAX_DEPTH
+        # Arrow's reader has no limit of depth.
+        for row in np.flatnonzero(ends - at > DEEP_BYTES).tolist():
+            certain[row] &= not is_deep(bytes(data[at[row] : ends[row]]))
         try:
             texts.cast(pa.string())
         except pa.ArrowInvalid:
@@ -149,10 +144,10 @@ class JsonDecoder:
             raise _Refused from error
         if table.num_rows != len(texts):
             raise _Refused
-        columns = [_whole(table.column(each.name)) for each in self._as_read]
+        columns = [_whole(table.column(field.name)) for field in self._as_read]
         if not self._is_struct:
             return _finished(columns[0], self.type)
-        finished = [_finished(each, field.type) for each, field in zip(columns, self.type, strict=True)]
+        finished = [_finished(column, field.type) for column, field in zip(columns, self.type, strict=True)]
         return pa.Array.from_buffers(self.type, len(texts), [None], children=finished)
 
     def _joined(self, texts: pa.Array) -> bytes:
@@ -170,47 +165,30 @@ class JsonDecoder:
 
     def _read_objects(
         self, texts: pa.Array, rows: Positions, invalid: list[InvalidValue]
-    ) -> list[tuple[pa.Array, Positions]]:
-        """Read values as Python objects; `json_values` reads those that objects cannot represent exactly."""
-        values: list[Any] = []
-        read: list[int] = []
-        exactly: list[int] = []
-        for row, raw in zip(rows.tolist(), take_rows(texts, rows).to_pylist(), strict=True):
-            try:
-                text = raw.decode().strip(" \t\n\r")
-                value, after = self._scan(text, 0)
-            except (ArithmeticError, ValueError, RecursionError, StopIteration):
-                exactly.append(row)
-                continue
-            if after == len(text) and value is not None:
-                values.append(value)
-                read.append(row)
-            else:
-                exactly.append(row)
-        columns = ObjectColumns()
-        column = columns.column(values, np.array(read, np.int64), self.type)
-        pieces = [(column, np.array(read, np.int64))]
-        if columns.refused:
-            kept = np.flatnonzero(~np.isin(read, list(columns.refused)))
-            pieces = [(take_rows(column, kept), pieces[0][1][kept])]
-            exactly += columns.refused
-        if exactly:
-            pieces.append(self._read_exactly(texts, sorted(exactly), invalid))
-        return pieces
-
-    def _read_exactly(
-        self, texts: pa.Array, rows: Sequence[int], invalid: list[InvalidValue]
     ) -> tuple[pa.Array, Positions]:
+        """Read values as Python objects; return the column of the valid ones and their rows."""
         values: list[Any] = []
         owners: list[int] = []
-        for row in rows:
+        refused: dict[int, InvalidJson] = {}
+        for row, raw in zip(rows.tolist(), take_rows(texts, rows).to_pylist(), strict=True):
             try:
-                values.append(self._read_one(texts[row].as_py()))
+                value = read_object(raw)
+                if value is None and self._is_struct and raw.strip(b" \t\n\r"):
+                    raise InvalidJson("null, not an object")
             except InvalidJson as error:
-                invalid.append(InvalidValue(row, error.reason, error.path))
+                refused[row] = error
             else:
+                values.append(value)
                 owners.append(row)
-        return column_of(values, self.type), np.array(owners, np.int64)
+        columns = ObjectColumns()
+        accepted = np.array(owners, np.int64)
+        column = columns.column(values, accepted, self.type)
+        if columns.refused:
+            is_valid = ~np.isin(accepted, list(columns.refused))
+            column, accepted = take_rows(column, np.flatnonzero(is_valid)), accepted[is_valid]
+        refused |= columns.refused
+        invalid += [InvalidValue(row, error.reason, error.path) for row, error in refused.items()]
+        return column, accepted
 
 
 def _split(rows: Positions, sizes: Positions) -> list[Positions]:
@@ -258,7 +236,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _type_to_read(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _type_to_read(each.type)) for each in kind])
+        return pa.struct([pa.field(field.name, _type_to_read(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, _type_to_read(kind.value_type)))
     if pa.types.is_decimal(kind) and kind.precision + kind.scale > _MAX_PRECISION:
@@ -275,7 +253,7 @@ def _is_foreign(kind: pa.DataType) -> bool:
 def _finished(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column as read with its own type. Raises `_Refused` for a text that is none of its values."""
     if pa.types.is_struct(kind):
-        children = [_finished(column.field(number), each.type) for number, each in enumerate(kind)]
+        children = [_finished(column.field(number), field.type) for number, field in enumerate(kind)]
         return pa.Array.from_buffers(kind, len(column), column.buffers()[:1], children=children)
     if pa.types.is_list(kind):
         return pa.Array.from_buffers(
@@ -289,8 +267,8 @@ def _finished(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return _converted(column, kind, parse_date)
     if kind == pa.binary():
         texts = column.to_pylist()
-        values = [None if each is None else parse_base64(each) for each in texts]
-        if sum(each is None for each in values) > column.null_count:
+        values = [None if text is None else parse_base64(text) for text in texts]
+        if sum(value is None for value in values) > column.null_count:
             raise _Refused
         return nullable_binaries(values)
     if pa.types.is_decimal(kind):
@@ -304,10 +282,10 @@ def _finished(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _converted(column: pa.Array, kind: pa.DataType, parse: Callable[[str], int | None]) -> pa.Array:
     """Return texts as numbers: by Arrow if it knows all of them, else one by one."""
-    found = cast_texts(column, kind)
-    if found is not None:
-        return found
-    values = [None if each is None else parse(each) for each in column.to_pylist()]
-    if sum(each is None for each in values) > column.null_count:
+    converted = cast_texts(column, kind)
+    if converted is not None:
+        return converted
+    values = [None if text is None else parse(text) for text in column.to_pylist()]
+    if sum(value is None for value in values) > column.null_count:
         raise _Refused
     return column_of(values, kind)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ConfigurationError
+from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import binaries, to_numpy, valid
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some
@@ -55,7 +56,9 @@ def schema_of(kind: pa.DataType) -> dict[str, Any]:
 
 def _schema_of(kind: pa.DataType, path: str) -> dict[str, Any]:
     if pa.types.is_struct(kind):
-        properties = {each.name: _schema_of(each.type, f"{path}.{each.name}" if path else each.name) for each in kind}
+        properties = {
+            field.name: _schema_of(field.type, f"{path}.{field.name}" if path else field.name) for field in kind
+        }
         return {"type": "object", "properties": properties, "additionalProperties": False}
     if _is_list(kind):
         return {"type": "array", "items": _nullable(_schema_of(kind.value_type, f"{path}[]"))}
@@ -108,8 +111,8 @@ def _writer(schema: JsonType, kind: pa.DataType, path: str, depth: int) -> Colum
     if depth > _MAX_DEPTH:
         raise ConfigurationError(f"{path} is nested deeper than {_MAX_DEPTH} types")
     if not _takes(schema, kind):
-        what = "enum" if schema.values else schema.kind
-        raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's {what} cannot take")
+        subject = "enum" if schema.values else schema.kind
+        raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's {subject} cannot take")
     if pa.types.is_struct(kind):
         return _struct(schema, kind, path, depth)
     if _is_list(kind) or pa.types.is_map(kind):
@@ -146,21 +149,25 @@ def _takes(schema: JsonType, kind: pa.DataType) -> bool:
 
 
 def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> ColumnWriter:
-    known = {each.name: each for each in schema.fields}
-    own = [each.name for each in kind]
-    if schema.kind == "object" and not schema.open and (unknown := [each for each in own if each not in known]):
-        names = ", ".join(known) or "none"
+    fields_by_name = {field.name: field for field in schema.fields}
+    own = [field.name for field in kind]
+    if (
+        schema.kind == "object"
+        and not schema.open
+        and (unknown := [name for name in own if name not in fields_by_name])
+    ):
+        names = listed(fields_by_name, CHOICES) or "none"
         where = f"the object {path}" if path else "the schema"
-        raise ConfigurationError(f"{where} has no field {', '.join(unknown)}; it has {names}")
-    if missing := [each.name for each in schema.fields if each.required and each.name not in own]:
+        raise ConfigurationError(f"{where} has no field {listed(unknown)}; it has {names}")
+    if missing := [field.name for field in schema.fields if field.required and field.name not in own]:
         where = f"{path} " if path else "the column "
-        raise ConfigurationError(f"{where}lacks the field {', '.join(missing)}, which the schema requires")
+        raise ConfigurationError(f"{where}lacks the field {listed(missing)}, which the schema requires")
     fields = []
-    for each in kind:
-        below = f"{path}.{each.name}" if path else each.name
-        default = JsonField(each.name, (schema.items if schema.kind == "map" else None) or _ANY)
-        field = known.get(each.name, default)
-        fields.append((each.name, _writer(field.type, each.type, below, depth + 1), field))
+    for column_field in kind:
+        below = f"{path}.{column_field.name}" if path else column_field.name
+        default = JsonField(column_field.name, (schema.items if schema.kind == "map" else None) or _ANY)
+        field = fields_by_name.get(column_field.name, default)
+        fields.append((column_field.name, _writer(field.type, column_field.type, below, depth + 1), field))
     return _Struct(fields, path)
 
 
@@ -215,9 +222,9 @@ class _Float(ColumnWriter):
         self._path, self._strict = path, strict
 
     def write(self, column: pa.Array) -> pa.Array:
-        there = valid(column)
+        present = valid(column)
         values = to_numpy(column)
-        odd = there & ~np.isfinite(values)
+        odd = present & ~np.isfinite(values)
         texts = column.cast(pa.string())
         if not odd.any():
             return _binary(texts)
@@ -227,7 +234,7 @@ class _Float(ColumnWriter):
         rows: list[str | None] = texts.to_pylist()
         for row in np.flatnonzero(odd).tolist():
             rows[row] = '"NaN"' if np.isnan(values[row]) else '"Infinity"' if values[row] > 0 else '"-Infinity"'
-        return binaries([(each or "").encode() for each in rows])
+        return binaries([(row or "").encode() for row in rows])
 
 
 class _Text(ColumnWriter):
@@ -236,7 +243,7 @@ class _Text(ColumnWriter):
         offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
         data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
         if (data < ord(" ")).any():
-            return binaries([json.dumps(each or "", ensure_ascii=False).encode() for each in column.to_pylist()])
+            return binaries([json.dumps(text or "", ensure_ascii=False).encode() for text in column.to_pylist()])
         if (data == ord("\\")).any():
             column = pc.replace_substring(column, "\\", "\\\\")
         if (data == ord('"')).any():
@@ -251,7 +258,7 @@ class _Quoted(ColumnWriter):
 
 class _Base64(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
-        return binaries([b'"%b"' % base64.b64encode(each or b"") for each in column.to_pylist()])
+        return binaries([b'"%b"' % base64.b64encode(data or b"") for data in column.to_pylist()])
 
 
 class _Timestamp(ColumnWriter):
@@ -261,11 +268,11 @@ class _Timestamp(ColumnWriter):
         plain = pa.Array.from_buffers(
             pa.timestamp("us"), len(plain), plain.buffers(), null_count=-1, offset=plain.offset
         )
-        whole = (to_numpy(plain) % 1_000 == 0) | ~valid(plain)
+        is_whole = (to_numpy(plain) % 1_000 == 0) | ~valid(plain)
         texts = plain.cast(pa.string())
-        if whole.any():
+        if is_whole.any():
             millis = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.string())
-            texts = millis if whole.all() else pc.if_else(mask(whole), millis, texts)
+            texts = millis if is_whole.all() else pc.if_else(mask(is_whole), millis, texts)
         texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
         return joined([constant(b'"', len(texts)), _binary(texts), constant(f'{end}"'.encode(), len(texts))])
 
@@ -279,8 +286,8 @@ class _Enum(ColumnWriter):
             raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's enum cannot take") from None
 
     def write(self, column: pa.Array) -> pa.Array:
-        found = pc.index_in(column, self._values)
-        refuse_at(~valid(found) & valid(column), self._path, "a value that the schema's enum does not have")
+        index = pc.index_in(column, self._values)
+        refuse_at(~valid(index) & valid(column), self._path, "a value that the schema's enum does not have")
         return self._writer.write(column)
 
 
@@ -298,26 +305,26 @@ class _Struct(ColumnWriter):
         begun = np.zeros(rows, np.bool_)
         for number, (key, writer, field) in enumerate(self._fields):
             values = column.field(number)
-            there = valid(values) & alive
-            shown = there
-            if field.required and not there.all():
+            present = valid(values) & alive
+            shown = present
+            if field.required and not present.all():
                 path = f"{self._path}.{field.name}" if self._path else field.name
                 if not field.type.nullable:
-                    refuse_at(~there & alive, path, "null, which the schema does not allow")
+                    refuse_at(~present & alive, path, "null, which the schema does not allow")
                 shown = alive
             parts += [_some(b",", begun & shown), _some(key, shown)]
-            if shown is not there:
-                parts.append(_some(b"null", shown & ~there))
-            parts.append(writer.write(values) if there.all() else write_some(writer, values, there))
+            if shown is not present:
+                parts.append(_some(b"null", shown & ~present))
+            parts.append(writer.write(values) if present.all() else write_some(writer, values, present))
             begun |= shown
         return joined([*parts, constant(b"}", rows)])
 
 
-def _some(text: bytes, there: npt.NDArray[np.bool_]) -> pa.Array:
+def _some(text: bytes, present: npt.NDArray[np.bool_]) -> pa.Array:
     """Return a column with a text in these rows, and nothing in the others."""
-    if there.all():
-        return constant(text, len(there))
-    count = np.cumsum(there)
+    if present.all():
+        return constant(text, len(present))
+    count = np.cumsum(present)
     return binary_values(np.tile(np.frombuffer(text, np.uint8), int(count[-1])), count * len(text))
 
 
@@ -328,10 +335,10 @@ class _List(ColumnWriter):
         self._items, self._nullable, self._path = items, nullable, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        there = valid(column)
+        present = valid(column)
         raw = to_numpy(column.offsets).astype(np.int64)
         # A null may have items in Arrow.
-        counts = np.where(there, np.diff(raw), 0)
+        counts = np.where(present, np.diff(raw), 0)
         first, last = int(raw[0]), int(raw[-1])
         rows = np.repeat(np.arange(len(column)), np.diff(raw))
         try:
@@ -339,7 +346,7 @@ class _List(ColumnWriter):
         except InvalidRows as error:
             raise error.inside("", rows) from None
         if int(counts.sum()) < len(entries):
-            entries = entries.take(pa.array(np.flatnonzero(there[rows])))
+            entries = entries.take(pa.array(np.flatnonzero(present[rows])))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
         kind = pa.list_(pa.field("item", pa.binary()))
         lists = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets)], children=[entries])
@@ -350,12 +357,12 @@ class _List(ColumnWriter):
         return self._written(column.values.slice(first, last - first))
 
     def _written(self, values: pa.Array) -> pa.Array:
-        there = valid(values)
-        if there.all():
+        present = valid(values)
+        if present.all():
             return self._items.write(values)
         if not self._nullable:
-            refuse_at(~there, f"{self._path}[]", "null, which the schema does not allow")
-        return joined([write_some(self._items, values, there), _some(b"null", ~there)])
+            refuse_at(~present, f"{self._path}[]", "null, which the schema does not allow")
+        return joined([write_some(self._items, values, present), _some(b"null", ~present)])
 
 
 class _Map(_List):

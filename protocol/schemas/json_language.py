@@ -54,8 +54,8 @@ class JsonLanguage:
 
 def reader_type(reader: SchemaText) -> pa.DataType:
     """Return the Arrow type of a schema, with the reader's fields only. Raises `ConfigurationError`."""
-    found = parse_type(reader.text, dict(reader.references))
-    return select_fields(found, reader.fields) if reader.fields else found
+    kind = parse_type(reader.text, dict(reader.references))
+    return select_fields(kind, reader.fields) if reader.fields else kind
 
 
 def parse_type(text: str, references: Mapping[str, str]) -> pa.DataType:
@@ -68,13 +68,13 @@ def is_json_schema(text: str) -> bool:
     if not text.lstrip().startswith("{") and text.strip() not in ("true", "false"):
         return False
     try:
-        given = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return True  # for the message
-    return not (isinstance(given, dict) and (given.get("type") in ("struct", "map") or "elementType" in given))
+    return not (isinstance(document, dict) and (document.get("type") in ("struct", "map") or "elementType" in document))
 
 
 def select_fields(kind: pa.DataType, fields: tuple[str, ...]) -> pa.DataType:
     """Return a struct type with these fields only, in its own order. Raises `UnknownName`."""
-    check_fields([each.name for each in kind] if pa.types.is_struct(kind) else [], fields)
-    return pa.struct([each for each in kind if each.name in fields])
+    check_fields([field.name for field in kind] if pa.types.is_struct(kind) else [], fields)
+    return pa.struct([field for field in kind if field.name in fields])

@@ -90,15 +90,15 @@ _IMPORTS = ("google/protobuf/duration.proto", "google/protobuf/timestamp.proto",
 
 def _files(folder: str, package: str, texts: str) -> dict[str, str]:
     """Return files by path. A line of `texts` is `NAME: TEXT`, or after a space more text of the same file."""
-    imports = "" if package == "google.protobuf" else "".join(f'import "{each}"; ' for each in _IMPORTS)
-    found: dict[str, str] = {}
+    imports = "" if package == "google.protobuf" else "".join(f'import "{name}"; ' for name in _IMPORTS)
+    files: dict[str, str] = {}
     name = ""
     for line in texts.strip().splitlines():
         if not line.startswith(" "):
             name, _, line = line.partition(": ")
-            found[f"{folder}/{name}"] = f'syntax = "proto3"; package {package}; {imports}'
-        found[f"{folder}/{name}"] += line
-    return found
+            files[f"{folder}/{name}"] = f'syntax = "proto3"; package {package}; {imports}'
+        files[f"{folder}/{name}"] += line
+    return files
 
 
 KNOWN_FILES: dict[str, str] = {

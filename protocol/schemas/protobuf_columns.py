@@ -44,8 +44,8 @@ _MAX_FIELDS = 20_000
 MAX_NESTING = 64
 _MICROS = 1_000_000
 WRAPPERS = tuple(
-    f"google.protobuf.{each}Value"
-    for each in ["Bool", "Int32", "UInt32", "Int64", "UInt64", "String", "Bytes", "Float", "Double"]
+    f"google.protobuf.{wrapper}Value"
+    for wrapper in ["Bool", "Int32", "UInt32", "Int64", "UInt64", "String", "Bytes", "Float", "Double"]
 )
 _DUMMY = "__dummy_field_in_empty_struct"
 # Enums with numbers up to this one are looked up in a table.
@@ -73,15 +73,15 @@ class ItemReader(ABC):
     def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
         """Return the column of the values at these places, which ascend; `number` is that of `Found`."""
 
-    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Return one value per message: `last` indexes `found`, -1 for null. `starts` are those of the messages."""
-        there = np.flatnonzero(last >= 0)
-        chosen = last[there]
-        column = self.read(data, found.at[chosen], found.number[chosen])
-        if len(there) == len(last):
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
+        """Return one value per message: `last` indexes `hits`, -1 for null. `starts` are those of the messages."""
+        rows = np.flatnonzero(last >= 0)
+        chosen = last[rows]
+        column = self.read(data, hits.at[chosen], hits.number[chosen])
+        if len(rows) == len(last):
             return column
         index = np.full(len(last), -1, np.int64)
-        index[there] = np.arange(len(there))
+        index[rows] = np.arange(len(rows))
         return take_rows(column, index)
 
 
@@ -160,9 +160,9 @@ class NumberReader(ItemReader):
                 return default - 2**bits
         return default
 
-    def column(self, values: Integers, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-        """Return values as a column; null where `there` is False."""
-        validity = None if there is None else pa.py_buffer(np.packbits(there, bitorder="little"))
+    def column(self, values: Integers, present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+        """Return values as a column; null where `present` is False."""
+        validity = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
         if self.kind == "bool":
             bits = pa.py_buffer(np.packbits(values, bitorder="little"))
             return pa.Array.from_buffers(pa.bool_(), len(values), [validity, bits])
@@ -178,12 +178,7 @@ class NumberReader(ItemReader):
 
 
 class EnumReader(NumberReader):
-    """Enums as text.
-
-    Parameters
-    ----------
-    enum : EnumType
-    """
+    """Enums as text."""
 
     def __init__(self, enum: EnumType) -> None:
         super().__init__("enum")
@@ -198,18 +193,20 @@ class EnumReader(NumberReader):
         """Return the number of the first symbol."""
         return next(iter(self._enum.symbols))
 
-    def column(self, values: Integers, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    def column(self, values: Integers, present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return the names of these numbers."""
         if len(values) and int(values.min()) >= 0 and int(values.max()) <= _MAX_TABLE:
-            distinct, which = np.arange(int(values.max()) + 1), values
+            distinct, numbers = np.arange(int(values.max()) + 1), values
         else:
-            distinct, which = np.unique(values, return_inverse=True)
+            distinct, numbers = np.unique(values, return_inverse=True)
         unknown = f"UNKNOWN_ENUM_VALUE_{self._enum.name}_"
-        texts = [self._enum.symbols.get(each, f"{unknown}{each}").encode() for each in distinct.tolist()]
+        texts = [self._enum.symbols.get(number, f"{unknown}{number}").encode() for number in distinct.tolist()]
         ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
         symbols = pa.Array.from_buffers(pa.string(), len(texts), buffers)
-        return take_rows(symbols, which.astype(np.int64) if there is None else np.where(there, which, np.int64(-1)))
+        return take_rows(
+            symbols, numbers.astype(np.int64) if present is None else np.where(present, numbers, np.int64(-1))
+        )
 
 
 class BytesReader(ItemReader):
@@ -232,18 +229,18 @@ class BytesReader(ItemReader):
         """Return the column of the values."""
         return self._text(binary_column(data, at, number))
 
-    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
         """Return the column of the occurrences `last`, null for -1."""
-        return self._text(binary_column(data, *self.places(found, last, starts)))
+        return self._text(binary_column(data, *self.places(hits, last, starts)))
 
-    def places(self, found: Found, last: Positions, starts: Positions) -> tuple[Positions, Positions]:
+    def places(self, hits: Found, last: Positions, starts: Positions) -> tuple[Positions, Positions]:
         """Return where the values are and their lengths, -1 for null."""
-        there = np.flatnonzero(last >= 0)
-        if len(there) == len(last):
-            return found.at[last], found.number[last].astype(np.int64)
+        rows = np.flatnonzero(last >= 0)
+        if len(rows) == len(last):
+            return hits.at[last], hits.number[last].astype(np.int64)
         at, length = starts.copy(), np.full(len(last), -1, np.int64)
-        at[there] = found.at[last[there]]
-        length[there] = found.number[last[there]]
+        at[rows] = hits.at[last[rows]]
+        length[rows] = hits.number[last[rows]]
         return at, length
 
     def sparse(self, data: Bytes, at: Positions, length: Positions) -> pa.Array:
@@ -258,7 +255,7 @@ class BytesReader(ItemReader):
         try:
             return column.cast(pa.string())
         except pa.ArrowInvalid:
-            wrong = [row for row, each in enumerate(column.to_pylist()) if each is not None and not _is_text(each)]
+            wrong = [row for row, text in enumerate(column.to_pylist()) if text is not None and not _is_text(text)]
             raise InvalidRows(np.array(wrong), "a text that is not UTF-8") from None
 
 
@@ -271,24 +268,18 @@ def _is_text(raw: bytes) -> bool:
 
 
 class MessageReader(ItemReader):
-    """Messages and groups as structs.
-
-    Parameters
-    ----------
-    fields : collection of FieldReader
-    is_group : bool
-    """
+    """Messages and groups as structs."""
 
     def __init__(self, fields: Collection[FieldReader], is_group: bool = False, dummy: bool = False) -> None:
         self.wire = GROUP if is_group else BYTES
         self._fields = list(fields)
         oneofs: dict[int, list[int]] = {}
-        for each in self._fields:
-            if each.field.oneof is not None:
-                oneofs.setdefault(each.field.oneof, []).extend(each.tags)
+        for field in self._fields:
+            if field.field.oneof is not None:
+                oneofs.setdefault(field.field.oneof, []).extend(field.tags)
         self._oneofs = [tags for tags in oneofs.values() if len(tags) > 1]
         self._dummy = dummy
-        columns = [pa.field(each.field.name, each.type, nullable=each.nullable) for each in self._fields]
+        columns = [pa.field(field.field.name, field.type, nullable=field.nullable) for field in self._fields]
         self.type = pa.struct([*columns, pa.field(_DUMMY, pa.string())] if dummy else columns)
 
     def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
@@ -297,59 +288,59 @@ class MessageReader(ItemReader):
 
     def read_messages(self, data: Bytes, at: Positions, ends: Positions) -> pa.Array:
         """Return the column of the messages `data[at[i]:ends[i]]`, which ascend."""
-        found = scan(data, at, ends)
+        hits = scan(data, at, ends)
         for tags in self._oneofs:
-            members = {tag: narrow(found[tag]) for tag in tags if tag in found}
+            members = {tag: narrow(hits[tag]) for tag in tags if tag in hits}
             _keep_last(members, tags, len(at))
-            found.update(members)
+            hits.update(members)
         columns = []
-        for each in self._fields:
+        for field in self._fields:
             try:
-                columns.append(each.read(data, found, at))
+                columns.append(field.read(data, hits, at))
             except InvalidRows as error:
-                raise error.inside(each.field.name) from None
+                raise error.inside(field.field.name) from None
         if self._dummy:
             columns.append(pa.nulls(len(at), pa.string()))
         return pa.Array.from_buffers(self.type, len(at), [None], children=columns)
 
-    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
         """Return the column of the messages, null where there is none. A message that occurs twice is merged."""
-        there = np.flatnonzero(last >= 0)
+        rows = np.flatnonzero(last >= 0)
         try:
-            if len(found.row) > len(there):
-                column = self.read_messages(*_merged(data, found, there))
+            if len(hits.row) > len(rows):
+                column = self.read_messages(*_merged(data, hits, rows))
             else:
-                chosen = last[there]
-                column = self.read(data, found.at[chosen], found.number[chosen])
+                chosen = last[rows]
+                column = self.read(data, hits.at[chosen], hits.number[chosen])
         except InvalidRows as error:
-            raise error.inside("", there) from None
-        if len(there) == len(last):
+            raise error.inside("", rows) from None
+        if len(rows) == len(last):
             return column
         index = np.full(len(last), -1, np.int64)
-        index[there] = np.arange(len(there))
+        index[rows] = np.arange(len(rows))
         return take_rows(column, index)
 
 
-def _keep_last(found: dict[int, Found], tags: list[int], rows: int) -> None:
+def _keep_last(hits: dict[int, Found], tags: list[int], rows: int) -> None:
     """Drop what was found of a oneof's members before the last one."""
-    there = [tag for tag in tags if tag in found]
-    if len(there) < 2:
+    present = [tag for tag in tags if tag in hits]
+    if len(present) < 2:
         return
     latest = np.full(rows, -1, np.int64)
-    for tag in there:
-        np.maximum.at(latest, found[tag].row, found[tag].order)
-    for tag in there:
+    for tag in present:
+        np.maximum.at(latest, hits[tag].row, hits[tag].order)
+    for tag in present:
         final = np.zeros(rows, np.bool_)
-        mine = found[tag]
-        final[mine.row[mine.order == latest[mine.row]]] = True
+        own = hits[tag]
+        final[own.row[own.order == latest[own.row]]] = True
         # Drop occurrences before another member of the oneof; merge those after it.
-        others = np.full(rows, -1, np.int64)
-        for other in there:
-            if other != tag:
-                np.maximum.at(others, found[other].row, found[other].order)
-        kept = final[mine.row] & (mine.order > others[mine.row])
-        if not kept.all():
-            found[tag] = mine.where(kept)
+        full = np.full(rows, -1, np.int64)
+        for rival in present:
+            if rival != tag:
+                np.maximum.at(full, hits[rival].row, hits[rival].order)
+        final_hits = final[own.row] & (own.order > full[own.row])
+        if not final_hits.all():
+            hits[tag] = own.where(final_hits)
 
 
 def _spans(at: Positions, size: Positions) -> Any:
@@ -359,12 +350,12 @@ def _spans(at: Positions, size: Positions) -> Any:
     return np.arange(total) + np.repeat(at - (behind - size), size)
 
 
-def _merged(data: Bytes, found: Found, there: Positions) -> tuple[Bytes, Positions, Positions]:
+def _merged(data: Bytes, hits: Found, rows: Positions) -> tuple[Bytes, Positions, Positions]:
     """Return the bytes of these messages, those of one row one after another."""
-    events = np.lexsort((found.order, found.row))
-    size = found.number[events].astype(np.int64)
-    joined = data[_spans(found.at[events], size)]
-    ends = np.cumsum(np.add.reduceat(size, np.searchsorted(found.row[events], there)))
+    events = np.lexsort((hits.order, hits.row))
+    size = hits.number[events].astype(np.int64)
+    joined = data[_spans(hits.at[events], size)]
+    ends = np.cumsum(np.add.reduceat(size, np.searchsorted(hits.row[events], rows)))
     return (joined if len(joined) else data), np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends
 
 
@@ -388,9 +379,9 @@ class TimeReader(ItemReader):
         """Return the column of the times."""
         return self._micros(self._parts.read(data, at, number))
 
-    def read_sparse(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
         """Return the column of the times, null where there is none."""
-        return self._micros(self._parts.read_sparse(data, found, last, starts))
+        return self._micros(self._parts.read_sparse(data, hits, last, starts))
 
     def _micros(self, parts: pa.Array) -> pa.Array:
         rows = len(parts)
@@ -407,12 +398,7 @@ class TimeReader(ItemReader):
 
 
 class WrappedReader(ItemReader):
-    """A wrapper such as `Int64Value`, as its only field.
-
-    Parameters
-    ----------
-    message : MessageReader
-    """
+    """A wrapper such as `Int64Value`, as its only field."""
 
     wire = BYTES
 
@@ -445,14 +431,7 @@ class _Rules:
 
 
 class FieldReader:
-    """Reads one field of a message.
-
-    Parameters
-    ----------
-    field : FieldType
-    item : ItemReader
-    rules : _Rules
-    """
+    """Reads one field of a message."""
 
     def __init__(self, field: FieldType, item: ItemReader, rules: _Rules) -> None:
         self.field = field
@@ -479,74 +458,76 @@ class FieldReader:
                 self.type = pa.list_(pa.field("element", item.type, nullable=False))
                 self.nullable = True
 
-    def read(self, data: Bytes, found: dict[int, Found | Column], starts: Positions) -> pa.Array:
+    def read(self, data: Bytes, hits: dict[int, Found | Column], starts: Positions) -> pa.Array:
         """Return the column of the messages that begin at `starts`."""
-        there = found.get(self._tag, NOTHING)
-        if isinstance(there, Column) and (self._reads_columns if there.there is None else self._reads_sparse_columns):
-            return self._read_column(data, there)
-        mine = narrow(there)
+        field_hits = hits.get(self._tag, NOTHING)
+        if isinstance(field_hits, Column) and (
+            self._reads_columns if field_hits.there is None else self._reads_sparse_columns
+        ):
+            return self._read_column(data, field_hits)
+        own = narrow(field_hits)
         if self.field.repeated:
-            packed = narrow(found.get(self._packed_tag, NOTHING)) if self._numbers is not None else NOTHING
-            return self._repeated(data, mine, packed, len(starts))
-        if self.field.enum is not None and self.field.enum.closed and len(mine.row):
-            mine = self._known(mine, NumberReader("enum").converted(mine.number))
+            packed = narrow(hits.get(self._packed_tag, NOTHING)) if self._numbers is not None else NOTHING
+            return self._repeated(data, own, packed, len(starts))
+        if self.field.enum is not None and self.field.enum.closed and len(own.row):
+            own = self._known(own, NumberReader("enum").converted(own.number))
         rows = len(starts)
-        if len(mine.row) == rows and rows and (mine.row == np.arange(rows)).all():
+        if len(own.row) == rows and rows and (own.row == np.arange(rows)).all():
             last, missing = np.arange(rows), np.empty(0, np.int64)
         else:
             last = np.full(rows, -1, np.int64)
-            ordered = mine
-            if len(mine.row) > 1 and not (np.diff(mine.row) > 0).all():
-                ordered = mine.where(np.lexsort((mine.order, mine.row)))
-                mine = ordered
+            ordered = own
+            if len(own.row) > 1 and not (np.diff(own.row) > 0).all():
+                ordered = own.where(np.lexsort((own.order, own.row)))
+                own = ordered
             last[ordered.row] = np.arange(len(ordered.row))  # the last one of a row wins
             missing = np.flatnonzero(last < 0)
         if self.field.required and len(missing):
             raise InvalidRows(missing, _MISSING)
         if self._numbers is not None:
-            return self._single_numbers(data, mine, last, missing)
+            return self._single_numbers(data, own, last, missing)
         if isinstance(self._item, BytesReader):
-            return self._single_bytes(data, mine, last, missing, starts)
+            return self._single_bytes(data, own, last, missing, starts)
         if self._rules.dense and len(missing):
-            return self._dense_messages(data, mine, last, starts)
-        return self._item.read_sparse(data, mine, last, starts)
+            return self._dense_messages(data, own, last, starts)
+        return self._item.read_sparse(data, own, last, starts)
 
-    def _read_column(self, data: Bytes, found: Column) -> pa.Array:
+    def _read_column(self, data: Bytes, column: Column) -> pa.Array:
         """Return the column of a field that no message has more than once."""
-        there = found.there
-        if self.field.required and there is not None:
-            raise InvalidRows(np.flatnonzero(~there), _MISSING)
+        present = column.there
+        if self.field.required and present is not None:
+            raise InvalidRows(np.flatnonzero(~present), _MISSING)
         item = self._item
         if isinstance(item, BytesReader):
-            length = found.number.astype(np.int64)
-            if there is not None:
-                length[~there] = -1 if self._default() is None else 0
+            length = column.number.astype(np.int64)
+            if present is not None:
+                length[~present] = -1 if self._default() is None else 0
             if self._default() is None and not self.field.presence:
                 length[length == 0] = -1
-            return item.sparse(data, found.at, length)
+            return item.sparse(data, column.at, length)
         if self._numbers is None:
-            return item.read(data, found.at, found.number)
-        at = found.at
-        if item.wire != VARINT and there is not None:
+            return item.read(data, column.at, column.number)
+        at = column.at
+        if item.wire != VARINT and present is not None:
             at = np.minimum(at, len(data) - (8 if item.wire == FIXED64 else 4))
-        values = self._numbers.values(data, at, found.number)
+        values = self._numbers.values(data, at, column.number)
         default = self._default()
-        if there is not None and default is None and isinstance(self._numbers, EnumReader):
-            values = np.where(there, values, np.int32(0))
-        if there is not None and default is not None:
-            values = np.where(there, values, np.array(default, values.dtype))
-            there = None
+        if present is not None and default is None and isinstance(self._numbers, EnumReader):
+            values = np.where(present, values, np.int32(0))
+        if present is not None and default is not None:
+            values = np.where(present, values, np.array(default, values.dtype))
+            present = None
         if default is None and not self.field.presence:
             nonzero = _nonzero(values)
-            if there is not None:
-                nonzero &= there
-            there = None if nonzero.all() else nonzero
-        return self._numbers.column(values, there)
+            if present is not None:
+                nonzero &= present
+            present = None if nonzero.all() else nonzero
+        return self._numbers.column(values, present)
 
-    def _known(self, found: Found, numbers: Integers) -> Found:
+    def _known(self, hits: Found, numbers: Integers) -> Found:
         assert self.field.enum is not None
-        known = np.isin(numbers, np.array(list(self.field.enum.symbols)))
-        return found if known.all() else found.where(known)
+        is_known = np.isin(numbers, np.array(list(self.field.enum.symbols)))
+        return hits if is_known.all() else hits.where(is_known)
 
     def _default(self) -> object:
         """Return the value of an absent field; None: null."""
@@ -556,33 +537,33 @@ class FieldReader:
             return self._numbers.zero() if self._numbers is not None else b""
         return None
 
-    def _single_numbers(self, data: Bytes, found: Found, last: Positions, missing: Positions) -> pa.Array:
+    def _single_numbers(self, data: Bytes, hits: Found, last: Positions, missing: Positions) -> pa.Array:
         item = self._numbers
         assert item is not None
         default = self._default()
         if not len(missing):
-            values = item.values(data, found.at[last], found.number[last])
-            there = None
+            values = item.values(data, hits.at[last], hits.number[last])
+            present = None
         else:
-            there = last >= 0
-            chosen = last[there]
-            read = item.values(data, found.at[chosen], found.number[chosen])
+            present = last >= 0
+            chosen = last[present]
+            read = item.values(data, hits.at[chosen], hits.number[chosen])
             values = np.zeros(len(last), read.dtype)
-            values[there] = read
+            values[present] = read
             if default is not None:
-                values[~there] = default
-                there = None
+                values[~present] = default
+                present = None
         if default is None and not self.field.presence:
             nonzero = _nonzero(values)
-            there = None if nonzero.all() else nonzero
-        return item.column(values, there)
+            present = None if nonzero.all() else nonzero
+        return item.column(values, present)
 
     def _single_bytes(
-        self, data: Bytes, found: Found, last: Positions, missing: Positions, starts: Positions
+        self, data: Bytes, hits: Found, last: Positions, missing: Positions, starts: Positions
     ) -> pa.Array:
         item = self._item
         assert isinstance(item, BytesReader)
-        at, length = item.places(found, last, starts)
+        at, length = item.places(hits, last, starts)
         default = self._default()
         if default is None:
             if not self.field.presence:
@@ -593,21 +574,21 @@ class FieldReader:
             else:
                 assert isinstance(default, bytes)
                 column = item.sparse(data, at, length)
-                one = item.read(np.frombuffer(default, np.uint8), np.zeros(1, np.int64), np.array([len(default)]))
+                single = item.read(np.frombuffer(default, np.uint8), np.zeros(1, np.int64), np.array([len(default)]))
                 places = np.arange(len(last))
                 places[missing] = len(last)
-                return pa.concat_arrays([column, one]).take(to_arrow(places))
+                return pa.concat_arrays([column, single]).take(to_arrow(places))
         return item.sparse(data, at, length)
 
-    def _dense_messages(self, data: Bytes, found: Found, last: Positions, starts: Positions) -> pa.Array:
+    def _dense_messages(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
         """Read messages, an absent one as one without fields."""
         missing = np.flatnonzero(last < 0)
         empty = Found(missing, starts[missing], np.zeros(len(missing), np.uint8), np.zeros(len(missing), np.int64))
-        whole = join_found([found, empty]) if len(found.row) else empty
-        whole = whole.where(np.lexsort((whole.order, whole.row)))
+        all_hits = join_found([hits, empty]) if len(hits.row) else empty
+        all_hits = all_hits.where(np.lexsort((all_hits.order, all_hits.row)))
         filled = np.full(len(last), -1, np.int64)
-        filled[whole.row] = np.arange(len(whole.row))
-        return self._item.read_sparse(data, whole, filled, starts)
+        filled[all_hits.row] = np.arange(len(all_hits.row))
+        return self._item.read_sparse(data, all_hits, filled, starts)
 
     # -- repeated fields ----------------------------------------------------------------------
 
@@ -640,24 +621,24 @@ class FieldReader:
             owner = np.concatenate([owner, packed.row[event]])
             order = np.concatenate([order, packed.order[event]])
         if self.field.enum is not None and self.field.enum.closed:
-            known = np.isin(values, np.array(list(self.field.enum.symbols)))
-            values, owner, order = values[known], owner[known], order[known]
+            is_known = np.isin(values, np.array(list(self.field.enum.symbols)))
+            values, owner, order = values[is_known], owner[is_known], order[is_known]
         if len(owner) > 1 and not (np.diff(owner) >= 0).all():
             ordered = np.lexsort((order, owner))
             values, owner = values[ordered], owner[ordered]
         return item.column(values), owner
 
-    def _packed(self, data: Bytes, found: Found) -> tuple[Integers, Positions]:
+    def _packed(self, data: Bytes, hits: Found) -> tuple[Integers, Positions]:
         """Return the values of packed fields, and the occurrence of each."""
         item = self._numbers
         assert item is not None
-        size = found.number.astype(np.int64)
-        raw = data[_spans(found.at, size)]
+        size = hits.number.astype(np.int64)
+        raw = data[_spans(hits.at, size)]
         if item.wire != VARINT:
             width = 8 if item.wire == FIXED64 else 4
             uneven = size % width != 0
             if uneven.any():
-                raise InvalidRows(np.unique(found.row[uneven]), END, "[]")
+                raise InvalidRows(np.unique(hits.row[uneven]), END, "[]")
             return np.ascontiguousarray(raw).view(_FIXED[item.kind]), np.repeat(np.arange(len(size)), size // width)
         owner = np.repeat(np.arange(len(size)), size)
         last = raw < 0x80
@@ -665,13 +646,13 @@ class FieldReader:
         if len(raw):
             open_end = (size > 0) & ~last[np.maximum(behind - 1, 0)]
             if open_end.any():
-                raise InvalidRows(np.unique(found.row[open_end]), END, "[]")
+                raise InvalidRows(np.unique(hits.row[open_end]), END, "[]")
         stops = np.flatnonzero(last)
         starts = np.concatenate([np.zeros(1, np.int64), stops[:-1] + 1]) if len(stops) else stops
         try:
             numbers, _ = read_unsigned(raw, starts, stops + 1)
         except InvalidRows as error:
-            raise error.inside("[]", found.row[owner[starts]]) from None
+            raise error.inside("[]", hits.row[owner[starts]]) from None
         return item.converted(numbers), owner[stops]
 
 
@@ -700,9 +681,9 @@ def message_reader(
     ConfigurationError
         The message contains itself, and `settings` do not allow that; or it has no such field, or too many fields.
     """
-    check_fields([each.name for each in message.fields], fields)
+    check_fields([field.name for field in message.fields], fields)
     builder = _Builder(settings)
-    chosen = [each for each in message.fields if not fields or each.name in fields]
+    chosen = [field for field in message.fields if not fields or field.name in fields]
     made = builder.fields(message, chosen, {message.name: 1}, "")
     return MessageReader(made, dummy=not made and settings.retain_empty_messages)
 
@@ -720,18 +701,18 @@ class _Builder:
         if path.count(".") >= MAX_NESTING:
             raise ConfigurationError(f"the Protobuf schema is nested deeper than {MAX_NESTING} messages")
         rules = _Rules(message.is_map_entry, self._settings.emit_default_values)
-        found = []
-        for each in chosen:
-            below = f"{path}.{each.name}" if path else each.name
+        readers = []
+        for field in chosen:
+            below = f"{path}.{field.name}" if path else field.name
             self._count += 1
             if self._count > _MAX_FIELDS:
                 raise ConfigurationError(
                     f"the field {below} is one of more than {_MAX_FIELDS}; lower recursive.fields.max.depth"
                 )
-            item = self._item(each, depths, below, dense=message.is_map_entry or each.repeated)
+            item = self._item(field, depths, below, dense=message.is_map_entry or field.repeated)
             if item is not None:
-                found.append(FieldReader(each, item, rules))
-        return found
+                readers.append(FieldReader(field, item, rules))
+        return readers
 
     def _item(self, field: FieldType, depths: dict[str, int], path: str, dense: bool = False) -> ItemReader | None:
         settings = self._settings
@@ -744,7 +725,7 @@ class _Builder:
         message = field.message
         time = time_type(message)
         if time is not None and field.kind == "message":
-            parts = [FieldReader(each, NumberReader(each.kind), _Rules(dense=True)) for each in message.fields]
+            parts = [FieldReader(field, NumberReader(field.kind), _Rules(dense=True)) for field in message.fields]
             return TimeReader(MessageReader(parts), time)
         if settings.unwrap_wrappers and message.name in WRAPPERS:
             # Items of arrays and maps are not null.
@@ -779,7 +760,7 @@ class _Builder:
 
 def time_type(message: MessageType) -> pa.DataType | None:
     """Return the type of `Timestamp` or `Duration`, which Spark knows by their names and fields."""
-    fields = [(each.name, each.kind, each.repeated) for each in message.fields]
+    fields = [(field.name, field.kind, field.repeated) for field in message.fields]
     if fields != [("seconds", "int64", False), ("nanos", "int32", False)]:
         return None
     name = message.name.rpartition(".")[2]

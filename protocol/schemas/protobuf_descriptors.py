@@ -40,8 +40,8 @@ def parse_descriptors(raw: bytes) -> list[FileNode]:
         column = _reader("FileDescriptorSet" if is_set else "FileDescriptorProto").read_messages(data, at, ends)
     except InvalidRows as error:
         raise ConfigurationError(f"the Protobuf schema is not a descriptor: {error.reason}") from None
-    (found,) = column.to_pylist()
-    return [_file(each) for each in (found["file"] if is_set else [found])]
+    (row,) = column.to_pylist()
+    return [_file(file) for file in (row["file"] if is_set else [row])]
 
 
 @lru_cache(maxsize=2)
@@ -50,54 +50,54 @@ def _reader(name: str) -> MessageReader:
     return message_reader(messages[f"google.protobuf.{name}"], ProtobufSettings(recursive_fields_max_depth=10))
 
 
-def _file(found: dict[str, Any]) -> FileNode:
+def _file(file: dict[str, Any]) -> FileNode:
     return FileNode(
-        found["syntax"] or "proto2",
-        found["package"] or "",
-        found["dependency"],
-        [_message(each) for each in found["message_type"]],
-        [_enum(each) for each in found["enum_type"]],
-        _features(found),
+        file["syntax"] or "proto2",
+        file["package"] or "",
+        file["dependency"],
+        [_message(message) for message in file["message_type"]],
+        [_enum(enum) for enum in file["enum_type"]],
+        _features(file),
     )
 
 
-def _features(found: dict[str, Any]) -> dict[str, str]:
-    features = (found[_OPTIONS] or {}).get("features") or {}
+def _features(resolved: dict[str, Any]) -> dict[str, str]:
+    features = (resolved[_OPTIONS] or {}).get("features") or {}
     return {name: value for name, value in features.items() if value is not None}
 
 
-def _message(found: dict[str, Any]) -> MessageNode:
+def _message(message: dict[str, Any]) -> MessageNode:
     return MessageNode(
-        found["name"] or "",
-        [_field(each) for each in found["field"]],
+        message["name"] or "",
+        [_field(field) for field in message["field"]],
         # Below the depth of the reader there are none.
-        [_message(each) for each in found.get("nested_type") or ()],
-        [_enum(each) for each in found["enum_type"]],
-        bool((found[_OPTIONS] or {}).get("map_entry")),
+        [_message(nested) for nested in message.get("nested_type") or ()],
+        [_enum(enum) for enum in message["enum_type"]],
+        bool((message[_OPTIONS] or {}).get("map_entry")),
     )
 
 
-def _field(found: dict[str, Any]) -> FieldNode:
-    number, label = found["type"] or 0, found["label"] or 0
+def _field(field: dict[str, Any]) -> FieldNode:
+    number, label = field["type"] or 0, field["label"] or 0
     if not (0 <= number < len(_TYPES) and 0 <= label < len(_LABELS)):
-        raise ConfigurationError(f"the field {found['name']} has the unknown type {number}")
+        raise ConfigurationError(f"the field {field['name']} has the unknown type {number}")
     kind = _TYPES[number]
     # In proto3 only fields with the word "optional" are so; the compiler creates a separate oneof for each of them.
-    optional = _LABELS[label] if label != 1 or found["proto3_optional"] else ""
-    default = found["default_value"]
+    optional = _LABELS[label] if label != 1 or field["proto3_optional"] else ""
+    default = field["default_value"]
     return FieldNode(
-        found["name"] or "",
-        found["number"] or 0,
-        found["type_name"] if kind in ("message", "enum", "group", "") and found["type_name"] else kind,
+        field["name"] or "",
+        field["number"] or 0,
+        field["type_name"] if kind in ("message", "enum", "group", "") and field["type_name"] else kind,
         optional,
-        None if found["proto3_optional"] else found["oneof_index"],
+        None if field["proto3_optional"] else field["oneof_index"],
         unescaped(default) if default is not None and kind == "bytes" else default,
-        (found[_OPTIONS] or {}).get("packed"),
+        (field[_OPTIONS] or {}).get("packed"),
         kind == "group",
-        _features(found),
+        _features(field),
     )
 
 
-def _enum(found: dict[str, Any]) -> EnumNode:
-    values = [(each["name"] or "", each["number"] or 0) for each in found["value"]]
-    return EnumNode(found["name"] or "", values, _features(found))
+def _enum(enum: dict[str, Any]) -> EnumNode:
+    values = [(value["name"] or "", value["number"] or 0) for value in enum["value"]]
+    return EnumNode(enum["name"] or "", values, _features(enum))

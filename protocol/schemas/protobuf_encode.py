@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ConfigurationError
+from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
@@ -152,9 +153,9 @@ class _Enum(_Number):
     def _integers(self, column: pa.Array) -> Any:
         if pa.types.is_integer(column.type):
             return super()._integers(column)
-        found = pc.index_in(column.cast(pa.string()), self._names)
-        refuse_at(~valid(found), self._path, f"a text that is no symbol of the enum {self._enum.name}")
-        return self._numbers[to_numpy(found)].view(np.uint64)
+        index = pc.index_in(column.cast(pa.string()), self._names)
+        refuse_at(~valid(index), self._path, f"a text that is no symbol of the enum {self._enum.name}")
+        return self._numbers[to_numpy(index)].view(np.uint64)
 
 
 class _Bytes(_Item):
@@ -167,7 +168,7 @@ class _Time(_Item):
     """`Timestamp` and `Duration`."""
 
     def __init__(self, message: MessageType, toward_zero: bool) -> None:
-        self._seconds, self._nanos = (_Field(each, _Number(each.kind, ""), "") for each in message.fields)
+        self._seconds, self._nanos = (_Field(field, _Number(field.kind, ""), "") for field in message.fields)
         self._toward_zero = toward_zero
 
     def values(self, column: pa.Array) -> _Values:
@@ -249,26 +250,26 @@ class _Field(ColumnWriter):
         self._tagged = _Tagged(field.number, item)
 
     def write(self, column: pa.Array) -> pa.Array:
-        there = valid(column)
+        present = valid(column)
         if self._field.required:
-            refuse_at(~there, self._path, "null, which a required field cannot have")
+            refuse_at(~present, self._path, "null, which a required field cannot have")
         if not self._field.presence:
-            rows = np.flatnonzero(there)
+            rows = np.flatnonzero(present)
             try:
                 values = self._item.values(column if len(rows) == len(column) else column.take(pa.array(rows)))
             except InvalidRows as error:
                 raise error.inside("", rows) from None
-            kept = ~values.empty
-            encoded = self._tagged.framed(values.encoded if kept.all() else values.encoded.filter(_mask(kept)))
-            return _spread(encoded, rows[kept], len(column))
-        if there.all():
+            present = ~values.empty
+            encoded = self._tagged.framed(values.encoded if present.all() else values.encoded.filter(_mask(present)))
+            return _spread(encoded, rows[present], len(column))
+        if present.all():
             return self._tagged.write(column)
-        return write_some(self._tagged, column, there)
+        return write_some(self._tagged, column, present)
 
 
-def _mask(there: npt.NDArray[np.bool_]) -> pa.Array:
-    bits = pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(there), [None, bits])
+def _mask(present: npt.NDArray[np.bool_]) -> pa.Array:
+    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(present), [None, bits])
 
 
 def _bounds(encoded: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -298,9 +299,9 @@ class _Repeated(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         if column.null_count:
-            there = valid(column)
-            if not there.all():
-                return write_some(self, column, there)
+            present = valid(column)
+            if not present.all():
+                return write_some(self, column, present)
         offsets = to_numpy(column.offsets).astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
         owner = np.repeat(np.arange(len(column)), np.diff(offsets))
@@ -341,22 +342,22 @@ class _Message(ColumnWriter):
     def __init__(self, message: MessageType, kind: pa.StructType, path: str) -> None:
         self._path = path
         names = [kind.field(number).name for number in range(kind.num_fields)]
-        known = {each.name: each for each in message.fields}
+        types = {field.name: field for field in message.fields}
         prefix = f"{path}." if path else ""
-        if unknown := [name for name in names if name not in known]:
+        if unknown := [name for name in names if name not in types]:
             raise ConfigurationError(
-                f"the schema has no field {prefix}{unknown[0]}; it has {', '.join(known) or 'none'}"
+                f"the schema has no field {prefix}{unknown[0]}; it has {listed(types, CHOICES) or 'none'}"
             )
-        if missing := [each.name for each in message.fields if each.required and each.name not in names]:
+        if missing := [field.name for field in message.fields if field.required and field.name not in names]:
             raise ConfigurationError(f"the column has no field {prefix}{missing[0]}, which is required in the schema")
-        chosen = sorted(names, key=lambda name: known[name].number)
+        chosen = sorted(names, key=lambda name: types[name].number)
         self._steps = [
-            (names.index(name), _field(known[name], kind.field(name).type, f"{prefix}{name}", message.is_map_entry))
+            (names.index(name), _field(types[name], kind.field(name).type, f"{prefix}{name}", message.is_map_entry))
             for name in chosen
         ]
         oneofs: dict[int, list[int]] = {}
         for number, name in enumerate(names):
-            oneof = known[name].oneof
+            oneof = types[name].oneof
             if oneof is not None:
                 oneofs.setdefault(oneof, []).append(number)
         self._oneofs = [numbers for numbers in oneofs.values() if len(numbers) > 1]
@@ -458,13 +459,13 @@ def schema_of(kind: pa.DataType, name: str = "Value") -> str:
         raise ConfigurationError(f"a column of the type {kind} has no Protobuf schema; make it a struct")
     imports: set[str] = set()
     body = _body(kind, "", "  ", imports)
-    lines = [f'import "{_TIMES[each]}";' for each in sorted(imports)]
+    lines = [f'import "{_TIMES[name]}";' for name in sorted(imports)]
     return "\n".join(['syntax = "proto3";', *lines, f"message {name} {{", *body, "}", ""])
 
 
 def _body(kind: pa.StructType, path: str, indent: str, imports: set[str]) -> list[str]:
     lines: list[str] = []
-    taken = {each.name for each in kind}  # a message may not have the name of a field
+    taken = {field.name for field in kind}  # a message may not have the name of a field
     for number in range(kind.num_fields):
         field = kind.field(number)
         below = f"{path}.{field.name}" if path else field.name

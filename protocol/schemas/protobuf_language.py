@@ -95,70 +95,70 @@ class _Resolver:
         if not len(at):
             return self._columns.read_messages(data, at, ends)
         start = at.copy()
-        left = np.arange(len(at))
-        while len(left):
-            prefix = _prefix(data[at[left[0]] : ends[left[0]]].tobytes())
+        remaining = np.arange(len(at))
+        while len(remaining):
+            prefix = _prefix(data[at[remaining[0]] : ends[remaining[0]]].tobytes())
             if prefix is None:
-                raise InvalidRows(left[:1], "its message indexes are truncated")
-            same = ends[left] - at[left] >= len(prefix)
+                raise InvalidRows(remaining[:1], "its message indexes are truncated")
+            same = ends[remaining] - at[remaining] >= len(prefix)
             for place, byte in enumerate(prefix):
-                same &= data.take(at[left] + place, mode="clip") == byte
-            rows = left[same]
+                same &= data.take(at[remaining] + place, mode="clip") == byte
+            rows = remaining[same]
             if reason := self._why_not(prefix):
                 raise InvalidRows(rows, reason)
             start[rows] += len(prefix)
-            left = left[~same]
+            remaining = remaining[~same]
         return self._columns.read_messages(data, start, ends)
 
     def _why_not(self, prefix: bytes) -> str:
         """Return why messages with these numbers cannot be read; empty if they can."""
-        known = self._checked.get(prefix)
-        if known is None:
-            known = self._check(_indexes(prefix))
+        reason = self._checked.get(prefix)
+        if reason is None:
+            reason = self._check(_indexes(prefix))
             if len(self._checked) < _MAX_INDEXES:
-                self._checked[prefix] = known
-        return known
+                self._checked[prefix] = reason
+        return reason
 
     def _check(self, indexes: Sequence[int]) -> str:
         """Compare names without packages: a registry may allow a new version to change the package."""
         names = sorted(self._writer.at(indexes))
         for name in names:
             if self._writer.messages[name].local_name == self._reader.local_name:
-                return _why_incompatible(self._writer.messages[name], self._reader)
-        found = " or ".join(names) or f"number {list(indexes)}, which its schema does not have"
-        return f"its message is {found}, not {self._reader.name}"
+                return why_incompatible(self._writer.messages[name], self._reader)
+        names_text = " or ".join(names) or f"number {list(indexes)}, which its schema does not have"
+        return f"its message is {names_text}, not {self._reader.name}"
 
 
 def _prefix(value: bytes) -> bytes | None:
     """Return the numbers of the message at the start of a value; None if they do not end."""
-    left = 1
+    indexes_count = 1
     numbers = 0
     for place, byte in enumerate(value[: _MAX_INDEXES * _MAX_INDEX_BYTES]):
         if byte >= 0x80:
             continue
         if not numbers:
             # The first number is how many follow; zero alone is the first message.
-            left = _indexes_count(value[: place + 1])
-            if not 0 <= left <= _MAX_INDEXES:
+            indexes_count = _indexes_count(value[: place + 1])
+            if not 0 <= indexes_count <= _MAX_INDEXES:
                 return None
         else:
-            left -= 1
+            indexes_count -= 1
         numbers += 1
-        if not left:
+        if not indexes_count:
             return value[: place + 1]
     return None
 
 
 def _zigzags(raw: bytes) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     number = shift = 0
     for byte in raw:
         number |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
-            found.append(number >> 1 ^ -(number & 1))
+            numbers.append(number >> 1 ^ -(number & 1))
             number = shift = 0
-    return found
+    return numbers
 
 
 def _indexes_count(raw: bytes) -> int:
@@ -170,33 +170,33 @@ def _indexes(prefix: bytes) -> list[int]:
     return numbers[1:] if numbers and numbers[0] else [0]
 
 
-def _why_incompatible(writer: MessageType, reader: MessageType) -> str:
+def why_incompatible(writer: MessageType, reader: MessageType) -> str:
     """Return which field of the writer's message has another type in the reader's; empty if there is none.
 
     Such a field would be read as another value, or as absent, without an error.
     """
     pending = deque([(writer, reader, "", 0)])
-    seen = {(writer.name, reader.name)}
+    compared = {(writer.name, reader.name)}
     # By depth: a pair of messages that is left out was compared at a smaller one.
     while pending:
         old, new, path, depth = pending.popleft()
-        written = {each.number: each for each in old.fields}
+        written = {field.number: field for field in old.fields}
         for field in new.fields:
-            other = written.get(field.number)
-            if other is None:
+            former = written.get(field.number)
+            if former is None:
                 continue
             below = f"{path}.{field.name}" if path else field.name
-            if not _alike(other, field):
+            if not _alike(former, field):
                 return (
-                    f"incompatible Protobuf schemas: {below}, with the number {field.number}, is {_text(other)} "
+                    f"incompatible Protobuf schemas: {below}, with the number {field.number}, is {_text(former)} "
                     f"in the writer's schema, {_text(field)} in the reader's"
                 )
-            if other.message is None or field.message is None or depth == MAX_NESTING:
+            if former.message is None or field.message is None or depth == MAX_NESTING:
                 continue
-            pair = other.message.name, field.message.name
-            if pair not in seen:
-                seen.add(pair)
-                pending.append((other.message, field.message, below, depth + 1))
+            pair = former.message.name, field.message.name
+            if pair not in compared:
+                compared.add(pair)
+                pending.append((former.message, field.message, below, depth + 1))
     return ""
 
 

@@ -104,9 +104,9 @@ class Column:
         return Found(rows, self.at[rows], self.number[rows], self.step)
 
 
-def narrow(found: Found | Column) -> Found:
+def narrow(hits: Found | Column) -> Found:
     """Return occurrences alone."""
-    return found.narrow() if isinstance(found, Column) else found
+    return hits.narrow() if isinstance(hits, Column) else hits
 
 
 NOTHING = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8), 0)
@@ -117,10 +117,10 @@ def join(pieces: list[Found]) -> Found:
     if len(pieces) == 1:
         return pieces[0]
     return Found(
-        np.concatenate([each.row for each in pieces]),
-        np.concatenate([each.at for each in pieces]),
-        np.concatenate([each.number for each in pieces]),
-        np.concatenate([each.order for each in pieces]),
+        np.concatenate([piece.row for piece in pieces]),
+        np.concatenate([piece.at for piece in pieces]),
+        np.concatenate([piece.number for piece in pieces]),
+        np.concatenate([piece.order for piece in pieces]),
     )
 
 
@@ -156,7 +156,7 @@ def read_unsigned(data: Bytes, at: Positions, ends: Positions | None) -> tuple[I
 def _read_long(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
     """Read varints of three and more bytes, eight bytes at once. Those of nine and ten are read byte by byte."""
     numbers, after = np.zeros(len(at), np.uint64), at.copy()
-    rest = np.arange(len(at))
+    unfinished = np.arange(len(at))
     if len(data) >= 8:
         inside = at <= len(data) - 8
         words = np.ndarray((len(data) - 7,), "<u8", np.ascontiguousarray(data), 0, (1,))[at[inside]]
@@ -171,12 +171,12 @@ def _read_long(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
         short = last != 0
         sizes = (np.log2(last, where=short, out=np.zeros(len(last))).astype(np.int64) + 1) >> 3
         after[inside] += sizes
-        rest = np.concatenate([np.flatnonzero(~inside), np.flatnonzero(inside)[~short]])
-    if len(rest):
+        unfinished = np.concatenate([np.flatnonzero(~inside), np.flatnonzero(inside)[~short]])
+    if len(unfinished):
         try:
-            numbers[rest], after[rest] = _read_by_byte(data, at[rest])
+            numbers[unfinished], after[unfinished] = _read_by_byte(data, at[unfinished])
         except InvalidRows as error:
-            raise error.inside("", rest) from None
+            raise error.inside("", unfinished) from None
     return numbers, after
 
 
@@ -195,7 +195,7 @@ def _read_by_byte(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
 
 def scan(data: Bytes, at: Positions, ends: Positions) -> dict[int, Found | Column]:
     """Return the fields of the messages `data[at[i]:ends[i]]` by tag."""
-    found: dict[int, list[Found | Column]] = {}
+    fields: dict[int, list[Found | Column]] = {}
     rows = np.flatnonzero(at < ends)
     cursor, end = at[rows], ends[rows]
     # As long as no message is left out, operations on all of them cost less than selecting some.
@@ -212,37 +212,37 @@ def scan(data: Bytes, at: Positions, ends: Positions) -> dict[int, Found | Colum
         if tag < 8 or tag & 7 > FIXED32:
             raise InvalidRows(rows[mask], _TAG)
         if count < _FEWEST_ROWS or tag & 7 in (GROUP, GROUP_END):
-            which = np.flatnonzero(mask)
-            _scan_singly(data, rows[which], cursor[which], end[which], found, step)
-            tags[which] = _DONE
-            end[which] = cursor[which]
+            places = np.flatnonzero(mask)
+            _scan_singly(data, rows[places], cursor[places], end[places], fields, step)
+            tags[places] = _DONE
+            end[places] = cursor[places]
         elif all_rows and count * _WIDE_SHARE >= len(rows):
-            there = None if count == len(rows) else mask
+            present = None if count == len(rows) else mask
             # Where a message has another tag, its first one is read again, which is a varint, too.
-            begin = start if there is None else np.where(there, start, at)
-            column, cursor = _read_column(data, there, begin, cursor, end, tag, step)
-            found.setdefault(tag, []).append(column)
+            begin = start if present is None else np.where(present, start, at)
+            column, cursor = _read_column(data, present, begin, cursor, end, tag, step)
+            fields.setdefault(tag, []).append(column)
             tags, start = _all_tags(data, cursor, end, at)
         else:
-            which = np.flatnonzero(mask)
+            places = np.flatnonzero(mask)
             try:
-                number, begin, after = _value(data, start[which], end[which], tag & 7)
+                number, begin, after = _value(data, start[places], end[places], tag & 7)
             except InvalidRows as error:
-                raise error.inside("", rows[which]) from None
-            found.setdefault(tag, []).append(Found(rows[which], begin, number, step))
-            cursor[which] = after
-            tags[which], start[which] = _tags(data, after, end[which], rows[which])
+                raise error.inside("", rows[places]) from None
+            fields.setdefault(tag, []).append(Found(rows[places], begin, number, step))
+            cursor[places] = after
+            tags[places], start[places] = _tags(data, after, end[places], rows[places])
         if step % _COMPRESS_STEPS == 0:
             live = tags != _DONE
             if np.count_nonzero(live) * _WIDE_SHARE < len(rows):
                 rows, cursor, end, tags, start = rows[live], cursor[live], end[live], tags[live], start[live]
                 all_rows = False
-    return {tag: pieces[0] if len(pieces) == 1 else join([*map(narrow, pieces)]) for tag, pieces in found.items()}
+    return {tag: pieces[0] if len(pieces) == 1 else join([*map(narrow, pieces)]) for tag, pieces in fields.items()}
 
 
 def _read_column(
     data: Bytes,
-    there: npt.NDArray[np.bool_] | None,
+    present: npt.NDArray[np.bool_] | None,
     begin: Positions,
     cursor: Positions,
     end: Positions,
@@ -258,15 +258,15 @@ def _read_column(
             room = end - after
             # An end that the length itself exceeds is an error, too.
             longer = (room < 0) | (number > (room.view(np.uint64) if number.itemsize > 2 else room))
-            refuse(longer if there is None else longer & there, _LENGTH)
+            refuse(longer if present is None else longer & present, _LENGTH)
             begin = after
             after = after + number.astype(np.int64)
     else:
         after = begin + (8 if wire == FIXED64 else 4)
     wrong = after > end
     if wrong.any():
-        refuse(wrong if there is None else wrong & there, END)
-    return Column(begin, number, there, step), after if there is None else np.where(there, after, cursor)
+        refuse(wrong if present is None else wrong & present, END)
+    return Column(begin, number, present, step), after if present is None else np.where(present, after, cursor)
 
 
 def _all_tags(
@@ -324,7 +324,12 @@ def _value(data: Bytes, start: Positions, end: Positions, wire: int) -> tuple[In
 
 
 def _scan_singly(
-    data: Bytes, rows: Positions, cursor: Positions, ends: Positions, found: dict[int, list[Found | Column]], step: int
+    data: Bytes,
+    rows: Positions,
+    cursor: Positions,
+    ends: Positions,
+    fields_by_number: dict[int, list[Found | Column]],
+    step: int,
 ) -> None:
     """Read these messages to their ends."""
     fields: dict[int, list[tuple[int, int, int, int]]] = {}
@@ -344,7 +349,7 @@ def _scan_singly(
             raise InvalidRows(np.array([row]), str(error)) from None
     for tag, entries in fields.items():
         row_of, starts, numbers, orders = zip(*entries, strict=True)
-        found.setdefault(tag, []).append(
+        fields_by_number.setdefault(tag, []).append(
             Found(
                 np.array(row_of, np.int64),
                 np.array(starts, np.int64),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import ConfigurationError
+from protocol.listing import CHOICES, listed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.proto_text import EnumNode, FieldNode, FileNode, MessageNode
 
@@ -160,11 +161,14 @@ class ProtobufSchema:
         if name is None:
             return own[0]
         name = name.lstrip(".")
-        known = [*(each.name for each in own), *(full for file in self.others for full, _ in _declared(file))]
+        message_names = [
+            *(message.name for message in own),
+            *(full for file in self.others for full, _ in _declared(file)),
+        ]
         for full in (name, f"{self.main.package}.{name}"):
-            if full in known:
+            if full in message_names:
                 return self.messages[full]
-        names = ", ".join(known)
+        names = listed(message_names, CHOICES)
         raise UnknownName(f"the Protobuf schema has no message {name}; it has {names}", of="MessageName")
 
     def indexes(self, message: MessageType) -> list[int]:
@@ -177,7 +181,7 @@ class ProtobufSchema:
         """
 
         def find(scope: str, level: Sequence[MessageNode]) -> list[int] | None:
-            for number, node in enumerate(each for each in level if not each.is_map_entry):
+            for number, node in enumerate(node for node in level if not node.is_map_entry):
                 full = f"{scope}.{node.name}" if scope else node.name
                 if full == message.name:
                     return [number]
@@ -185,10 +189,10 @@ class ProtobufSchema:
                     return [number, *below]
             return None
 
-        found = find(self.main.package, self.main.messages)
-        if found is None:
+        path = find(self.main.package, self.main.messages)
+        if path is None:
             raise ConfigurationError(f"the message {message.name} is not in the file of the schema itself")
-        return found
+        return path
 
     def at(self, indexes: Sequence[int]) -> set[str]:
         """Return the full names of messages with these Confluent message indexes, the outermost message first.
@@ -200,7 +204,7 @@ class ProtobufSchema:
     def _at(self, indexes: Sequence[int], with_entries: bool) -> str | None:
         name, level = self.main.package, self.main.messages
         for index in indexes:
-            counted = [each for each in level if with_entries or not each.is_map_entry]
+            counted = [node for node in level if with_entries or not node.is_map_entry]
             if not 0 <= index < len(counted):
                 return None
             node = counted[index]
@@ -214,15 +218,15 @@ class ProtobufSchema:
 def _declared(file: FileNode) -> Iterator[tuple[str, MessageNode]]:
     """Yield all messages of a file with their full names, but not the entries of maps."""
 
-    def below(scope: str, each: MessageNode) -> Iterator[tuple[str, MessageNode]]:
-        full = f"{scope}.{each.name}" if scope else each.name
-        if not each.is_map_entry:
-            yield full, each
-        for nested in each.messages:
+    def below(scope: str, node: MessageNode) -> Iterator[tuple[str, MessageNode]]:
+        full = f"{scope}.{node.name}" if scope else node.name
+        if not node.is_map_entry:
+            yield full, node
+        for nested in node.messages:
             yield from below(full, nested)
 
-    for each in file.messages:
-        yield from below(file.package, each)
+    for message in file.messages:
+        yield from below(file.package, message)
 
 
 def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
@@ -231,27 +235,12 @@ def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
     nodes: list[tuple[str, MessageNode, FileNode]] = []
     enums: dict[str, EnumType] = {}
 
-    def full_name(scope: str, name: str) -> str:
-        full = f"{scope}.{name}" if scope else name
-        if len(full) > _MAX_NAME:
-            raise ConfigurationError(
-                f"the Protobuf schema has a name of more than {_MAX_NAME} characters: {full[:_MAX_SHOWN]}…"
-            )
-        return full
-
     def add_enum(scope: str, node: EnumNode, file: FileNode) -> None:
-        full = full_name(scope, node.name)
-        symbols: dict[int, str] = {}
-        for name, number in node.values:
-            symbols.setdefault(number, name)
-        if not symbols:
-            raise ConfigurationError(f"the enum {full} has no values")
-        kind = {**file.features, **node.features}.get("enum_type", "OPEN")
-        closed = file.syntax == "proto2" or (file.syntax == "editions" and kind == "CLOSED")
-        enums.setdefault(full, EnumType(node.name, symbols, dict(node.values), closed))
+        full = _full_name(scope, node.name)
+        enums.setdefault(full, _enum(full, node, file))
 
     def add(scope: str, node: MessageNode, file: FileNode) -> None:
-        full = full_name(scope, node.name)
+        full = _full_name(scope, node.name)
         if full in messages:
             return
         messages[full] = MessageType(full, is_map_entry=node.is_map_entry, package=file.package)
@@ -267,13 +256,33 @@ def resolve_files(files: list[FileNode]) -> dict[str, MessageType]:
         for node in file.messages:
             add(file.package, node, file)
     for full, node, file in nodes:
-        messages[full].fields = [_field(full, each, node, file, messages, enums) for each in node.fields]
-        numbers = [each.number for each in messages[full].fields]
-        names = [each.name for each in messages[full].fields]
-        for values, what in ((numbers, "number"), (names, "name")):
+        messages[full].fields = [_field(full, field_node, node, file, messages, enums) for field_node in node.fields]
+        numbers = [field.number for field in messages[full].fields]
+        names = [field.name for field in messages[full].fields]
+        for values, subject in ((numbers, "number"), (names, "name")):
             if len(set(values)) < len(values):
-                raise ConfigurationError(f"the message {full} has two fields with the same {what}")
+                raise ConfigurationError(f"the message {full} has two fields with the same {subject}")
     return messages
+
+
+def _full_name(scope: str, name: str) -> str:
+    full = f"{scope}.{name}" if scope else name
+    if len(full) > _MAX_NAME:
+        raise ConfigurationError(
+            f"the Protobuf schema has a name of more than {_MAX_NAME} characters: {full[:_MAX_SHOWN]}…"
+        )
+    return full
+
+
+def _enum(full: str, node: EnumNode, file: FileNode) -> EnumType:
+    symbols: dict[int, str] = {}
+    for name, number in node.values:
+        symbols.setdefault(number, name)
+    if not symbols:
+        raise ConfigurationError(f"the enum {full} has no values")
+    kind = {**file.features, **node.features}.get("enum_type", "OPEN")
+    closed = file.syntax == "proto2" or (file.syntax == "editions" and kind == "CLOSED")
+    return EnumType(node.name, symbols, dict(node.values), closed)
 
 
 def _field(
@@ -317,11 +326,7 @@ def _field(
 
 
 def _set_type(
-    made: FieldType,
-    scope: str,
-    node: FieldNode,
-    messages: Mapping[str, MessageType],
-    enums: Mapping[str, EnumType],
+    made: FieldType, scope: str, node: FieldNode, messages: Mapping[str, MessageType], enums: Mapping[str, EnumType]
 ) -> None:
     """Find a type by its name: in the message itself, in those around it, then in the packages around them."""
     candidates = [node.type[1:]]

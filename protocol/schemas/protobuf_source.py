@@ -29,23 +29,23 @@ def parse_protobuf(text: str, references: Mapping[str, str] | None = None) -> Pr
     ConfigurationError
         It is invalid, or a type that it uses is missing.
     """
-    given = dict(references or {})
+    texts = dict(references or {})
     files = _files(text)
-    *others, main = files
+    *nodes, main = files
     # A file of the schema hides one of the same name among the well-known ones.
-    wanted = [name for each in files for name in each.imports]
-    seen = set()
-    while wanted:
-        name = wanted.pop()
-        if name in seen:
+    names = [name for file in files for name in file.imports]
+    parsed = set()
+    while names:
+        name = names.pop()
+        if name in parsed:
             continue
-        seen.add(name)
-        source = given.get(name, KNOWN_FILES.get(name))
+        parsed.add(name)
+        source = texts.get(name, KNOWN_FILES.get(name))
         if source is not None:
             imported = _files(source)[-1]
             files.append(imported)
-            wanted += imported.imports
-    return ProtobufSchema(main, resolve_files(files), others)
+            names += imported.imports
+    return ProtobufSchema(main, resolve_files(files), nodes)
 
 
 def _files(text: str) -> list[FileNode]:

@@ -12,13 +12,13 @@ import base64
 import json
 import logging
 import ssl
-import threading
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
+from protocol.condition import Event, Lock, locked
 from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
@@ -30,7 +30,6 @@ from protocol.sasl.credentials import TokenEndpoint
 from protocol.schemas.registry_config import PREFIX, RegistryConfig
 from protocol.schemas.rules import Rule, parse_rules
 from protocol.secret import Secret, hide_variables
-from protocol.security.tls_config import DEFAULT_TLS
 
 log = logging.getLogger(__name__)
 
@@ -101,27 +100,21 @@ class _Unknown:
 class _Pending:
     """A request for a schema by one thread. Other threads wait for `done`, then for its result in the cache."""
 
-    done: threading.Event = field(default_factory=threading.Event)
+    done: Event = field(default_factory=Event)
     error: KafkaError | None = None
 
 
 class SchemaRegistry:
-    """A client of one registry. Thread-safe: one request for each schema at a time; no lock is held during a request.
-
-    Parameters
-    ----------
-    config : RegistryConfig
-    clock : Clock, optional
-    """
+    """A client of one registry. Thread-safe: one request per schema at a time; no lock is held during a request."""
 
     def __init__(self, config: RegistryConfig, clock: Clock = SYSTEM_CLOCK) -> None:
         self.config = config
         self._clock = clock
         self._tls = TLSContext(config.tls)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._schemas: dict[str, RegisteredSchema | _Unknown] = {}  # by the path of their request
         self._pending: dict[str, _Pending] = {}  # by the same path
-        self._token_lock = threading.Lock()
+        self._token_lock = Lock()
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
         self._token: _Token | None = None
 
@@ -143,33 +136,33 @@ class SchemaRegistry:
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
         """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`."""
-        if version is not None and (known := self._versions.get((subject, version))):
-            return known
+        if version is not None and (cached := self._versions.get((subject, version))):
+            return cached
         path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}"
-        found = _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
-        if found.version is not None:
-            self._versions[subject, found.version] = found
-        return found
+        schema = _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
+        if schema.version is not None:
+            self._versions[subject, schema.version] = schema
+        return schema
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that a schema uses, by name, in the order of their dependencies."""
-        found: dict[str, RegisteredSchema] = {}
+        schemas: dict[str, RegisteredSchema] = {}
         begun: set[str] = set()
 
         def add(references: tuple[SchemaReference, ...], depth: int) -> None:
-            for each in references:
-                if each.name in begun:
+            for reference in references:
+                if reference.name in begun:
                     continue
-                begun.add(each.name)
+                begun.add(reference.name)
                 if len(begun) > _MAX_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
                     limits = f"{_MAX_REFERENCES} others, or {_MAX_REFERENCE_DEPTH} inside each other"
                     raise RegistryFailed(f"a schema uses more than {limits}")
-                other = self.version(each.subject, each.version)
-                add(other.references, depth + 1)
-                found[each.name] = other
+                schema = self.version(reference.subject, reference.version)
+                add(schema.references, depth + 1)
+                schemas[reference.name] = schema
 
         add(schema.references, 1)
-        return found
+        return schemas
 
     def subjects(self) -> list[str]:
         """Return the names of all subjects. Raises `RegistryFailed`."""
@@ -200,32 +193,32 @@ class SchemaRegistry:
         """Return whether a schema may be registered as the next version of a subject, and the reasons if not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
         response = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
-        return bool(response.get("is_compatible")), [str(each) for each in response.get("messages", ())]
+        return bool(response.get("is_compatible")), [str(message) for message in response.get("messages", ())]
 
-    def _cached(self, path: str, what: str, schema_id: int | None) -> RegisteredSchema:
+    def _cached(self, path: str, subject: str, schema_id: int | None) -> RegisteredSchema:
         deadline = Deadline.after_ms(self._longest_request_ms())
         while True:
             with self._lock:
-                known = self._schemas.get(path)
-                if isinstance(known, RegisteredSchema):
-                    return known
-                if known is not None and known.until_s > self._clock.now_s():
-                    raise known.error
+                cached = self._schemas.get(path)
+                if isinstance(cached, RegisteredSchema):
+                    return cached
+                if cached is not None and cached.until_s > self._clock.now_s():
+                    raise cached.error
                 pending = self._pending.get(path)
                 if pending is None:
-                    mine = self._pending[path] = _Pending()
+                    own_pending = self._pending[path] = _Pending()
                     break
             if not pending.done.wait(deadline.remaining_s()):
-                raise self._no_response(what, "another thread is still waiting for it")
+                raise self._no_response(subject, "another thread is still waiting for it")
             if pending.error is not None:
                 raise pending.error
         try:
-            found = _schema(self._request("GET", path, what), schema_id)
+            schema = _schema(self._request("GET", path, subject), schema_id)
             with self._lock:
-                self._schemas[path] = found
-            return found
+                self._schemas[path] = schema
+            return schema
         except KafkaError as error:
-            mine.error = error
+            own_pending.error = error
             if isinstance(error, RegistryFailed) and is_unknown(error):
                 with self._lock:
                     self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
@@ -233,7 +226,7 @@ class SchemaRegistry:
         finally:
             with self._lock:
                 del self._pending[path]
-            mine.done.set()
+            own_pending.done.set()
 
     def _longest_request_ms(self) -> int:
         """Return the time after which `_request` has failed at all addresses."""
@@ -243,7 +236,7 @@ class SchemaRegistry:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _request(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request(self, method: str, path: str, subject: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request to the first address that responds; repeat it after a passing failure."""
         backoff = Backoff(self.config.retries_wait_ms, self.config.retries_max_wait_ms)
         text = None if body is None else json.dumps(body)
@@ -262,17 +255,17 @@ class SchemaRegistry:
                     failure = reason if reason.startswith(url.netloc) else f"{shown_url(url)}: {reason}"
                     continue
                 if status not in TRANSIENT_STATUS:
-                    return self._parse_response(url, status, received, what)
+                    return self._parse_response(url, status, received, subject)
                 failure = f"{shown_url(url)}: status {status}"
             if attempt < self.config.max_retries:
                 log.warning("the schema registry does not respond, the request will be repeated: %s", failure)
-        raise self._no_response(what, failure)
+        raise self._no_response(subject, failure)
 
-    def _no_response(self, what: str, reason: str) -> RegistryFailed:
+    def _no_response(self, subject: str, reason: str) -> RegistryFailed:
         names = f"{PREFIX}url", f"{PREFIX}request.timeout.ms"
         return RegistryFailed(
-            f"the schema registry does not respond to the request for {what}: {reason}. Check {names[0]}; a registry "
-            f"that is slow may need a higher {names[1]}, which is {self.config.request_timeout_ms}",
+            f"the schema registry does not respond to the request for {subject}: {reason}. Check {names[0]}; a "
+            f"registry that is slow may need a higher {names[1]}, which is {self.config.request_timeout_ms}",
             settings=names,
         )
 
@@ -283,17 +276,14 @@ class SchemaRegistry:
         if text is not None:
             headers["Content-Type"] = _MEDIA_TYPE
         try:
-            return exchange(url, method, headers, text, deadline, context=self._context, max_bytes=_MAX_BYTES)
+            return exchange(url, method, headers, text, deadline, context=self._tls.current, max_bytes=_MAX_BYTES)
         except ssl.SSLCertVerificationError as error:
             raise RegistryFailed(
                 f"the certificate of the schema registry {shown_url(url)} is not trusted: {error.verify_message}",
                 settings=(f"{PREFIX}ssl.truststore.location",),
             ) from error
 
-    def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context() if self.config.tls == DEFAULT_TLS else self._tls.current()
-
-    def _parse_response(self, url: urllib.parse.SplitResult, status: int, received: bytes, what: str) -> Any:
+    def _parse_response(self, url: urllib.parse.SplitResult, status: int, received: bytes, subject: str) -> Any:
         try:
             body = json.loads(received)
         except (ValueError, RecursionError):
@@ -307,7 +297,7 @@ class SchemaRegistry:
             # An error of HTTP, not of a registry.
             hint = f"; check the address in {PREFIX}url"
         raise RegistryFailed(
-            f"the schema registry {shown_url(url)} refuses the request for {what} with the status {status}"
+            f"the schema registry {shown_url(url)} refuses the request for {subject} with the status {status}"
             f"{f' (error code {code})' if code not in (None, status) else ''}{detail}{hint}",
             status=status,
             error_code=code,
@@ -335,18 +325,19 @@ class SchemaRegistry:
 
     @hide_variables
     def _oauth_token(self, deadline: Deadline) -> Secret:
-        known = self._token
-        if known is not None and known.renew_at_s > self._clock.now_s():
-            return known.text
-        if not self._token_lock.acquire(timeout=deadline.remaining_s()):
-            raise ConnectFailed("the token endpoint has not yet responded to another thread")
-        try:
+        cached = self._token
+        if cached is not None and cached.renew_at_s > self._clock.now_s():
+            return cached.text
+
+        def renewed(free: bool) -> _Token:
+            if not free:
+                raise ConnectFailed("the token endpoint has not yet responded to another thread")
             token = self._token
-            if token is None or token is known:
+            if token is None or token is cached:
                 token = self._token = self._new_token(deadline)
-        finally:
-            self._token_lock.release()
-        return token.text
+            return token
+
+        return locked(self._token_lock, deadline.remaining_s(), renewed).text
 
     @hide_variables
     def _new_token(self, deadline: Deadline) -> _Token:
@@ -384,7 +375,10 @@ def _quoted(subject: str) -> str:
 
 
 def _body(schema: RegisteredSchema) -> dict[str, Any]:
-    references = [{"name": each.name, "subject": each.subject, "version": each.version} for each in schema.references]
+    references = [
+        {"name": reference.name, "subject": reference.subject, "version": reference.version}
+        for reference in schema.references
+    ]
     kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
     return {"schema": schema.text, **kind, **({"references": references} if references else {})}
 
@@ -392,8 +386,8 @@ def _body(schema: RegisteredSchema) -> dict[str, Any]:
 def _schema(document: Any, schema_id: int | None = None) -> RegisteredSchema:
     try:
         references = tuple(
-            SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
-            for each in document.get("references") or ()
+            SchemaReference(str(reference["name"]), str(reference["subject"]), int(reference["version"]))
+            for reference in document.get("references") or ()
         )
         return RegisteredSchema(
             str(document["schema"]),

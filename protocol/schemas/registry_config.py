@@ -33,10 +33,10 @@ PREFIX = "schema.registry."
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    urls = tuple(each.strip().rstrip("/") for each in text.split(",") if each.strip())
-    if not urls or any(parse_url(each) is None for each in urls):
+    urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    if not urls or any(parse_url(url) is None for url in urls):
         raise ValueError("an entry is not http://… or https://…")
-    if any("@" in each.partition("//")[2].partition("/")[0] for each in urls):
+    if any("@" in url.partition("//")[2].partition("/")[0] for url in urls):
         raise ValueError("an entry has a user; use basic.auth.user.info")
     return urls
 
@@ -111,7 +111,7 @@ class RegistryConfig:
     @property
     def shown(self) -> str:
         """The addresses, without paths, for messages."""
-        return ", ".join(shown_url(url) for each in self.url if (url := parse_url(each)) is not None)
+        return ", ".join(shown_url(url) for address in self.url if (url := parse_url(address)) is not None)
 
 
 def _unpickled(fields: bytes) -> RegistryConfig:
@@ -127,7 +127,7 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
     ConfigurationError
         A property is unknown or wrong, or two do not fit together.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in properties.items():
         if not key.lower().startswith(PREFIX):
             continue
@@ -137,14 +137,14 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
             like = closest_match(name, list(_BY_NAME))
             hint = f"; did you mean {PREFIX}{like}?" if like else ""
             raise ConfigurationError(f"{key} is unknown{hint}", settings=(key,))
-        given[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)
-    if not given:
+        values[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)
+    if not values:
         return None
-    if "url" not in given:
-        raise _missing("url", next(iter(given)).replace("_", "."))
-    _check_sources(given)
-    tls = {name.removeprefix("ssl_"): given.pop(name) for name in list(given) if name.startswith("ssl_")}
-    config = RegistryConfig(**given, tls=parse_tls(tls))
+    if "url" not in values:
+        raise _missing("url", next(iter(values)).replace("_", "."))
+    _check_sources(values)
+    tls = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
+    config = RegistryConfig(**values, tls=parse_tls(tls))
     _check_bearer(config)
     return config
 
@@ -154,20 +154,20 @@ _SOURCE, _TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
 _OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
 
 
-def _check_sources(given: dict[str, Any]) -> None:
+def _check_sources(values: dict[str, Any]) -> None:
     """Raise `ConfigurationError` for a source without its credentials, or two kinds of credentials."""
-    if given.pop("basic_auth_source", None) and "basic_auth_user_info" not in given:
+    if values.pop("basic_auth_source", None) and "basic_auth_user_info" not in values:
         raise _missing(_USER, _BASIC_SOURCE)
-    source = given.get("bearer_auth_source")
-    bearer = _SOURCE if source else _TOKEN if "bearer_auth_token" in given else None
-    if "basic_auth_user_info" in given and bearer is not None:
+    source = values.get("bearer_auth_source")
+    bearer = _SOURCE if source else _TOKEN if "bearer_auth_token" in values else None
+    if "basic_auth_user_info" in values and bearer is not None:
         raise _contradiction(_USER, bearer)
-    if source == "OAUTHBEARER" and "bearer_auth_token" in given:
+    if source == "OAUTHBEARER" and "bearer_auth_token" in values:
         raise _contradiction(_TOKEN, _SOURCE)
 
 
-def _contradiction(name: str, other: str) -> ConfigurationError:
-    names = PREFIX + name, PREFIX + other
+def _contradiction(name: str, rival: str) -> ConfigurationError:
+    names = PREFIX + name, PREFIX + rival
     return ConfigurationError(
         f"{names[0]} and {names[1]} are both set, but a request has only one of them. Remove one.", settings=names
     )
@@ -176,14 +176,14 @@ def _contradiction(name: str, other: str) -> ConfigurationError:
 def _check_bearer(config: RegistryConfig) -> None:
     if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
         raise _missing(_TOKEN, _SOURCE)
-    given = [name for name in _OAUTH if getattr(config, name.replace(".", "_")) is not None]
+    oauth = [name for name in _OAUTH if getattr(config, name.replace(".", "_")) is not None]
     if config.bearer_auth_source == "OAUTHBEARER":
         for name in _OAUTH:
-            if name not in given:
+            if name not in oauth:
                 raise _missing(name, _SOURCE)
         return
-    if given:
-        names = PREFIX + given[0], PREFIX + _SOURCE
+    if oauth:
+        names = PREFIX + oauth[0], PREFIX + _SOURCE
         warn_once(f"{names[0]} has no effect: {names[1]} is not OAUTHBEARER", *names)
 
 

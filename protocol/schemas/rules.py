@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from protocol.errors import ConfigurationError
+from protocol.listing import listed
 from protocol.once import warn_once
 
 Use = Literal["READ", "WRITE", "UPGRADE", "DOWNGRADE"]
@@ -100,7 +101,7 @@ def refuse_rules(rules: Sequence[Rule], uses: tuple[Use, ...], owner: str) -> No
     if changing := [rule for rule in applicable if not rule.only_validates]:
         raise ConfigurationError(
             f"{owner} has rules that are not applied here, and that change values: "
-            f"{', '.join(map(str, changing))}. {_REMEDY}"
+            f"{listed([str(rule) for rule in changing])}. {_REMEDY}"
         )
     if applicable:
-        warn_once(f"{owner} has rules that are not checked here: {', '.join(map(str, applicable))}")
+        warn_once(f"{owner} has rules that are not checked here: {listed([str(rule) for rule in applicable])}")

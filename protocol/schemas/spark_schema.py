@@ -60,46 +60,46 @@ def parse_spark(text: str) -> pa.DataType:
     """
     if text.lstrip()[:1] in ("{", '"'):
         try:
-            given = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"the schema is not JSON: {error}") from None
-        return _from_json(given, "", 0)
+        return _from_json(document, "", 0)
     return _Ddl(text).schema()
 
 
 # -- JSON -------------------------------------------------------------------------------------
 
 
-def _from_json(given: Any, path: str, depth: int) -> pa.DataType:
+def _from_json(schema: Any, path: str, depth: int) -> pa.DataType:
     if depth > _MAX_DEPTH:
         raise _invalid(path, f"is nested deeper than {_MAX_DEPTH} types")
-    if isinstance(given, str):
-        return _named(given, path)
+    if isinstance(schema, str):
+        return _named(schema, path)
     try:
-        kind = given["type"]
+        kind = schema["type"]
         if kind == "struct":
             fields = []
-            for each in given["fields"]:
-                name = str(each["name"])
-                fields.append((name, _from_json(each["type"], f"{path}.{name}" if path else name, depth + 1)))
+            for field in schema["fields"]:
+                name = str(field["name"])
+                fields.append((name, _from_json(field["type"], f"{path}.{name}" if path else name, depth + 1)))
             return _struct(fields, path)
         if kind == "array":
-            return _list(_from_json(given["elementType"], f"{path}[]", depth + 1))
+            return _list(_from_json(schema["elementType"], f"{path}[]", depth + 1))
         if kind == "map":
             return pa.map_(
-                _from_json(given["keyType"], path, depth + 1),
-                pa.field("value", _from_json(given["valueType"], f"{path}[]", depth + 1)),
+                _from_json(schema["keyType"], path, depth + 1),
+                pa.field("value", _from_json(schema["valueType"], f"{path}[]", depth + 1)),
             )
     except (KeyError, TypeError):
         pass
-    raise _invalid(path, f"is no data type: {json.dumps(given)[:100]}")
+    raise _invalid(path, f"is no data type: {json.dumps(schema)[:100]}")
 
 
 def _named(name: str, path: str) -> pa.DataType:
     lower = name.strip().lower()
-    found = _DECIMAL.fullmatch(lower)
-    if found is not None:
-        return _decimal(int(found[1] or 10), int(found[2] or 0), path)
+    match = _DECIMAL.fullmatch(lower)
+    if match is not None:
+        return _decimal(int(match[1] or 10), int(match[2] or 0), path)
     lower = re.sub(r"^(string|varchar|char)\s*(\(.*\)|collate .*)?$", "string", lower)
     if lower not in _TYPES:
         raise _invalid(path, f"has the type {name}, which JSON values cannot have")
@@ -124,8 +124,8 @@ def _list(items: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", items))
 
 
-def _invalid(path: str, what: str) -> ConfigurationError:
-    return ConfigurationError(f"the schema{f', field {path},' if path else ''} {what}")
+def _invalid(path: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"the schema{f', field {path},' if path else ''} {problem}")
 
 
 # -- DDL --------------------------------------------------------------------------------------
@@ -137,40 +137,40 @@ class _Ddl:
         self._tokens: list[str] = []
         at = 0
         while text[at:].strip():
-            found = _TOKEN.match(text, at)
-            if found is None:
+            match = _TOKEN.match(text, at)
+            if match is None:
                 raise ConfigurationError(f"the schema has an unexpected character: {text[at:].strip()[:40]!r}")
-            self._tokens.append(found[0].strip())
-            at = found.end()
+            self._tokens.append(match[0].strip())
+            at = match.end()
         self._at = 0
 
     def schema(self) -> pa.DataType:
         """Parse columns, or one type."""
         nested = self._peek().lower() in ("struct", "array", "map") and self._peek(1) == "<"
         if nested or len(self._tokens) == 1 or self._peek(1) == "(":
-            found = self._type("", 0)
+            kind = self._type("", 0)
         else:
-            found = _struct(self._columns("", "", 0), "")
+            kind = _struct(self._columns("", "", 0), "")
         if self._at < len(self._tokens):
             raise self._unexpected()
-        return found
+        return kind
 
     def _peek(self, ahead: int = 0) -> str:
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else ""
 
-    def _take(self, wanted: str | None = None) -> str:
+    def _take(self, expected: str | None = None) -> str:
         token = self._peek()
-        if not token or (wanted is not None and token.lower() != wanted):
-            raise self._unexpected(wanted)
+        if not token or (expected is not None and token.lower() != expected):
+            raise self._unexpected(expected)
         self._at += 1
         return token
 
-    def _unexpected(self, wanted: str | None = None) -> ConfigurationError:
+    def _unexpected(self, expected: str | None = None) -> ConfigurationError:
         behind = " ".join(self._tokens[max(0, self._at - 3) : self._at])
-        found = self._peek() or "its end"
-        missing = f": {wanted} is missing" if wanted else ""
-        return ConfigurationError(f"the schema is no DDL at {found!r}, behind {behind!r}{missing}")
+        token = self._peek() or "its end"
+        missing = f": {expected} is missing" if expected else ""
+        return ConfigurationError(f"the schema is no DDL at {token!r}, behind {behind!r}{missing}")
 
     def _columns(self, close: str, path: str, depth: int) -> list[tuple[str, pa.DataType]]:
         fields: list[tuple[str, pa.DataType]] = []

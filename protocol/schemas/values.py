@@ -6,7 +6,6 @@ are resolved to it; each of these schemas is fetched once per process.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.condition import Lock
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
@@ -42,7 +42,7 @@ def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchem
             f"{f'; use {fitting}' if fitting else ''}"
         )
     refuse_rules(schema.rules, ("READ", "UPGRADE"), f"version {schema.version} of the subject {schema.subject}")
-    references = tuple((name, each.text) for name, each in registry.references(schema).items())
+    references = tuple((name, reference.text) for name, reference in registry.references(schema).items())
     return ReaderSchema(
         format, schema.text, references, subject=schema.subject, version=schema.version, schema_id=schema.schema_id
     )
@@ -108,7 +108,7 @@ class ColumnDecoder:
         self._registry = registry
         self._header = f"__{part}_schema_id"
         self._decoders: dict[int | bytes, ValueDecoder | str] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Decode a binary column.
@@ -158,12 +158,12 @@ class ColumnDecoder:
         pieces = _Pieces(self.type, len(at))
         if headers is not None:
             with_guid, ids = header_ids(headers, self._header)
-            known = np.isin(with_guid, rows)
-            which = to_numpy(ids.indices)
-            for number, each in enumerate(ids.dictionary.to_pylist()):
-                same = with_guid[known & (which == number)]
+            isin = np.isin(with_guid, rows)
+            numpy = to_numpy(ids.indices)
+            for number, raw_id in enumerate(ids.dictionary.to_pylist()):
+                same = with_guid[isin & (numpy == number)]
                 if len(same):
-                    self._add(pieces, each, data, at, ends, same)
+                    self._add(pieces, raw_id, data, at, ends, same)
             rows = np.setdiff1d(rows, with_guid)
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
@@ -194,13 +194,13 @@ class ColumnDecoder:
     def _decoder(self, key: int | bytes) -> ValueDecoder | str:
         """Return the decoder of a writer's schema, or why there is none. `key`: an id, or the value of a header."""
         with self._lock:
-            known = self._decoders.get(key)
-            if known is not None:
-                return known
+            cached = self._decoders.get(key)
+            if cached is not None:
+                return cached
         assert self._registry is not None
         try:
             schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid(key))
-            references = {name: each.text for name, each in self._registry.references(schema).items()}
+            references = {name: reference.text for name, reference in self._registry.references(schema).items()}
         except RegistryFailed as error:
             if not is_unknown(error):
                 raise
@@ -208,8 +208,8 @@ class ColumnDecoder:
         made: ValueDecoder | str
         try:
             if schema.kind != FORMATS[self.schema.format].language:
-                wanted = FORMATS[self.schema.format].language
-                raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {wanted}")
+                language = FORMATS[self.schema.format].language
+                raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {language}")
             owner = f"the schema with the id {key if isinstance(key, int) else _guid(key)}"
             refuse_rules(schema.rules, ("READ",) if schema.text == self.schema.text else ("READ", "DOWNGRADE"), owner)
             message = None if isinstance(key, int) else key[_GUID_BYTES:]
@@ -225,7 +225,7 @@ def decode_failed(
     topic: str, partition: int, part: str, batch: pa.RecordBatch, invalid: Sequence[InvalidValue]
 ) -> DecodeFailed:
     """Return the error for the first invalid key or value of a batch, which has the column `offset`."""
-    first = min(invalid, key=lambda each: each.row)
+    first = min(invalid, key=lambda failure: failure.row)
     offset = int(to_numpy(batch.column("offset"))[first.row])
     return DecodeFailed(
         f"{topic}-{partition}, offset {offset}: the {part} does not decode: {first}",
@@ -254,9 +254,13 @@ class _Pieces:
         rows: Positions,
         schema_id: int | str | None = None,
     ) -> None:
-        whole = len(rows) == self._rows
-        column, decoded, invalid = decoder.decode(data, at if whole else at[rows], ends if whole else ends[rows])
-        self.invalid += [InvalidValue(int(rows[each.row]), each.reason, each.path, schema_id) for each in invalid]
+        is_complete = len(rows) == self._rows
+        column, decoded, invalid = decoder.decode(
+            data, at if is_complete else at[rows], ends if is_complete else ends[rows]
+        )
+        self.invalid += [
+            InvalidValue(int(rows[failure.row]), failure.reason, failure.path, schema_id) for failure in invalid
+        ]
         self._pieces.append(column)
         self._owners.append(rows[decoded])
 
@@ -270,8 +274,8 @@ class _Pieces:
             return pa.nulls(self._rows, self._type)
         positions = np.full(self._rows, -1, np.int64)
         positions[np.concatenate(self._owners)] = np.arange(sum(map(len, self._pieces)))
-        whole = self._pieces[0] if len(self._pieces) == 1 else pa.concat_arrays(self._pieces)
-        return take_rows(whole, positions)
+        combined = self._pieces[0] if len(self._pieces) == 1 else pa.concat_arrays(self._pieces)
+        return take_rows(combined, positions)
 
 
 def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryArray]:
@@ -295,19 +299,19 @@ def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryAr
     keys, values = pairs.field(0), pairs.field(1)
     key_at, key_ends, key_data = _bounds(keys)
     value_at, value_ends, value_data = _bounds(values)
-    wanted = np.frombuffer(name.encode(), np.uint8)
+    name_bytes = np.frombuffer(name.encode(), np.uint8)
     candidates = np.flatnonzero(
-        (key_ends - key_at == len(wanted)) & (value_ends - value_at >= _GUID_BYTES) & valid(values)
+        (key_ends - key_at == len(name_bytes)) & (value_ends - value_at >= _GUID_BYTES) & valid(values)
     )
     if len(candidates):
-        candidates = candidates[(_gather(key_data, key_at[candidates], len(wanted)) == wanted).all(axis=1)]
+        candidates = candidates[(_gather(key_data, key_at[candidates], len(name_bytes)) == name_bytes).all(axis=1)]
         candidates = candidates[value_data.take(value_at[candidates]) == _MAGIC_GUID]
     rows = np.searchsorted(first, candidates, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
     # The last one of a record counts, as for Confluent's deserialisers.
     rows, candidates = rows[inside][::-1], candidates[inside][::-1]
-    rows, which = np.unique(rows, return_index=True)
-    return rows.astype(np.int64), values.take(to_arrow(candidates[which])).dictionary_encode()
+    rows, places = np.unique(rows, return_index=True)
+    return rows.astype(np.int64), values.take(to_arrow(candidates[places])).dictionary_encode()
 
 
 def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:

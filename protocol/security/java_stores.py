@@ -48,9 +48,9 @@ def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
         The store cannot be read.
     """
     if not data.startswith(_JKS) and has_cryptography():
-        found = _pkcs12(path, data, password)
-        own = [found.cert] if found.cert else []
-        return "".join(_pem(each.certificate) for each in [*own, *found.additional_certs])
+        certificates = _pkcs12(path, data, password)
+        own = [certificates.cert] if certificates.cert else []
+        return "".join(_pem(cert.certificate) for cert in [*own, *certificates.additional_certs])
     # Without a password, keytool prompts for one and accepts an empty line.
     listed = _keytool(["-list", "-rfc", "-keystore", path], {"-storepass": password}, answers="\n")
     # As in Java, an entry with a key adds only its own certificate to the trusted ones, not those of its CAs.
@@ -80,15 +80,15 @@ def key_and_chain(path: str, data: bytes, password: str | None, key_password: st
         )
     if data.startswith(_JKS):
         data, password = _as_pkcs12(path, password, key_password)
-    found = _pkcs12(path, data, password)
-    if found.key is None or found.cert is None:
+    certificates = _pkcs12(path, data, password)
+    if certificates.key is None or certificates.cert is None:
         raise ConfigurationError(f"the key store {path} has no key with a certificate")
     from cryptography.hazmat.primitives import serialization
 
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    key = found.key.private_bytes(serialization.Encoding.PEM, form, plain).decode()
-    others = [each.certificate for each in found.additional_certs]
-    return key, "".join(map(_pem, _chain(found.cert.certificate, others)))
+    key = certificates.key.private_bytes(serialization.Encoding.PEM, form, plain).decode()
+    certificates_of_chain = [cert.certificate for cert in certificates.additional_certs]
+    return key, "".join(map(_pem, _chain(certificates.cert.certificate, certificates_of_chain)))
 
 
 def has_cryptography() -> bool:
@@ -112,12 +112,12 @@ def _pkcs12(path: str, data: bytes, password: str | None) -> PKCS12KeyAndCertifi
         ) from error
 
 
-def _chain(first: Certificate, others: list[Certificate]) -> list[Certificate]:
+def _chain(first: Certificate, candidates: list[Certificate]) -> list[Certificate]:
     """Return a certificate, its CA's, and so on."""
-    found, by_subject = [first], {each.subject: each for each in others}
-    while (issuer := by_subject.pop(found[-1].issuer, None)) is not None and issuer != found[-1]:
-        found.append(issuer)
-    return found
+    certificates, by_subject = [first], {certificate.subject: certificate for certificate in candidates}
+    while (issuer := by_subject.pop(certificates[-1].issuer, None)) is not None and issuer != certificates[-1]:
+        certificates.append(issuer)
+    return certificates
 
 
 def _pem(certificate: Certificate) -> str:
@@ -153,10 +153,10 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with _pipes([text for text in passwords.values() if text is not None]) as pipes:
         options = [f"{option}:file" for option, text in passwords.items() if text is not None]
-        given = [word for option, pipe in zip(options, pipes, strict=True) for word in (option, f"/dev/fd/{pipe}")]
+        words = [word for option, pipe in zip(options, pipes, strict=True) for word in (option, f"/dev/fd/{pipe}")]
         try:
             ended = subprocess.run(
-                [tool, *_JVM_OPTIONS, *arguments, *given],
+                [tool, *_JVM_OPTIONS, *arguments, *words],
                 env=environment,
                 pass_fds=pipes,
                 input=answers,

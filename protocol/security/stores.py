@@ -35,17 +35,17 @@ def store_fingerprint(config: TLSConfig) -> list[object]:
     inline = (config.truststore_certificates, config.keystore_certificate_chain, config.keystore_key)
     return [
         *(_file_state(resolve_references(path)) for path in paths if path),
-        *(Secret(_reveal(each) or "") for each in inline),
+        *(Secret(_reveal(value) or "") for value in inline),
     ]
 
 
 def _file_state(path: str) -> tuple[int, int, int] | None:
     """Return a file's modification time, size and inode; None if there is no file."""
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 @hide_variables
@@ -65,8 +65,8 @@ def read_trust_store(config: TLSConfig) -> str | None:
     data = _read("ssl.truststore", path, config.truststore_type)
     if _is_pem(data):
         return _certificates("ssl.truststore.location", data.decode("ascii", "replace"))
-    found = java_stores.trusted_certificates(path, data, _reveal(config.truststore_password))
-    return _certificates("ssl.truststore.location", found)
+    trusted_certificates = java_stores.trusted_certificates(path, data, _reveal(config.truststore_password))
+    return _certificates("ssl.truststore.location", trusted_certificates)
 
 
 @hide_variables
@@ -99,10 +99,10 @@ def read_key_pair(config: TLSConfig) -> KeyPair | None:
 
 
 def _certificates(name: str, text: str) -> str:
-    found = pem.blocks(text, CERTIFICATE)
-    if not found:
+    blocks = pem.blocks(text, CERTIFICATE)
+    if not blocks:
         raise _store_error(name, "has no certificate (a block -----BEGIN CERTIFICATE-----)")
-    return "".join(found)
+    return "".join(blocks)
 
 
 def _read(name: str, path: str, kind: str | None) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from protocol.errors import ConfigurationError
@@ -22,13 +23,13 @@ _VERSIONS = ("TLSv1.2", "TLSv1.3")
 
 
 def _protocols(text: str) -> tuple[str, ...]:
-    given = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in given if name not in _VERSIONS + _INSECURE]:
+    versions = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in versions if name not in _VERSIONS + _INSECURE]:
         raise ValueError(f"{unknown[0]} is not a TLS version")
-    found = tuple(name for name in _VERSIONS if name in given)
-    if not found:
+    accepted = tuple(name for name in _VERSIONS if name in versions)
+    if not accepted:
         raise ValueError("these versions are insecure (RFC 8996); all brokers support TLSv1.2")
-    return found
+    return accepted
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -45,39 +46,37 @@ _PROTOCOL = one_of(
 )
 _HOST_CHECK = replace(one_of("https", ""), allowed="https, or nothing")
 _CLIENT = Role.CLIENT
+_applies = partial(applies, _CLIENT)
 
 TLS_PROPERTIES: tuple[Property, ...] = (
-    applies(
-        _CLIENT,
+    _applies(
         "ssl.truststore.location",
         NONEMPTY,
         "file with the certificates of trusted CAs (PEM, JKS or PKCS12), read when a connection is opened, and "
         "again when it has changed; default: the system's",
     ),
-    applies(_CLIENT, "ssl.truststore.certificates", SECRET, "certificates of trusted CAs, as PEM text"),
-    applies(_CLIENT, "ssl.truststore.type", _STORE_TYPE, "detected from the file in any case; PEM requires a PEM file"),
-    applies(_CLIENT, "ssl.truststore.password", SECRET, "password of a JKS or PKCS12 store; optional for JKS"),
-    applies(
-        _CLIENT,
+    _applies("ssl.truststore.certificates", SECRET, "certificates of trusted CAs, as PEM text"),
+    _applies("ssl.truststore.type", _STORE_TYPE, "detected from the file in any case; PEM requires a PEM file"),
+    _applies("ssl.truststore.password", SECRET, "password of a JKS or PKCS12 store; optional for JKS"),
+    _applies(
         "ssl.keystore.location",
         NONEMPTY,
         "file with the client's certificate, those of its CAs, and its key (PEM, JKS or PKCS12), for brokers that "
         "require one",
     ),
-    applies(_CLIENT, "ssl.keystore.certificate.chain", SECRET, "the client's certificate and its CAs', as PEM text"),
-    applies(_CLIENT, "ssl.keystore.key", SECRET, "the client's key, as PEM text (PKCS8, encrypted or not)"),
-    applies(_CLIENT, "ssl.keystore.type", _STORE_TYPE, "as ssl.truststore.type"),
-    applies(_CLIENT, "ssl.keystore.password", SECRET, "password of a JKS or PKCS12 store"),
-    applies(_CLIENT, "ssl.key.password", SECRET, "password of the key in a store or PEM file; default: the store's"),
-    applies(
-        _CLIENT,
+    _applies("ssl.keystore.certificate.chain", SECRET, "the client's certificate and its CAs', as PEM text"),
+    _applies("ssl.keystore.key", SECRET, "the client's key, as PEM text (PKCS8, encrypted or not)"),
+    _applies("ssl.keystore.type", _STORE_TYPE, "as ssl.truststore.type"),
+    _applies("ssl.keystore.password", SECRET, "password of a JKS or PKCS12 store"),
+    _applies("ssl.key.password", SECRET, "password of the key in a store or PEM file; default: the store's"),
+    _applies(
         "ssl.endpoint.identification.algorithm",
         _HOST_CHECK,
         "https: a broker's certificate must match its host name; empty: no check",
     ),
-    applies(_CLIENT, "ssl.enabled.protocols", _PROTOCOLS, "TLS versions; older ones in the list are ignored"),
-    applies(_CLIENT, "ssl.protocol", _PROTOCOL, "newest TLS version"),
-    applies(_CLIENT, "ssl.cipher.suites", _NAMES, "cipher suites by Java's or OpenSSL's names; default: OpenSSL's"),
+    _applies("ssl.enabled.protocols", _PROTOCOLS, "TLS versions; older ones in the list are ignored"),
+    _applies("ssl.protocol", _PROTOCOL, "newest TLS version"),
+    _applies("ssl.cipher.suites", _NAMES, "cipher suites by Java's or OpenSSL's names; default: OpenSSL's"),
     *no_effect(_CLIENT, "ssl.provider ssl.secure.random.implementation", "this client uses OpenSSL"),
     *no_effect(_CLIENT, "ssl.keymanager.algorithm ssl.trustmanager.algorithm", "OpenSSL verifies certificates"),
     *forbidden(_CLIENT, "ssl.engine.factory.class", "Java classes are not supported; use stores or PEM"),
@@ -93,9 +92,7 @@ TLS_PROPERTIES: tuple[Property, ...] = (
     *forbidden(_CLIENT, "ssl.certificate.pem", "set this text as ssl.keystore.certificate.chain"),
     *forbidden(_CLIENT, "ssl.key.pem", "set this text as ssl.keystore.key"),
     *forbidden(
-        _CLIENT,
-        "enable.ssl.certificate.verification",
-        "brokers' certificates are always verified; configure the CA's",
+        _CLIENT, "enable.ssl.certificate.verification", "brokers' certificates are always verified; configure the CA's"
     ),
 )
 
@@ -190,8 +187,8 @@ def parse_tls(values: Mapping[str, Any]) -> TLSConfig:
     return config
 
 
-def _both_set(name: str, other: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} and {other} are both set. Remove one of them.", settings=(name, other))
+def _both_set(name: str, rival: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} and {rival} are both set. Remove one of them.", settings=(name, rival))
 
 
 def _only_one_set(name: str, missing: str) -> ConfigurationError:

@@ -25,23 +25,15 @@ if TYPE_CHECKING:
     from protocol.testing.schema_registry import FakeSchemaRegistry
 
 _MODULES = {
-    "FakeKafka": "protocol.testing.fake_kafka.server",
-    "FakeSchemaRegistry": "protocol.testing.schema_registry",
-    "ManualClock": "protocol.testing.fake_kafka.clock",
-    "MockConsumer": "protocol.testing.mock_consumer",
-    "MockProducer": "protocol.testing.mock_producer",
-    "RealKafka": "protocol.testing.real_kafka",
-    "Refused": "protocol.testing.fake_kafka.requests",
+    "protocol.testing.fake_kafka.clock": "ManualClock",
+    "protocol.testing.fake_kafka.requests": "Refused",
+    "protocol.testing.fake_kafka.server": "FakeKafka",
+    "protocol.testing.mock_consumer": "MockConsumer",
+    "protocol.testing.mock_producer": "MockProducer",
+    "protocol.testing.real_kafka": "RealKafka",
+    "protocol.testing.schema_registry": "FakeSchemaRegistry",
 }
 
-__all__ = [
-    "FakeKafka",
-    "FakeSchemaRegistry",
-    "ManualClock",
-    "MockConsumer",
-    "MockProducer",
-    "RealKafka",
-    "Refused",
-]
+__all__ = ["FakeKafka", "FakeSchemaRegistry", "ManualClock", "MockConsumer", "MockProducer", "RealKafka", "Refused"]
 
 __getattr__, __dir__ = attach(__name__, _MODULES)

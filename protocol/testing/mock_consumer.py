@@ -151,8 +151,10 @@ class MockConsumer:
 
     def verify(self) -> None:
         """Raise `AssertionError` for records, errors and expected commits that are left."""
-        left = {key: len(log) - self._drained.get(key, 0) for key, log in self._logs.items()}
-        unread = [f"{topic}-{number}: {count}" for (topic, number), count in sorted(left.items()) if count > 0]
+        unread_records = {key: len(log) - self._drained.get(key, 0) for key, log in self._logs.items()}
+        unread = [
+            f"{topic}-{number}: {count}" for (topic, number), count in sorted(unread_records.items()) if count > 0
+        ]
         if unread:
             raise AssertionError(f"MockConsumer: records were not polled ({', '.join(unread)})")
         if self._errors:
@@ -160,13 +162,13 @@ class MockConsumer:
                 f"MockConsumer: {len(self._errors)} errors were not polled, first: {self._errors[0][2]!r}"
             )
         made = iter(self.commits)
-        seen: dict[TopicPartition, int] = {}
+        counts: dict[TopicPartition, int] = {}
         for expected in self._expected_commits:
-            while any(seen.get(key) != offset for key, offset in expected.items()):
+            while any(counts.get(key) != offset for key, offset in expected.items()):
                 commit = next(made, None)
                 if commit is None:
-                    raise AssertionError(f"MockConsumer: {expected} was not committed; the last offsets were {seen}")
-                seen.update({key: each.offset for key, each in commit.items()})
+                    raise AssertionError(f"MockConsumer: {expected} was not committed; the last offsets were {counts}")
+                counts.update({key: offset.offset for key, offset in commit.items()})
 
     def metrics(self) -> list[Metric]:
         """Return no metrics."""
@@ -340,11 +342,13 @@ class MockConsumer:
 
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
-        found: dict[TopicPartition, ListedOffset | None] = {}
+        offsets: dict[TopicPartition, ListedOffset | None] = {}
         for key, time_ms in times_ms.items():
-            later = [each for each in self._logs.get(key, ()) if each["timestamp_ms"] >= time_ms]
-            found[key] = ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None
-        return found
+            later = [record for record in self._logs.get(key, ()) if record["timestamp_ms"] >= time_ms]
+            offsets[key] = (
+                ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None
+            )
+        return offsets
 
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return the number of records after the position."""

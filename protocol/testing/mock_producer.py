@@ -48,9 +48,9 @@ class _Expectation:
     def require(self, message: SentMessage) -> None:
         """Raise `AssertionError` if the message differs."""
         for name, expected in self.fields.items():
-            found = getattr(message, name)
-            if found != expected:
-                raise AssertionError(f"MockProducer: {name} is {found!r}, expected {expected!r}, of {message}")
+            field_value = getattr(message, name)
+            if field_value != expected:
+                raise AssertionError(f"MockProducer: {name} is {field_value!r}, expected {expected!r}, of {message}")
         if self.check is not None and self.check(message) is False:
             raise AssertionError(f"MockProducer: the check refused {message}")
 
@@ -132,11 +132,11 @@ class MockProducer:
         times : int
             Number of such messages.
         """
-        given = {"topic": topic, "value": _encoded(value), "key": _encoded(key), "headers": headers}
-        given |= {"timestamp_ms": timestamp_ms, "partition": partition}
+        expected = {"topic": topic, "value": _encoded(value), "key": _encoded(key), "headers": headers}
+        expected |= {"timestamp_ms": timestamp_ms, "partition": partition}
         if headers is not _UNSET:
-            given["headers"] = [(name, _encoded(content)) for name, content in headers]
-        fields = {name: content for name, content in given.items() if content is not _UNSET}
+            expected["headers"] = [(name, _encoded(content)) for name, content in headers]
+        fields = {name: content for name, content in expected.items() if content is not _UNSET}
         self._expected.extend([_Expectation(fields, check, error)] * times)
 
     def verify(self) -> None:
@@ -223,14 +223,14 @@ class MockProducer:
         headers = columns.column("headers").to_pylist() if "headers" in columns.schema.names else []
         count = checked.num_rows
         source = f"for {count} rows of topic {topic}"
-        given = [None] * count if partitions is None else int32_partitions(partitions, count, source).to_pylist()
+        numbers = [None] * count if partitions is None else int32_partitions(partitions, count, source).to_pylist()
         times_ms = checked.column("timestamp_ms").to_pylist()
         values = checked.column("value").to_pylist()
         rows = [
-            self._placed(topic, keys[row], values[row], _pairs(headers, row), times_ms[row], given[row])
+            self._placed(topic, keys[row], values[row], _pairs(headers, row), times_ms[row], numbers[row])
             for row in range(checked.num_rows)
         ]
-        chosen = np.array([each.partition for each in rows], np.int32)
+        chosen = np.array([row.partition for row in rows], np.int32)
         result = SentColumns(topic, chosen, np.array(times_ms, np.int64), self._reported)
         counts: dict[int, int] = {}
         for sent in rows:
@@ -335,7 +335,7 @@ def _encoded(content: Any) -> Any:
 
 def _pairs(headers: list[Any], row: int) -> list[tuple[str, bytes | None]]:
     """Return the headers of a row of columns."""
-    return [(each["key"], each["value"]) for each in headers[row] or ()] if headers else []
+    return [(header["key"], header["value"]) for header in headers[row] or ()] if headers else []
 
 
 def _now_ms() -> int:

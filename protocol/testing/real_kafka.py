@@ -56,12 +56,7 @@ class RealKafka:
         return self._bootstrap_servers
 
     def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int = -1,
-        *,
-        config: Mapping[str, str] | None = None,
+        self, name: str, partitions: int = 1, replication_factor: int = -1, *, config: Mapping[str, str] | None = None
     ) -> None:
         """Create a topic; return when it has leaders. As `FakeKafka.create_topic`."""
         self._admin.create_topics([NewTopic(name, partitions, replication_factor, configs=dict(config or {}))])
@@ -90,22 +85,24 @@ class RealKafka:
         fields = {"key": key, "headers": headers, "partition": partition, "timestamp_ms": timestamp_ms}
         futures = [self._producer.send(topic, value, **fields) for value in values]  # type: ignore[arg-type]
         self._producer.flush()
-        return [each.result().offset for each in futures]
+        return [future.result().offset for future in futures]
 
     def records(
         self, topic: str, partition: int | None = None, *, isolation_level: str = "read_committed"
     ) -> list[ConsumerMessage]:
         """Return the records that a consumer would read now, by partition and offset. As `FakeKafka.records`."""
         properties = {**self._properties, "isolation.level": isolation_level}
-        found = []
+        rows = []
         for row in read(properties, topic).read_all().to_pylist():
-            pairs = [(each["key"], each["value"]) for each in row.pop("headers") or ()]
-            found.append(ConsumerMessage(headers=pairs or None, **row))
-        return sorted((each for each in found if partition in (None, each.partition)), key=lambda each: each[1:3])
+            pairs = [(header["key"], header["value"]) for header in row.pop("headers") or ()]
+            rows.append(ConsumerMessage(headers=pairs or None, **row))
+        return sorted(
+            (record for record in rows if partition in (None, record.partition)), key=lambda record: record[1:3]
+        )
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group."""
-        return {key: each.offset for key, each in self._admin.list_consumer_group_offsets(group_id).items()}
+        return {key: offset.offset for key, offset in self._admin.list_consumer_group_offsets(group_id).items()}
 
     def close(self) -> None:
         """Delete topics, and groups of an exclusive cluster; groups that still have members stay.
@@ -132,4 +129,4 @@ class RealKafka:
 
     def _present(self) -> tuple[set[str], set[str]]:
         """Return the topics and the groups of the cluster."""
-        return set(self._admin.list_topics()), {each.group for each in self._admin.list_groups()}
+        return set(self._admin.list_topics()), {group.group for group in self._admin.list_groups()}

@@ -13,7 +13,7 @@ import json
 import threading
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,7 +48,7 @@ class _Refused(Exception):
 class FakeSchemaRegistry:
     """A schema registry on the loopback address.
 
-    New versions are checked by the rules of Confluent's registry, except what docs/testing.md lists.
+    A new version is refused if this project's readers could not read values across the versions; see docs/testing.md.
 
     Parameters
     ----------
@@ -58,6 +58,10 @@ class FakeSchemaRegistry:
         `user:password` that requests must have.
     port : int
         0: a free one.
+    compare : callable, optional
+        Another comparison. It gets the type (AVRO, PROTOBUF or JSON), the schema of the values and the schema to read
+        them with, and returns the reasons why they cannot be read. Each schema is its text and the texts that it refers
+        to, by name. For FORWARD the two are exchanged.
 
     Attributes
     ----------
@@ -71,9 +75,17 @@ class FakeSchemaRegistry:
     1
     """
 
-    def __init__(self, compatibility: str = "BACKWARD", user_info: str | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self,
+        compatibility: str = "BACKWARD",
+        user_info: str | None = None,
+        *,
+        port: int = 0,
+        compare: Callable[[str, Texts, Texts], Sequence[str]] = differences,
+    ) -> None:
         self.requests: list[str] = []
         self._compatibility = compatibility
+        self._compare = compare
         self._authorization = None if user_info is None else "Basic " + base64.b64encode(user_info.encode()).decode()
         self._lock = threading.RLock()
         self._subjects: dict[str, _Subject] = {}
@@ -143,7 +155,7 @@ class FakeSchemaRegistry:
 
     def _handle(self, request: _Handler) -> tuple[int, Any]:
         url = urllib.parse.urlsplit(request.path)
-        path = [urllib.parse.unquote(each) for each in url.path.strip("/").split("/")]
+        path = [urllib.parse.unquote(part) for part in url.path.strip("/").split("/")]
         query = dict(urllib.parse.parse_qsl(url.query))
         self.requests.append(f"{request.command} {request.path}")
         if self._refusals:
@@ -258,8 +270,8 @@ class FakeSchemaRegistry:
             self._schemas[key] = _Stored(len(self._schemas) + 1, body, guid)
         stored = self._schemas[key]
         versions = self._subjects.setdefault(name, _Subject()).versions
-        for version, other in versions.items():
-            if other is stored:
+        for version, former in versions.items():
+            if former is stored:
                 return version, stored
         version = max(versions, default=0) + 1
         versions[version] = stored
@@ -302,7 +314,7 @@ class FakeSchemaRegistry:
             old = self._texts(stored.body)
             pairs = {"B": [(old, new)], "F": [(new, old)] if level.startswith("FO") else [(old, new), (new, old)]}
             for writer, reader in pairs[level[0]]:
-                messages += differences(_kind(body), writer, reader)
+                messages += self._compare(_kind(body), writer, reader)
         return {"is_compatible": not messages, "messages": messages}
 
     def _texts(self, body: dict[str, Any]) -> Texts:
@@ -310,10 +322,10 @@ class FakeSchemaRegistry:
         texts: dict[str, str] = {}
 
         def add(references: list[dict[str, Any]]) -> None:
-            for each in references:
-                other = self._version(each["subject"], str(each["version"]), {})
-                add(other.get("references") or [])
-                texts.setdefault(each["name"], other["schema"])
+            for reference in references:
+                version = self._version(reference["subject"], str(reference["version"]), {})
+                add(version.get("references") or [])
+                texts.setdefault(reference["name"], version["schema"])
 
         add(body.get("references") or [])
         return str(body["schema"]), texts

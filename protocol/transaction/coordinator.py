@@ -17,7 +17,7 @@ from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, TopicRecreated
-from protocol.group.committed_offsets import NO_TOPIC_IDS, CommittedOffset, TopicIds, offset_rows, topic_id_check
+from protocol.group.committed_offsets import CommittedOffset, offset_rows, topic_id_check
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.states import TransactionalIdentity
@@ -52,7 +52,7 @@ def init_producer_id(
     transaction_timeout_ms: int,
     deadline: Deadline,
     *,
-    held: TransactionalIdentity | None = None,
+    identity: TransactionalIdentity | None = None,
 ) -> TransactionalIdentity:
     """Initialize a transactional id, and return its next identity.
 
@@ -63,7 +63,7 @@ def init_producer_id(
     transaction_timeout_ms : int
         The coordinator aborts transactions that are open for longer.
     deadline : Deadline
-    held : TransactionalIdentity, optional
+    identity : TransactionalIdentity, optional
         None fences all older producers, and waits until their open transaction is aborted. Otherwise the caller's
         identity: its epoch is bumped, but only if no other producer was initialized after it. It must have no open
         transaction (KIP-360).
@@ -75,8 +75,8 @@ def init_producer_id(
     """
     body = {"transactional_id": transactional_id, "transaction_timeout_ms": transaction_timeout_ms}
     at_least = 0
-    if held is not None:
-        body, at_least = {**body, **held.fields}, FIRST_WITH_EXPECTED_IDENTITY
+    if identity is not None:
+        body, at_least = {**body, **identity.fields}, FIRST_WITH_EXPECTED_IDENTITY
     reply = call(client, INIT_PRODUCER_ID, body, deadline, at_least=at_least)
     return TransactionalIdentity(transactional_id, reply["producer_id"], reply["producer_epoch"])
 
@@ -111,7 +111,6 @@ def add_offsets(
     deadline: Deadline,
     *,
     member: GroupMember = NO_MEMBER,
-    topic_ids: TopicIds = NO_TOPIC_IDS,
     v2: bool | None = None,
 ) -> None:
     """Add a group's offsets to the transaction, which commits them.
@@ -127,8 +126,6 @@ def add_offsets(
     deadline : Deadline
     member : GroupMember
         The group refuses the offsets of a member that it has removed or fenced.
-    topic_ids : mapping of TopicPartition to bytes
-        Ids of the topics of these offsets, if known.
     v2 : bool, optional
         Result of `speaks_v2`; None: call it.
 
@@ -149,7 +146,7 @@ def add_offsets(
         "group_instance_id": member.group_instance_id,
     }
     at_most = None if v2 else m28_txn_offset_commit.LAST_BEFORE_TRANSACTION_V2
-    compare, options = topic_id_check(client, TXN_OFFSET_COMMIT, offsets, topic_ids, deadline, at_most=at_most)
+    compare, options = topic_id_check(client, TXN_OFFSET_COMMIT, offsets, deadline, at_most=at_most)
     ids: dict[str, set[bytes]] = {}
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
@@ -165,7 +162,7 @@ def add_offsets(
             ids.update(client.ids_at_brokers([topic], deadline))
         if not ids[topic]:
             return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error), **error.context)
-        if topic_ids[key] not in ids[topic]:
+        if offsets[key].topic_id not in ids[topic]:
             return TopicRecreated(
                 f"commit of {topic}-{key[1]}: the offset belongs to a deleted topic of that name. After the consumer "
                 "has moved to the new topic, call its group_metadata() again",

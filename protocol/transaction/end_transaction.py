@@ -163,8 +163,8 @@ class _Ending:
             return
         code = body["error_code"]
         if code == ErrorCode.NONE:
-            wanted = TransactionOutcome.COMMITTED if self._commit else TransactionOutcome.ABORTED
-            self.ended = EndedTransaction(wanted, self._next(body), None, self.maybe_ended)
+            outcome = TransactionOutcome.COMMITTED if self._commit else TransactionOutcome.ABORTED
+            self.ended = EndedTransaction(outcome, self._next(body), None, self.maybe_ended)
             return
         self.maybe_ended |= code in _MAYBE_ENDED
         cause = broker_error(code, f"EndTxn for {self.identity}", **self._coordinator.context)

@@ -7,13 +7,12 @@ The names are those of Java's `TransactionManager`, plus FLUSHING, which is part
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.condition import Lock
 from protocol.errors import KafkaError, OutcomeLost, ProducerFenced, TransactionFailed, UsageError
-from protocol.interrupts import DeferredInterrupts
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class TransactionLifecycle:
         self.state = TransactionState.UNINITIALIZED
         self.error: KafkaError | None = None
         self._name = f"transactional id {transactional_id}"
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def may(self, to: TransactionState) -> bool:
         """Return True if the transition to this state is valid."""
@@ -75,7 +74,7 @@ class TransactionLifecycle:
 
     def transition(self, to: TransactionState) -> None:
         """Enter a state that is not an error; raise as `require` if the transition is invalid."""
-        with DeferredInterrupts(), self._lock:  # a signal handler would wait for the lock
+        with self._lock:
             if self.may(to):
                 log.debug("%s: %s -> %s", self._name, self.state.name, to.name)
                 self.state = to
@@ -90,7 +89,7 @@ class TransactionLifecycle:
         without a transition to `ABORTABLE_ERROR`.
         """
         to = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
-        with DeferredInterrupts(), self._lock:  # a signal handler would wait for the lock
+        with self._lock:
             if self.may(to):
                 log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, error)
                 self.state, self.error = to, error

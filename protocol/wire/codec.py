@@ -92,10 +92,10 @@ def _struct_decoder(schema: Struct, version: int, flexible: bool) -> Decode:
     return decode_struct
 
 
-def _decode_tagged(reader: Reader, value: Value, known: Mapping[int | None, _DecodeStep]) -> None:
+def _decode_tagged(reader: Reader, value: Value, fields_by_tag: Mapping[int | None, _DecodeStep]) -> None:
     tag, size_bytes = reader.uvarint(), reader.uvarint()
     content = Reader(reader.take(size_bytes))
-    step = known.get(tag)
+    step = fields_by_tag.get(tag)
     if step is None:
         return
     try:
@@ -294,8 +294,8 @@ def _check_number(field: Field, number: Any, path: str) -> None:
 
 
 def _encode_one(field: Field, version: int, flexible: bool, path: str) -> _EncodeStep:
-    name, default, here = field.name, field.default_value(), _join(path, field.name)
-    write = _type_encoder(field.type, version, flexible, field.nullable(version), here)
+    name, default, place = field.name, field.default_value(), _join(path, field.name)
+    write = _type_encoder(field.type, version, flexible, field.nullable(version), place)
 
     def step(writer: Writer, value: Mapping[str, Any]) -> None:
         write(writer, value.get(name, default))

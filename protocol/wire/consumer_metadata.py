@@ -13,10 +13,7 @@ from protocol.wire.codec import Value, decoder, encoder
 from protocol.wire.primitives import BytesLike, Reader, Writer
 from protocol.wire.schema import Array, Field, Struct
 
-TOPIC_PARTITION = Struct(
-    Field("topic", "string"),
-    Field("partitions", Array("int32")),
-)
+TOPIC_PARTITION = Struct(Field("topic", "string"), Field("partitions", Array("int32")))
 
 SUBSCRIPTION = Struct(
     Field("topics", Array("string")),

@@ -155,13 +155,13 @@ def decode_request(frame: BytesLike, *, exact: bool = True) -> tuple[Api, int, i
     flexible = api.flexible(version)
     if flexible:
         reader.skip_tagged_fields()
-    what = f"{api.name} v{version} request"
+    subject = f"{api.name} v{version} request"
     return (
         api,
         version,
         correlation,
         client_id,
-        _in_context(what, _whole_body if exact else _body, decoder(api.request, version, flexible), reader),
+        _in_context(subject, _whole_body if exact else _body, decoder(api.request, version, flexible), reader),
     )
 
 
@@ -192,9 +192,9 @@ def _sized(writer: Writer) -> list[BytesLike]:
     return parts
 
 
-def _in_context(what: str, function: Any, *arguments: Any) -> Any:
+def _in_context(subject: str, function: Any, *arguments: Any) -> Any:
     """Call `function`; prefix the message of a `KafkaError` with the API and version."""
     try:
         return function(*arguments)
     except KafkaError as error:
-        raise type(error)(f"{what}: {error.message}", **error.context) from error
+        raise type(error)(f"{subject}: {error.message}", **error.context) from error

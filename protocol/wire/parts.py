@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 def error_parts(api: Api, reply: Mapping[str, Any]) -> Iterator[Part]:
     """Yield the parts of a decoded reply that have an error code, including 0; the reply precedes its rows."""
-    return _parts(_reply_plan(api.response, whole=True), [reply], {})
+    return _parts(_reply_plan(api.response, complete=True), [reply], {})
 
 
 def partition_request(
@@ -110,7 +110,7 @@ def with_topic_names(api: Api, reply: Mapping[str, Any], topic_ids: Mapping[str,
         topics = [{**row, plan.topic: row[plan.topic] or names.get(row["topic_id"], "")} for row in body[plan.topics]]
         return {**body, plan.topics: topics}
 
-    return {**reply, "groups": [named(each) for each in reply["groups"]]} if reply.get("groups") else named(reply)
+    return {**reply, "groups": [named(group) for group in reply["groups"]]} if reply.get("groups") else named(reply)
 
 
 def refusal_reply(api: Api, version: int, request: Mapping[str, Any], code: int) -> dict[str, Any]:
@@ -142,29 +142,29 @@ def _parts(plan: _ReplyPlan, rows: Iterable[Mapping[str, Any]], parent: Mapping[
 
 
 @cache
-def _reply_plan(struct: Struct, whole: bool = False) -> _ReplyPlan:
+def _reply_plan(struct: Struct, complete: bool = False) -> _ReplyPlan:
     names = [field.name for field in struct.fields]
     # The first one: CreateTopics has a second, for the configuration of a topic that was created.
     code = next((name for name in names if name.endswith("error_code")), None)
-    key_fields = () if whole else tuple((name, _CONTEXT_KEYS[name]) for name in names if name in _CONTEXT_KEYS)
+    key_fields = () if complete else tuple((name, _CONTEXT_KEYS[name]) for name in names if name in _CONTEXT_KEYS)
     inner = [(name, _reply_plan(of)) for name, of in _arrays(struct) if isinstance(of, Struct)]
     inner = [(name, plan) for name, plan in inner if plan.code or plan.inner]
     return _ReplyPlan(code, key_fields, _field_with_key(struct, "partition"), tuple(inner))
 
 
-def _refusal(response: Struct, request: Any, version: int, asked: Any, code: int) -> dict[str, Any]:
+def _refusal(response: Struct, request: Any, version: int, requested: Any, code: int) -> dict[str, Any]:
     fields = [field for field in response.fields if field.present(version)]
     refused: dict[str, Any] = {field.name: None for field in fields if field.name == "error_message"}
     place = next((field.name for field in fields if field.name.endswith("error_code")), None)
     if place is not None:
         return {**refused, place: code}
-    arrays = [(name, of) for name, of in _arrays(request) if asked.get(name)]
+    arrays = [(name, of) for name, of in _arrays(request) if requested.get(name)]
     for name, row in _arrays(response):
         if any(field.name == name for field in fields) and isinstance(row, Struct) and any(_reply_plan(row)[::3]):
             refused[name] = [
                 {**_identity(row, of, subject), **_refusal(row, of, version, subject, code)}
                 for array, of in arrays
-                for subject in asked[array]
+                for subject in requested[array]
             ]
     return refused
 

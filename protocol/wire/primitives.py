@@ -125,11 +125,11 @@ class Reader:
         except UnicodeDecodeError as error:
             raise Corrupt(f"the string at byte {start} is not UTF-8") from error
 
-    def _check_null(self, length: int, nullable: bool, what: str) -> None:
+    def _check_null(self, length: int, nullable: bool, subject: str) -> None:
         if length != -1:
-            raise Corrupt(f"{what} of length {length} before byte {self.position}")
+            raise Corrupt(f"{subject} of length {length} before byte {self.position}")
         if not nullable:
-            raise Corrupt(f"null {what} before byte {self.position}, where null is not allowed")
+            raise Corrupt(f"null {subject} before byte {self.position}, where null is not allowed")
 
     def string(self, nullable: bool = False) -> str | None:
         """Read text with an int16 length; None for null, which is `Corrupt` unless `nullable`."""
@@ -229,9 +229,9 @@ class Writer:
         self._parts.append(part)
         self._parts_bytes += len(part)
 
-    def append(self, other: Writer) -> None:
+    def append(self, writer: Writer) -> None:
         """Write the content of another writer; its large buffers remain referenced."""
-        for part in other.parts():
+        for part in writer.parts():
             self.raw(part)
 
     def int8(self, value: int) -> None:

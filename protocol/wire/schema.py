@@ -15,17 +15,7 @@ from typing import Any, Literal, Union
 from protocol.errors import UnsupportedVersion, UsageError
 
 Primitive = Literal[
-    "bool",
-    "int8",
-    "int16",
-    "uint16",
-    "int32",
-    "int64",
-    "float64",
-    "uuid",
-    "string",
-    "bytes",
-    "records",
+    "bool", "int8", "int16", "uint16", "int32", "int64", "float64", "uuid", "string", "bytes", "records"
 ]
 Type = Union[Primitive, "Array", "Struct"]
 
@@ -130,6 +120,9 @@ class Field:
         return bool(value == self.default_value())
 
 
+THROTTLE_TIME = Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Api:
     """A request and its response in all versions that this client supports.
@@ -191,6 +184,25 @@ class Api:
         return f"<Api {self.key} {self.name} v{self.first} to v{self.last}>"
 
 
+def api(
+    key: int,
+    name: str,
+    request: Struct,
+    response: Struct,
+    versions: str,
+    flexible: str,
+    route: Route,
+    *,
+    coordinator_key_field: str = "",
+) -> Api:
+    """Return an `Api`; the versions are in Kafka's notation, such as "0-13" and "9+", or "none"."""
+    first, _, last = versions.partition("-")
+    flexible_since = None if flexible == "none" else int(flexible.removesuffix("+"))
+    return Api(
+        key, name, request, response, int(first), int(last or first), flexible_since, route, coordinator_key_field
+    )
+
+
 # Releases of Apache Kafka by the newest version of Fetch: a broker does not tell its own version.
 _FETCH = 1
 _METADATA = 3
@@ -238,13 +250,13 @@ def choose_version(
         if floor <= ceiling:
             return ceiling
     ours = f"this client supports v{api.first} to v{api.last}"
-    theirs = f"the broker{_release(broker)}"
+    support = f"the broker{_release(broker)}"
     if supported is None:
-        message = f"{theirs} does not support {api.name} (API key {api.key}); {ours}"
+        message = f"{support} does not support {api.name} (API key {api.key}); {ours}"
         if broker and _METADATA not in broker:
             message += ". Likely the port of a KRaft controller: use the address of a broker's listener"
         raise UnsupportedVersion(message, api=api.name)
     needs = f"this call needs v{at_least} or later" if at_least > api.first else ""
     needs += f"{' and' if needs else 'this call needs'} v{at_most} or earlier" if at_most is not None else ""
-    message = f"no common version of {api.name}: {ours}, {theirs} v{supported[0]} to v{supported[1]}"
+    message = f"no common version of {api.name}: {ours}, {support} v{supported[0]} to v{supported[1]}"
     raise UnsupportedVersion(f"{message}; {needs}" if needs else message, api=api.name)

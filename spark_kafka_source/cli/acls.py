@@ -23,7 +23,9 @@ _RESOURCES = {
     "user_principals": ResourceType.USER,
 }
 _NOT_CONCRETE = ("UNKNOWN", "ANY")
-_OPERATIONS = [each.name.lower().replace("_", "-") for each in AclOperation if each.name not in _NOT_CONCRETE]
+_OPERATIONS = [
+    operation.name.lower().replace("_", "-") for operation in AclOperation if operation.name not in _NOT_CONCRETE
+]
 # As `kafka-acls.sh --producer` and `--consumer`.
 _OF_PRODUCER = {
     ResourceType.TOPIC: (AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE),
@@ -85,7 +87,7 @@ def acls() -> None:
 @_with(_FILTER_OPTIONS)
 @output_option
 @asks_brokers
-def list_command(cluster: Cluster, output: str, **given: Any) -> None:
+def list_command(cluster: Cluster, output: str, **filters: Any) -> None:
     """List ACLs: all of them, or those that the options select.
 
     \b
@@ -93,7 +95,7 @@ def list_command(cluster: Cluster, output: str, **given: Any) -> None:
       pykafka acls list --principal User:alice
       pykafka acls list --topic orders --pattern match -o csv
     """
-    print_rows(_COLUMNS, [_row(each) for each in _selected(cluster, given)], output)
+    print_rows(_COLUMNS, [_row(binding) for binding in _selected(cluster, filters)], output)
 
 
 @acls.command()
@@ -119,7 +121,7 @@ def create(
     prefixed: bool,
     host: str,
     output: str,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Create ACLs, and show them. Existing ones stay.
 
@@ -128,23 +130,23 @@ def create(
       pykafka acls create --principal User:alice --consumer --topic orders --group orders-etl
       pykafka acls create --principal User:bob --operation describe --topic orders- --prefixed
     """
-    resources = _resources(given)
-    wanted = []
+    resources = _resources(fields)
+    bindings = []
     for kind, name in resources:
         needed = {AclOperation[operation.upper().replace("-", "_")] for operation in operations}
         needed |= {*(_OF_PRODUCER.get(kind, ()) if producer else ()), *(_OF_CONSUMER.get(kind, ()) if consumer else ())}
         permission = AclPermission.DENY if deny else AclPermission.ALLOW
         of_cluster = kind is ResourceType.CLUSTER
         pattern = PatternType.PREFIXED if prefixed and name != "*" and not of_cluster else PatternType.LITERAL
-        wanted += [
+        bindings += [
             AclBinding(kind, name, principal, operation, permission, pattern, host)
             for principal in principals
             for operation in sorted(needed)
         ]
-    if not wanted:
+    if not bindings:
         raise click.UsageError("Give a resource such as --topic, and --operation, --producer or --consumer.")
-    Admin(cluster.client).create_acls(wanted, timeout_ms=cluster.left_ms)
-    print_rows(_COLUMNS, [_row(each) for each in wanted], output)
+    Admin(cluster.client).create_acls(bindings, timeout_ms=cluster.left_ms)
+    print_rows(_COLUMNS, [_row(binding) for binding in bindings], output)
 
 
 @acls.command()
@@ -153,7 +155,7 @@ def create(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 @asks_brokers
-def delete(cluster: Cluster, everything: bool, yes: bool, output: str, **given: Any) -> None:
+def delete(cluster: Cluster, everything: bool, yes: bool, output: str, **filters: Any) -> None:
     """Show the ACLs that the options select, and delete them after confirmation.
 
     \b
@@ -161,51 +163,51 @@ def delete(cluster: Cluster, everything: bool, yes: bool, output: str, **given: 
       pykafka acls delete --principal User:alice --topic orders
       pykafka acls delete --topic orders-test --yes
     """
-    selects = any(value for name, value in given.items() if name != "pattern")
+    selects = any(value for name, value in filters.items() if name != "pattern")
     if selects == everything:
         raise click.UsageError("Give options that select ACLs, or --all.")
-    found = _selected(cluster, given)
-    print_rows(_COLUMNS, [_row(each) for each in found], output)
-    if not found:
+    bindings = _selected(cluster, filters)
+    print_rows(_COLUMNS, [_row(binding) for binding in bindings], output)
+    if not bindings:
         return
     if not yes:
-        click.confirm(f"Delete {len(found)} ACLs?", abort=True, err=True)
+        click.confirm(f"Delete {len(bindings)} ACLs?", abort=True, err=True)
     exact = [
         AclFilter(
-            *(each.resource_type, each.resource_name, each.principal, each.operation, each.permission),
-            *(each.pattern_type, each.host),
+            *(binding.resource_type, binding.resource_name, binding.principal, binding.operation, binding.permission),
+            *(binding.pattern_type, binding.host),
         )
-        for each in found
+        for binding in bindings
     ]
     Admin(cluster.client).delete_acls(exact, timeout_ms=cluster.left_ms)
-    click.echo(f"deleted {len(found)} ACLs", err=True)
+    click.echo(f"deleted {len(bindings)} ACLs", err=True)
 
 
-def _resources(given: Mapping[str, Any]) -> list[tuple[ResourceType, str]]:
-    named = [(kind, name) for option, kind in _RESOURCES.items() for name in given[option]]
-    return [*named, *([(ResourceType.CLUSTER, _OF_CLUSTER)] if given["of_cluster"] else [])]
+def _resources(fields: Mapping[str, Any]) -> list[tuple[ResourceType, str]]:
+    named = [(kind, name) for option, kind in _RESOURCES.items() for name in fields[option]]
+    return [*named, *([(ResourceType.CLUSTER, _OF_CLUSTER)] if fields["of_cluster"] else [])]
 
 
-def _selected(cluster: Cluster, given: Mapping[str, Any]) -> list[AclBinding]:
+def _selected(cluster: Cluster, filters: Mapping[str, Any]) -> list[AclBinding]:
     """Return the ACLs of the named resources, or of all resources if none is named, sorted by all columns."""
     common = {
-        "principal": given["principal"],
-        "host": given["host"],
-        "operation": AclOperation[(given["operation"] or "any").upper().replace("-", "_")],
-        "permission": AclPermission[(given["permission"] or "any").upper()],
-        "pattern_type": PatternType[given["pattern"].upper()],
+        "principal": filters["principal"],
+        "host": filters["host"],
+        "operation": AclOperation[(filters["operation"] or "any").upper().replace("-", "_")],
+        "permission": AclPermission[(filters["permission"] or "any").upper()],
+        "pattern_type": PatternType[filters["pattern"].upper()],
     }
-    resources: list[tuple[ResourceType, str | None]] = [*_resources(given)] or [(ResourceType.ANY, None)]
+    resources: list[tuple[ResourceType, str | None]] = [*_resources(filters)] or [(ResourceType.ANY, None)]
     admin = Admin(cluster.client)
-    found = {
+    bindings = {
         binding
         for kind, name in resources
         for binding in admin.describe_acls(AclFilter(kind, name, **common), timeout_ms=cluster.left_ms)
     }
-    return sorted(found, key=_row)
+    return sorted(bindings, key=_row)
 
 
 def _row(acl: AclBinding) -> tuple[str, ...]:
     kinds = (acl.permission, acl.operation, acl.resource_type, acl.pattern_type)
-    permission, operation, resource_type, pattern = (each.name.lower().replace("_", "-") for each in kinds)
+    permission, operation, resource_type, pattern = (kind.name.lower().replace("_", "-") for kind in kinds)
     return acl.principal, acl.host, permission, operation, resource_type, acl.resource_name, pattern

@@ -56,16 +56,16 @@ def inspect(path: str, last: int, number: int | None, partitions: bool, output: 
       pykafka checkpoint inspect /checkpoints/orders-upper
       pykafka checkpoint inspect /checkpoints/orders-upper --batch 17 --partitions -o csv
     """
-    found = _read(path)
-    if number is not None and number not in {each.number for each in found.batches}:
+    checkpoint_read = _read(path)
+    if number is not None and number not in {batch.number for batch in checkpoint_read.batches}:
         raise click.ClickException(f"{path} has no batch {number}.")
-    first = 0 if number is not None else max(0, len(found.batches) - last)
+    first = 0 if number is not None else max(0, len(checkpoint_read.batches) - last)
     rows: list[tuple[Any, ...]] = []
-    for index, batch in enumerate(found.batches):
+    for index, batch in enumerate(checkpoint_read.batches):
         if index < first or (number is not None and batch.number != number):
             continue
         for source, offsets in batch.sources.items():
-            starts = found.starts(index, source)
+            starts = checkpoint_read.starts(index, source)
             counts = {key: None if (at := starts[key]) is None else end - at for key, end in offsets.ends.items()}
             if partitions:
                 rows += [
@@ -73,11 +73,11 @@ def inspect(path: str, last: int, number: int | None, partitions: bool, output: 
                     for key, end in sorted(offsets.ends.items())
                 ]
             else:
-                known = [count for count in counts.values() if count is not None]
+                known_counts = [count for count in counts.values() if count is not None]
                 rows.append(
                     (
-                        *(batch.number, batch.committed, batch.timestamp_ms, source, len(counts), sum(known)),
-                        *(len(counts) - len(known), sum(offsets.skipped.values())),
+                        *(batch.number, batch.committed, batch.timestamp_ms, source, len(counts), sum(known_counts)),
+                        *(len(counts) - len(known_counts), sum(offsets.skipped.values())),
                     )
                 )
     print_rows(_PARTITIONS if partitions else _SUMMARY, rows, output)
@@ -106,19 +106,21 @@ def diff(cluster: Cluster, path: str, group: str | None, everything: bool, outpu
       pykafka checkpoint diff /checkpoints/orders-upper --group orders-etl
       pykafka checkpoint diff /checkpoints/orders-upper --all -o json
     """
-    found = _read(path)
-    last = found.batches[-1]
+    checkpoint_read = _read(path)
+    last = checkpoint_read.batches[-1]
     committed = (
         {}
         if group is None
         else {
-            key: each.offset
-            for key, each in fetch_offsets(cluster.client, group, None, cluster.deadline, require_stable=False).items()
+            key: offset.offset
+            for key, offset in fetch_offsets(
+                cluster.client, group, None, cluster.deadline, require_stable=False
+            ).items()
         }
     )
     rows, compared, losses = [], 0, 0
     for source, offsets in last.sources.items():
-        starts = found.starts(len(found.batches) - 1, source)
+        starts = checkpoint_read.starts(len(checkpoint_read.batches) - 1, source)
         completed = dict(offsets.ends) if last.committed else starts
         comparison = _Comparison(cluster, offsets, completed, committed if group is not None else None)
         for key in comparison.partitions:
@@ -174,8 +176,8 @@ class _Comparison:
             return None
         if start is None or end is None:
             return "the topic or partition does not exist"
-        topic, known = self._topics[key[0]], self._offsets.ids.get(key[0], NO_TOPIC_ID)
-        if topic is not None and NO_TOPIC_ID not in (known, topic.topic_id) and known != topic.topic_id:
+        topic, topic_id = self._topics[key[0]], self._offsets.ids.get(key[0], NO_TOPIC_ID)
+        if topic is not None and NO_TOPIC_ID not in (topic_id, topic.topic_id) and topic_id != topic.topic_id:
             return "the topic was recreated"
         if resumes < start:
             return f"{start - resumes} offsets were deleted"

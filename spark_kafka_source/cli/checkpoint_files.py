@@ -108,8 +108,8 @@ def _local(place: str) -> tuple[fs.FileSystem, str]:
 
 
 def _numbers(files: fs.FileSystem, folder: str) -> list[int]:
-    found = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    return sorted(int(each.base_name) for each in found if each.base_name.isdecimal())
+    file_info = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return sorted(int(file.base_name) for file in file_info if file.base_name.isdecimal())
 
 
 def _read(files: fs.FileSystem, path: str, default: str | None = None) -> str:

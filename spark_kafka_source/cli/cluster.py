@@ -12,7 +12,7 @@ from protocol.admin.cluster import FeatureUpdate, UpgradeType
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
 
-_DIRECTIONS = {each.name.lower().replace("_", "-"): each for each in UpgradeType}
+_DIRECTIONS = {upgrade.name.lower().replace("_", "-"): upgrade for upgrade in UpgradeType}
 
 
 @click.group("cluster")
@@ -32,13 +32,22 @@ def describe(cluster: Cluster, fenced: bool, output: str) -> None:
       pykafka cluster describe
       pykafka cluster describe --fenced -o json
     """
-    found = Admin(cluster.client).describe_cluster(include_fenced_brokers=fenced, timeout_ms=cluster.left_ms)
+    cluster_description = Admin(cluster.client).describe_cluster(
+        include_fenced_brokers=fenced, timeout_ms=cluster.left_ms
+    )
     rows = [
         (
-            *(found.cluster_id, number, each.host, each.port, each.rack, number == found.controller),
-            *((number in found.fenced,) if fenced else ()),
+            *(
+                cluster_description.cluster_id,
+                number,
+                broker.host,
+                broker.port,
+                broker.rack,
+                number == cluster_description.controller,
+            ),
+            *((number in cluster_description.fenced,) if fenced else ()),
         )
-        for number, each in sorted(found.brokers.items())
+        for number, broker in sorted(cluster_description.brokers.items())
     ]
     columns = ("cluster_id", "broker", "host", "port", "rack", "controller", *(("fenced",) if fenced else ()))
     print_rows(columns, rows, output)
@@ -56,8 +65,11 @@ def features(cluster: Cluster, node_id: int | None, output: str) -> None:
       pykafka cluster features
       pykafka cluster features --broker 1 -o csv
     """
-    found = Admin(cluster.client).describe_features(node_id=node_id, timeout_ms=cluster.left_ms)
-    rows = [(each.name, each.min_supported, each.max_supported, each.finalized) for each in found.values()]
+    descriptions = Admin(cluster.client).describe_features(node_id=node_id, timeout_ms=cluster.left_ms)
+    rows = [
+        (feature.name, feature.min_supported, feature.max_supported, feature.finalized)
+        for feature in descriptions.values()
+    ]
     print_rows(("feature", "min_supported", "max_supported", "level"), rows, output)
 
 
@@ -102,17 +114,17 @@ def quorum(cluster: Cluster, output: str) -> None:
       pykafka cluster quorum
       pykafka cluster quorum -o yaml
     """
-    found = Admin(cluster.client).describe_metadata_quorum(timeout_ms=cluster.left_ms)
-    end = max(each.log_end_offset for each in (*found.voters, *found.observers))
+    metadata_quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=cluster.left_ms)
+    end = max(voter.log_end_offset for voter in (*metadata_quorum.voters, *metadata_quorum.observers))
     now_ms = time.time_ns() // 1_000_000
     rows = [
         (
-            *(each.replica_id, "leader" if each.replica_id == found.leader_id else role),
-            *(each.log_end_offset, end - each.log_end_offset),
-            None if each.last_caught_up_ms is None else max(0, now_ms - each.last_caught_up_ms) / 1000,
+            *(replica.replica_id, "leader" if replica.replica_id == metadata_quorum.leader_id else role),
+            *(replica.log_end_offset, end - replica.log_end_offset),
+            None if replica.last_caught_up_ms is None else max(0, now_ms - replica.last_caught_up_ms) / 1000,
         )
-        for role, replicas in (("voter", found.voters), ("observer", found.observers))
-        for each in replicas
+        for role, replicas in (("voter", metadata_quorum.voters), ("observer", metadata_quorum.observers))
+        for replica in replicas
     ]
     print_rows(("replica", "role", "log_end_offset", "lag", "caught_up_seconds_ago"), rows, output)
 
@@ -130,21 +142,25 @@ def log_dirs(cluster: Cluster, node_ids: tuple[int, ...], replicas: bool, output
       pykafka cluster log-dirs
       pykafka cluster log-dirs --broker 1 --replicas -o csv
     """
-    found = Admin(cluster.client).describe_log_dirs(node_ids or None, timeout_ms=cluster.left_ms)
-    directories = [(number, path, each) for number, paths in sorted(found.items()) for path, each in paths.items()]
+    log_dirs_by_broker = Admin(cluster.client).describe_log_dirs(node_ids or None, timeout_ms=cluster.left_ms)
+    directories = [
+        (number, path, log_dir)
+        for number, paths in sorted(log_dirs_by_broker.items())
+        for path, log_dir in paths.items()
+    ]
     if replicas:
         of_replicas = [
             (number, path, *key, replica.size_bytes, replica.offset_lag)
-            for number, path, each in directories
-            for key, replica in sorted(each.replicas.items())
+            for number, path, log_dir in directories
+            for key, replica in sorted(log_dir.replicas.items())
         ]
         print_rows(("broker", "directory", "topic", "partition", "bytes", "offset_lag"), of_replicas, output)
         return
     rows = [
         (
-            *(number, path, len(each.replicas), sum(replica.size_bytes for replica in each.replicas.values())),
-            *(each.usable_bytes, each.total_bytes, None if each.error is None else str(each.error)),
+            *(number, path, len(log_dir.replicas), sum(replica.size_bytes for replica in log_dir.replicas.values())),
+            *(log_dir.usable_bytes, log_dir.total_bytes, None if log_dir.error is None else str(log_dir.error)),
         )
-        for number, path, each in directories
+        for number, path, log_dir in directories
     ]
     print_rows(("broker", "directory", "replicas", "bytes", "usable_bytes", "total_bytes", "error"), rows, output)

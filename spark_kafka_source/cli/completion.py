@@ -26,18 +26,18 @@ def complete_topics(context: click.Context, _parameter: click.Parameter, incompl
 def complete_groups(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a group in a shell."""
     return _complete(
-        context, incomplete, lambda admin: [each.group for each in admin.list_groups(timeout_ms=_TIMEOUT_MS)]
+        context, incomplete, lambda admin: [group.group for group in admin.list_groups(timeout_ms=_TIMEOUT_MS)]
     )
 
 
 def _complete(context: click.Context, incomplete: str, names: Callable[[Admin], Iterable[str]]) -> list[CompletionItem]:
-    given = context.params
+    params = context.params
     try:
         properties = given_properties(
-            given.get("profile"),
-            given.get("bootstrap_server"),
-            given.get("command_config"),
-            {**(given.get("former_properties") or {}), **(given.get("properties") or {})},
+            params.get("profile"),
+            params.get("bootstrap_server"),
+            params.get("command_config"),
+            {**(params.get("former_properties") or {}), **(params.get("properties") or {})},
         )
         with Client(parse_client(properties)) as client:
             return [CompletionItem(name) for name in sorted(names(Admin(client))) if name.startswith(incomplete)]

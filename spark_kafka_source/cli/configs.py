@@ -21,7 +21,7 @@ from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.secrets import SOURCES, read_secret
 
-_TYPES = {each.name.lower().replace("_", "-"): each for each in ConfigResourceType}
+_TYPES = {kind.name.lower().replace("_", "-"): kind for kind in ConfigResourceType}
 _DEFAULT_BROKER = "default"
 # Sources of values that were not set dynamically: Kafka's defaults and a broker's file.
 _NOT_SET_HERE = (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)
@@ -64,9 +64,11 @@ def list_command(cluster: Cluster, kinds: tuple[str, ...], output: str) -> None:
       pykafka configs list
       pykafka configs list --type client-metrics --type group -o json
     """
-    found = Admin(cluster.client).list_config_resources([_TYPES[kind] for kind in kinds], timeout_ms=cluster.left_ms)
+    resources = Admin(cluster.client).list_config_resources(
+        [_TYPES[kind] for kind in kinds], timeout_ms=cluster.left_ms
+    )
     names = {number: name for name, number in _TYPES.items()}
-    print_rows(("type", "name"), [(names[each.type], _name(each)) for each in found], output)
+    print_rows(("type", "name"), [(names[resource.type], _name(resource)) for resource in resources], output)
 
 
 @configs.command()
@@ -95,14 +97,14 @@ def describe(
       pykafka configs describe broker 1 default
       pykafka configs describe topic orders --setting retention.ms --documentation -o yaml
     """
-    wanted = [_resource(kind, name) for name in dict.fromkeys(names)]
-    found = Admin(cluster.client).describe_configs(
-        wanted, names=settings or None, documentation=documentation, timeout_ms=cluster.left_ms
+    resources = [_resource(kind, name) for name in dict.fromkeys(names)]
+    described_configs = Admin(cluster.client).describe_configs(
+        resources, names=settings or None, documentation=documentation, timeout_ms=cluster.left_ms
     )
     rows = [
         (kind, _name(resource), entry.name, entry.value, entry.source.name, *_details(entry, documentation))
-        for resource in wanted
-        for entry in sorted(found[resource].values(), key=lambda each: each.name)
+        for resource in resources
+        for entry in sorted(described_configs[resource].values(), key=lambda entry: entry.name)
         if everything or settings or entry.source not in _NOT_SET_HERE
     ]
     extra = ("documentation",) if documentation else ()

@@ -18,6 +18,7 @@ from protocol.config import ConsumerConfig, parse_client, parse_consumer
 from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
+from protocol.listing import listed
 from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
 from spark_kafka_source.cli.profiles import complete_profiles, read_profiles
 from spark_kafka_source.cli.values import DURATION
@@ -85,15 +86,17 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
         timeout_ms: int | None,
         **arguments: Any,
     ) -> None:
-        given = given_properties(profile, bootstrap_server, command_config, {**former_properties, **properties})
-        given, registry = _divided(given)
+        client_properties = given_properties(
+            profile, bootstrap_server, command_config, {**former_properties, **properties}
+        )
+        client_properties, registry = _divided(client_properties)
         try:
-            config = parse_client(given)
+            config = parse_client(client_properties)
         except ConfigurationError as error:
             raise click.UsageError(str(error)) from error
         with Client(config) as client:
             try:
-                command(cluster=Cluster(client, client.deadline(timeout_ms), given, registry), **arguments)
+                command(cluster=Cluster(client, client.deadline(timeout_ms), client_properties, registry), **arguments)
             except ConfigurationError as error:
                 raise click.UsageError(str(error)) from error
             except AdminFailed as error:
@@ -111,7 +114,7 @@ def _with_options(command: Callable[..., None], options: Sequence[_Decorator]) -
 
 
 def _failure(*errors: KafkaError) -> click.ClickException:
-    return click.ClickException("; ".join(" ".join(str(error).split()) for error in errors))
+    return click.ClickException(listed([" ".join(str(error).split()) for error in errors], separator="; "))
 
 
 def given_properties(
@@ -135,13 +138,13 @@ def given_properties(
     A profile that was chosen by `pykafka profile use` is ignored if another source names brokers: its credentials are
     not for them.
     """
-    given = _merged(profile, (_SERVERS, bootstrap_server, _VARIABLE), command_config, properties)
-    if _SERVERS not in given:
+    merged = _merged(profile, (_SERVERS, bootstrap_server, _VARIABLE), command_config, properties)
+    if _SERVERS not in merged:
         raise click.UsageError(
             "The address of the brokers is missing. Give --bootstrap-server HOST:PORT or --profile, or set "
             f"{_VARIABLE}."
         )
-    return given
+    return merged
 
 
 def _merged(
@@ -153,24 +156,24 @@ def _merged(
     """Return the properties of all sources. `address`: the property of addresses, its option, its variable."""
     name, option, variable = address
     text = os.environ.get(variable)
-    given = {name: text} if text else {}
+    merged = {name: text} if text else {}
     profiles = read_profiles()
     if profile is not None:
-        given |= profiles.properties(profile)
+        merged |= profiles.properties(profile)
     if command_config is not None:
-        given |= parse_java_properties(command_config.read_text(ENCODING))
-    given |= properties
+        merged |= parse_java_properties(command_config.read_text(ENCODING))
+    merged |= properties
     if option is not None:
-        given[name] = option
-    if name not in given and profiles.used is not None:
-        given = {**profiles.properties(profiles.used), **given}
-    return given
+        merged[name] = option
+    if name not in merged and profiles.used is not None:
+        merged = {**profiles.properties(profiles.used), **merged}
+    return merged
 
 
-def _divided(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _divided(merged: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return Kafka's properties, and those of a schema registry."""
-    registry = {name: text for name, text in given.items() if name.lower().startswith(_REGISTRY)}
-    return {name: text for name, text in given.items() if name not in registry}, registry
+    registry = {name: text for name, text in merged.items() if name.lower().startswith(_REGISTRY)}
+    return {name: text for name, text in merged.items() if name not in registry}, registry
 
 
 def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
@@ -189,11 +192,11 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
         **arguments: Any,
     ) -> None:
         address = _REGISTRY_URL, schema_registry, _REGISTRY_VARIABLE
-        given = _divided(_merged(profile, address, command_config, properties))[1]
+        registry = _divided(_merged(profile, address, command_config, properties))[1]
         if timeout_ms is not None:
-            given[f"{_REGISTRY}request.timeout.ms"] = str(timeout_ms)
+            registry[f"{_REGISTRY}request.timeout.ms"] = str(timeout_ms)
         try:
-            command(registry=open_registry(given), **arguments)
+            command(registry=open_registry(registry), **arguments)
         except ConfigurationError as error:
             raise click.UsageError(str(error)) from error
         except KafkaError as error:
@@ -223,8 +226,12 @@ def open_registry(properties: Mapping[str, str], url: str | None = None) -> Sche
     from protocol.schemas.registry_config import parse_registry
 
     variable = os.environ.get(_REGISTRY_VARIABLE)
-    given = {**({_REGISTRY_URL: variable} if variable else {}), **properties, **({_REGISTRY_URL: url} if url else {})}
-    config = parse_registry(given) if _REGISTRY_URL in given else None
+    registry = {
+        **({_REGISTRY_URL: variable} if variable else {}),
+        **properties,
+        **({_REGISTRY_URL: url} if url else {}),
+    }
+    config = parse_registry(registry) if _REGISTRY_URL in registry else None
     if config is None:
         raise click.UsageError(
             f"The address of the schema registry is missing. Give --schema-registry URL, or set {_REGISTRY_URL} in the "

@@ -77,18 +77,18 @@ class _Output:
         if self.decoder is not None:
             as_text = self.format is not None or bool(self._filter.columns & {"key", "value"})
             batch = self.decoder.decode(batch, as_text=as_text)
-        found, unread = self._filter.apply(batch), None
-        if self._left is not None and found.num_rows >= self._left:
-            found = found.slice(0, self._left)
-            last = found.column("offset")[-1].as_py() if found.num_rows else batch.column("offset")[0].as_py() - 1
+        chosen, unread = self._filter.apply(batch), None
+        if self._left is not None and chosen.num_rows >= self._left:
+            chosen = chosen.slice(0, self._left)
+            last = chosen.column("offset")[-1].as_py() if chosen.num_rows else batch.column("offset")[0].as_py() - 1
             unread = last + 1 if last < batch.column("offset")[-1].as_py() else None
-        if found.num_rows:
+        if chosen.num_rows:
             if self.decoder is not None:
-                self.decoder.report(key, found)
-            self._write(key, found)
-        self.count += found.num_rows
+                self.decoder.report(key, chosen)
+            self._write(key, chosen)
+        self.count += chosen.num_rows
         if self._left is not None:
-            self._left -= found.num_rows
+            self._left -= chosen.num_rows
         return unread
 
     def _write(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
@@ -204,7 +204,7 @@ def consume(
       pykafka consume orders-avro -e --decode --schema-registry http://registry:8081
       pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf
     """
-    spans = [each for each in offsets if isinstance(each, Span)]
+    spans = [offset for offset in offsets if isinstance(offset, Span)]
     as_json = as_json or len(spans) < len(offsets)
     _check_usage(spans, path, text, partitions, group, as_json=as_json)
     try:
@@ -221,7 +221,7 @@ def consume(
         output.format = json_format(decoded) if as_json else text or text_format(r"%v\n")
     with stop_request(prints=path is None) as stop, ExitStack() as opened:
         if group is not None:
-            properties = _group_properties(cluster, group, span, given=bool(spans))
+            properties = _group_properties(cluster, group, span, is_named=bool(spans))
             receiver = _open(opened, output, path, topic, None)
             # Without the file, its records would be lost for the group.
             complete = None if path is None else opened.close
@@ -232,7 +232,7 @@ def consume(
             )
         else:
             starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
-            total = sum(max(0, each.until_offset - each.from_offset) for each in ends or ())
+            total = sum(max(0, end.until_offset - end.from_offset) for end in ends or ())
             receiver = _open(opened, output, path, topic, None if ends is None else total)
             if ends is None:
                 follow(cluster, starts, output.columns, receiver, stop)
@@ -331,9 +331,9 @@ def _check_usage(
         raise click.UsageError("With --group, a position is earliest or latest, where the group has no offset.")
 
 
-def _group_properties(cluster: Cluster, group: str, span: Span, *, given: bool) -> Mapping[str, object]:
+def _group_properties(cluster: Cluster, group: str, span: Span, *, is_named: bool) -> Mapping[str, object]:
     own = {"group.id": group}
-    if given or "auto.offset.reset" not in cluster.properties:
+    if is_named or "auto.offset.reset" not in cluster.properties:
         own["auto.offset.reset"] = span.start.kind
     return {**cluster.properties, **own}
 
@@ -349,8 +349,8 @@ def _offsets(
     if span.end is None and follows:
         return starts, None
     ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    known = client.remembered_topic(topic)
-    topic_id = NO_TOPIC_ID if known is None else known.topic_id
+    former = client.remembered_topic(topic)
+    topic_id = NO_TOPIC_ID if former is None else former.topic_id
     return starts, [
         Range(*key, starts[key], ends[key], topic_id, until_epoch=logs.ends[key].leader_epoch)
         for key in keys

@@ -15,8 +15,9 @@ from protocol.config_providers import ENCODING, parse_java_properties
 from protocol.consumer.log_offsets import Range
 from protocol.consumer_group.out_of_range import check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, TopicIds, commit_offsets, fetch_start_offsets
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.group.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
@@ -83,19 +84,19 @@ def copy(
       pykafka copy orders orders-test -o -1000
       pykafka copy orders orders --to-bootstrap-server test-broker-1:9092 --keep-partitions --follow
     """
-    other = to_bootstrap_server is not None or to_config is not None
-    if source == target and not other:
+    is_other_cluster = to_bootstrap_server is not None or to_config is not None
+    if source == target and not is_other_cluster:
         raise click.UsageError("Source and target are the same topic of the same cluster.")
-    given = {} if other else dict(cluster.properties)
-    given |= {} if to_config is None else parse_java_properties(to_config.read_text(ENCODING))
-    given |= to_properties
+    target_properties = {} if is_other_cluster else dict(cluster.properties)
+    target_properties |= {} if to_config is None else parse_java_properties(to_config.read_text(ENCODING))
+    target_properties |= to_properties
     if to_bootstrap_server is not None:
-        given["bootstrap.servers"] = to_bootstrap_server
+        target_properties["bootstrap.servers"] = to_bootstrap_server
     with stop_request() as stop, ExitStack() as opened:
-        client = opened.enter_context(_client(given)) if other else cluster.client
+        client = opened.enter_context(_client(target_properties)) if is_other_cluster else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
         topic_to_write(client, target, None, cluster.deadline)
-        producer = opened.enter_context(Producer(client, given))
+        producer = opened.enter_context(Producer(client, target_properties))
         copied = Copy(producer, target, keep_partitions, limit)
         try:
             if follows and span.end is None:
@@ -134,7 +135,7 @@ def copy(
     help="The topic of records without such a header.  [default: skip them]",
 )
 @click.option(
-    "--keep-headers", is_flag=True, help=f"Keep the headers {', '.join(f'{each}*' for each in _ERROR_PREFIXES)}"
+    "--keep-headers", is_flag=True, help=f"Keep the headers {', '.join(f'{prefix}*' for prefix in _ERROR_PREFIXES)}"
 )
 @click.option("--execute", is_flag=True, help="Write the records. Without it, only count them.")
 @long_output_option
@@ -180,9 +181,8 @@ def replay(
                 _print_written(producer, output)
         _tell_left_out(copied)
         if group is not None:
-            ends = {each.topic_partition: CommittedOffset(each.until_offset, each.until_epoch) for each in ranges}
-            topic_ids = {each.topic_partition: each.topic_id for each in ranges}
-            commit_offsets(cluster.client, group, ends, cluster.client.deadline(), topic_ids=topic_ids)
+            ends = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
+            commit_offsets(cluster.client, group, ends, cluster.client.deadline())
 
 
 @contextmanager
@@ -200,46 +200,39 @@ def _ranges(
 ) -> tuple[list[Range], dict[TopicPartition, int]]:
     client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
     keys = named_partitions(client, [(topic, partitions)], deadline)
-    known = client.remembered_topic(topic)  # before the offsets: those of another topic of this name are refused
-    topic_id = NO_TOPIC_ID if known is None else known.topic_id
+    former = client.remembered_topic(topic)  # before the offsets: those of another topic of this name are refused
+    topic_id = NO_TOPIC_ID if former is None else former.topic_id
     logs = list_ends(client, consumer, keys, deadline)
-    starts = resolve(client, consumer, span.start, logs, deadline)
-    epochs: dict[TopicPartition, int] = {}
+    offsets = resolve(client, consumer, span.start, logs, deadline)
+    starts = {key: Position(offset) for key, offset in offsets.items()}
     if group is not None:
-        committed = _committed(client, group, dict.fromkeys(keys, topic_id), deadline)
-        starts |= {key: found.offset for key, found in committed.items()}
-        epochs = {key: found.leader_epoch for key, found in committed.items()}
-    ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    ranges = [
-        Range(*key, starts[key], ends[key], topic_id, epochs.get(key, NO_LEADER_EPOCH), logs.ends[key].leader_epoch)
-        for key in keys
-        if starts[key] < ends[key]
-    ]
-    return ranges, starts
+        starts |= _committed(client, group, dict.fromkeys(keys, topic_id), deadline)
+    until = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
+    ends = {key: Position(until[key], logs.ends[key].leader_epoch, topic_id=topic_id) for key in keys}
+    ranges = [Range.between(key, starts[key], ends[key]) for key in keys if starts[key].offset < ends[key].offset]
+    return ranges, {key: start.offset for key, start in starts.items()}
 
 
-def _committed(
-    client: Client, group: str, topic_ids: TopicIds, deadline: Deadline
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the group's offsets; print how many dead letters were deleted.
+def _committed(client: Client, group: str, topic_ids: TopicIds, deadline: Deadline) -> dict[TopicPartition, Position]:
+    """Return the group's positions; print how many dead letters were deleted.
 
     A truncated log raises `click.ClickException`.
     """
-    offsets, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
-    for key, found in sorted(lost.items()):
-        text = found.describe(key, f"Group {group}: its")
-        if not found.is_deleted:
-            reset = f"pykafka groups reset {group} --topic {key[0]}:{key[1]} --to-offset {found.nearest} --execute"
+    positions, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
+    for key, count in sorted(lost.items()):
+        text = count.describe(key, f"Group {group}: its")
+        if not count.is_deleted:
+            reset = f"pykafka groups reset {group} --topic {key[0]}:{key[1]} --to-offset {count.nearest} --execute"
             raise click.ClickException(f"{text}. To start at the nearest offset in the log: {reset}")
-        skipped = found.nearest - found.offset
-        click.echo(f"{text}. Starts at {found.nearest}: {skipped} offsets are skipped", err=True)
-        offsets[key] = CommittedOffset(found.nearest)
-    return offsets
+        skipped = count.nearest - count.offset
+        click.echo(f"{text}. Starts at {count.nearest}: {skipped} offsets are skipped", err=True)
+        positions[key] = Position(count.nearest)
+    return positions
 
 
 def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest) -> None:
     """Read ranges into `copied`. Raises `click.ClickException` if stopped before their end."""
-    with advancing(copied, sum(each.size for each in ranges)) as receiver:
+    with advancing(copied, sum(source_range.size for source_range in ranges)) as receiver:
         if not read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop):
             if copied.producer is not None:
                 copied.producer.flush()
@@ -248,7 +241,14 @@ def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest
 
 def _print_written(producer: Producer, output: str) -> None:
     written = sorted(producer.acknowledged.items())
-    print_rows(_COLUMNS, [(*key, each.first_offset, each.last_offset, each.count) for key, each in written], output)
+    print_rows(
+        _COLUMNS,
+        [
+            (*key, source_range.first_offset, source_range.last_offset, source_range.count)
+            for key, source_range in written
+        ],
+        output,
+    )
 
 
 def _tell_left_out(copied: Copy) -> None:

@@ -58,7 +58,7 @@ class RecordDecoder:
             columns[TYPED + part] = typed.cast(self.types[part])
             if as_text:
                 columns[part] = json_column(typed)
-            errors |= {each.row: f"{part}: {each}" for each in invalid if each.row not in errors}
+            errors |= {failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors}
         columns[ERROR] = pa.array([errors.get(row) for row in range(batch.num_rows)], pa.string())
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -105,7 +105,7 @@ def _settings(message: str | None = None) -> ProtobufSettings:
 def _nullable(kind: pa.DataType) -> pa.DataType:
     """Return the type with nullable fields: Parquet refuses the null fields of a null struct otherwise."""
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _nullable(each.type)) for each in kind])
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
     return pa.map_(kind.key_type, _nullable(kind.item_type)) if pa.types.is_map(kind) else kind

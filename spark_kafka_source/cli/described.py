@@ -53,9 +53,7 @@ def lag_of(cluster: Cluster, description: GroupDescription) -> Lag:
     )
     rows = (
         PartitionLag(
-            *key,
-            committed[key].offset if key in committed else None,
-            ends[key].offset if key in ends else None,
+            *key, committed[key].offset if key in committed else None, ends[key].offset if key in ends else None
         )
         for key in keys
     )
@@ -65,10 +63,16 @@ def lag_of(cluster: Cluster, description: GroupDescription) -> Lag:
 def _members(cluster: Cluster, description: GroupDescription) -> Rows:
     return [
         (
-            *(description.group, each.member_id, each.group_instance_id, each.client_host, each.client_id),
-            *(len(each.assignment), _listed(each.assignment) or None),
+            *(
+                description.group,
+                group_member.member_id,
+                group_member.group_instance_id,
+                group_member.client_host,
+                group_member.client_id,
+            ),
+            *(len(group_member.assignment), _listed(group_member.assignment) or None),
         )
-        for each in sorted(description.members, key=lambda each: each.member_id)
+        for group_member in sorted(description.members, key=lambda member: member.member_id)
     ]
 
 

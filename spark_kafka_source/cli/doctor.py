@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
+import protocol
 from spark_kafka_source.cli import doctor_checks as checks
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.doctor_checks import Finding
+from spark_kafka_source.cli.profiles import shown
 from spark_kafka_source.cli.rows import output_option, print_rows
 
 _COLORS = {checks.OK: "green", checks.WARNING: "yellow", checks.FAILED: "red", checks.SKIPPED: "bright_black"}
+_PACKAGES = ("pyspark", "databricks-connect", "pyarrow", "numpy", "crc32c", "lz4", "pandas", "cryptography")
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @click.command()
@@ -42,10 +49,18 @@ _COLORS = {checks.OK: "green", checks.WARNING: "yellow", checks.FAILED: "red", c
     shell_complete=complete_topics,
     help="Write a record to this topic, and read it back.",
 )
+@click.option(
+    "--report", is_flag=True, help="Print Markdown for a bug report: versions, properties without secrets, the checks."
+)
 @output_option
 @asks_brokers
 def doctor(
-    cluster: Cluster, topics: tuple[str, ...], groups: tuple[str, ...], written: tuple[str, ...], output: str
+    cluster: Cluster,
+    topics: tuple[str, ...],
+    groups: tuple[str, ...],
+    written: tuple[str, ...],
+    report: bool,
+    output: str,
 ) -> None:
     """Check Python, network, TLS, SASL, API versions, ACLs, clocks and records. Exit with 1 if a check fails.
 
@@ -56,18 +71,22 @@ def doctor(
       pykafka doctor --bootstrap-server broker-1:9092
       pykafka doctor --command-config prod.properties --topic orders --group orders-etl --write doctor-test
     """
-    found = []
+    if report and output != "table":
+        raise click.UsageError("--report prints Markdown; leave out --output.")
+    findings = []
     for finding in _findings(cluster, topics, groups, written):
-        found.append(finding)
-        if output == "table":
+        findings.append(finding)
+        if output == "table" and not report:
             _print(finding)
-    failed = sum(each.status == checks.FAILED for each in found)
-    if output != "table":
-        columns = ("check", "subject", "status", "detail", "remedy")
-        rows = [(each.check, each.subject, each.status, each.detail, each.remedy) for each in found]
+    failed = sum(finding.status == checks.FAILED for finding in findings)
+    columns = ("check", "subject", "status", "detail", "remedy")
+    rows = [(finding.check, finding.subject, finding.status, finding.detail, finding.remedy) for finding in findings]
+    if report:
+        click.echo(_report({**cluster.properties, **cluster.registry}, columns, rows))
+    elif output != "table":
         print_rows(columns, rows, output)
     if failed:
-        raise click.ClickException(f"{failed} of {len(found)} checks failed")
+        raise click.ClickException(f"{failed} of {len(findings)} checks failed")
 
 
 def _findings(
@@ -76,11 +95,11 @@ def _findings(
     yield from checks.check_python()
     network = list(checks.check_network(cluster))
     yield from network
-    if not any((each.check, each.status) == ("tcp", checks.OK) for each in network):
+    if not any((finding.check, finding.status) == ("tcp", checks.OK) for finding in network):
         return
     connections = list(checks.check_connections(cluster))
     yield from connections
-    if not any(each.status == checks.OK for each in connections):
+    if not any(connection.status == checks.OK for connection in connections):
         return
     yield from checks.check_clock(cluster)
     for topic in topics:
@@ -92,6 +111,31 @@ def _findings(
         yield from checks.check_group(cluster, group)
     for topic in written:
         yield from checks.check_write(cluster, topic)
+
+
+def _report(properties: Mapping[str, str], columns: Iterable[str], rows: Iterable[Iterable[str | None]]) -> str:
+    """Return Markdown: this machine, its packages, the properties without secrets, and the checks."""
+    packages = {row.metadata["Name"].lower(): row.version for row in importlib.metadata.distributions()}
+    versions = {
+        "spark-kafka-source": protocol.__version__,
+        "Python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: packages[name] for name in _PACKAGES if name in packages},
+    }
+    values = {name: _USER_OF_URL.sub("[hidden]@", shown(name, value)) for name, value in sorted(properties.items())}
+    tables = (
+        _table(("version of", ""), versions.items()),
+        _table(("property", ""), values.items()),
+        _table(columns, rows),
+    )
+    return "\n\n".join(tables)
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str | None]]) -> str:
+    """Return a table in Markdown."""
+    heads = list(columns)
+    cells = [[" ".join((cell or "").replace("|", "\\|").split()) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *cells))
 
 
 def _print(finding: Finding) -> None:

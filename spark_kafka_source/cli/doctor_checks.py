@@ -32,6 +32,7 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import Range
 from protocol.errors import KafkaError
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.listing import listed
 from protocol.net.connect import connect
 from protocol.net.resolver import resolve
 from protocol.net.tls_context import TLSContext
@@ -130,26 +131,26 @@ def _check_worker() -> Findings:
     # Outside this folder, which Python would put on the path.
     ended = subprocess.run([executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, cwd=os.sep)
     try:
-        found = json.loads(ended.stdout)
+        answer = json.loads(ended.stdout)
     except ValueError:
         yield Finding("spark worker", subject, bad, ended.stderr.strip()[-200:] or "no answer", remedy)
         return
-    python, running = found["python"], platform.python_version()
-    errors = [text for name, text in found.items() if name.endswith("_error")]
+    python, running = answer["python"], platform.python_version()
+    errors = [text for name, text in answer.items() if name.endswith("_error")]
     if errors and "another package" in errors[0]:
         remedy = "remove that package from the worker's Python"
     elif errors:
         remedy += f", or install the wheel of this package: {executable} -m pip install WHEEL"
     if errors:
         yield Finding("spark worker", subject, bad, f"Python {python}: {errors[0]}", remedy)
-    elif Path(found["protocol"]).parent.parent != Path(found["spark_kafka_source"]).parent.parent:
-        detail = f"protocol is {found['protocol']}, another package"
+    elif Path(answer["protocol"]).parent.parent != Path(answer["spark_kafka_source"]).parent.parent:
+        detail = f"protocol is {answer['protocol']}, another package"
         yield Finding("spark worker", subject, bad, detail, "remove that package from the worker's Python")
     elif python.split(".")[:2] != running.split(".")[:2]:
         detail = f"Python {python}, but the driver has {running}; Spark needs the same minor version on both sides"
         yield Finding("spark worker", subject, bad, detail, remedy)
     else:
-        yield Finding("spark worker", subject, OK, f"Python {python}, protocol is {found['protocol']}")
+        yield Finding("spark worker", subject, OK, f"Python {python}, protocol is {answer['protocol']}")
 
 
 # -- network --------------------------------------------------------------------------------------
@@ -165,13 +166,13 @@ def _check_address(cluster: Cluster, host: str, port: int) -> Findings:
     where, client = f"{host}:{port}", cluster.client
     deadline = client.deadline(_STEP_MS)
     try:
-        addresses = sorted({str(each[4][0]) for each in resolve(host, port, deadline)})
+        addresses = sorted({str(address[4][0]) for address in resolve(host, port, deadline)})
     except KafkaError as error:
         yield Finding(
             "dns", where, FAILED, _without(where, error), "check the name in bootstrap.servers, and the resolver"
         )
         return
-    yield Finding("dns", where, OK, ", ".join(addresses))
+    yield Finding("dns", where, OK, listed(addresses))
     began_s = time.monotonic()
     try:
         sock = connect(host, port, deadline)
@@ -198,10 +199,10 @@ def _check_certificate(cluster: Cluster, host: str, port: int) -> Finding:
             # The error of the client says what to do; it comes with the check of the connection.
             return Finding("tls", where, FAILED, _without(where, error), "see the check of the connection below")
         return Finding("tls", where, WARNING, str(error), "the broker wants a certificate: ssl.keystore.location")
-    names = [str(each[1]) for each in certificate.get("subjectAltName", ())]
+    names = [str(pair[1]) for pair in certificate.get("subjectAltName", ())]
     ends = certificate.get("notAfter")
     left_days = (ssl.cert_time_to_seconds(str(ends)) - time.time()) / 86_400 if ends else float("inf")
-    detail = f"{version}; names: {', '.join(names) or 'none'}; valid until {ends} ({left_days:.0f} days)"
+    detail = f"{version}; names: {listed(names) or 'none'}; valid until {ends} ({left_days:.0f} days)"
     if left_days < _FEWEST_DAYS:
         return Finding("tls", where, WARNING, detail, "renew the broker's certificate")
     return Finding("tls", where, OK, detail)
@@ -221,14 +222,14 @@ def check_connections(cluster: Cluster) -> Findings:
     security: str = config.security_protocol
     if security.startswith("SASL"):
         security += f", {config.sasl.mechanism}"
-    servers = ",".join(f"{host}:{port}" for host, port in config.bootstrap_servers)
+    servers = listed([f"{host}:{port}" for host, port in config.bootstrap_servers], separator=",")
     try:
-        known = client.metadata([], client.deadline(_STEP_MS))
+        metadata = client.metadata([], client.deadline(_STEP_MS))
     except KafkaError as error:
         yield Finding("connection", servers, FAILED, str(error), _remedy(error))
         return
-    yield Finding("connection", servers, OK, f"{security}; cluster {known.cluster_id}")
-    for broker in sorted(known.brokers.values(), key=lambda each: each.node_id):
+    yield Finding("connection", servers, OK, f"{security}; cluster {metadata.cluster_id}")
+    for broker in sorted(metadata.brokers.values(), key=lambda broker: broker.node_id):
         yield from _check_broker(cluster, broker)
 
 
@@ -241,13 +242,15 @@ def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
         yield Finding("connection", where, FAILED, str(error), remedy)
         return
     yield Finding("connection", where, OK, f"{broker.host}:{broker.port}, rack {broker.rack or 'unknown'}")
-    known = connection.versions
+    versions = connection.versions
     missing = [
         api.name
         for api in registry.API_BY_KEY.values()
-        if api.key not in known or known[api.key][0] > api.last or known[api.key][1] < api.first
+        if api.key not in versions or versions[api.key][0] > api.last or versions[api.key][1] < api.first
     ]
-    detail = f"{len(known)} APIs; not supported: {', '.join(sorted(missing))}" if missing else f"{len(known)} APIs"
+    detail = (
+        f"{len(versions)} APIs; not supported: {', '.join(sorted(missing))}" if missing else f"{len(versions)} APIs"
+    )
     # An operation that needs a missing API raises an error that names it.
     yield Finding("api versions", where, OK, detail)
 
@@ -266,10 +269,14 @@ def check_topic(cluster: Cluster, topic: str) -> Findings:
     except KafkaError as error:
         yield Finding("topic", topic, FAILED, str(error), _remedy(error))
         return
-    leaderless = [each["partition_index"] for each in row["partitions"] if each["error_code"] != ErrorCode.NONE]
+    leaderless = [
+        str(partition["partition_index"])
+        for partition in row["partitions"]
+        if partition["error_code"] != ErrorCode.NONE
+    ]
     count = f"{len(row['partitions'])} partitions"
     if leaderless:
-        yield Finding("topic", topic, FAILED, f"{count}; without a leader: {leaderless}", "start their brokers")
+        yield Finding("topic", topic, FAILED, f"{count}; without a leader: {listed(leaderless)}", "start their brokers")
     else:
         yield Finding("topic", topic, OK, count)
     allowed = _operations(row["topic_authorized_operations"])
@@ -302,15 +309,15 @@ def check_group(cluster: Cluster, group: str) -> Findings:
 
 
 def _operations(bits: int) -> set[AclOperation]:
-    return {each for each in AclOperation if bits >= 0 and bits >> each & 1}
+    return {operation for operation in AclOperation if bits >= 0 and bits >> operation & 1}
 
 
 def _permissions(
     check: str, subject: str, allowed: set[AclOperation], needed: Mapping[str, Iterable[AclOperation]]
 ) -> Finding:
-    names = ", ".join(sorted(each.name.lower() for each in allowed)) or "none"
+    names = ", ".join(sorted(operation.name.lower() for operation in allowed)) or "none"
     missing = [
-        f"to {use}: {', '.join(each.name.lower() for each in operations if each not in allowed)}"
+        f"to {use}: {', '.join(operation.name.lower() for operation in operations if operation not in allowed)}"
         for use, operations in needed.items()
         if not set(operations) <= allowed
     ]
@@ -339,7 +346,7 @@ def check_clock(cluster: Cluster) -> Findings:
         yield Finding("clock", "controller", SKIPPED, str(error), _remedy(error))
         return
     after_ms = now_ms()
-    (leader_ms,) = (each.last_fetch_ms for each in quorum.voters if each.replica_id == quorum.leader_id)
+    (leader_ms,) = (voter.last_fetch_ms for voter in quorum.voters if voter.replica_id == quorum.leader_id)
     if leader_ms is None:
         yield Finding("clock", "controller", SKIPPED, "the brokers do not tell their time")
         return

@@ -13,6 +13,7 @@ from protocol.admin.admin import Admin
 from protocol.admin.groups import CLASSIC, describe_group
 from protocol.errors import AdminFailed
 from protocol.group.committed_offsets import commit_offsets, fetch_offsets
+from protocol.listing import listed
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
@@ -51,14 +52,14 @@ def clone(cluster: Cluster, source: str, target: str, topics: tuple[str, ...], e
     committed, before = (
         fetch_offsets(cluster.client, group, None, cluster.deadline, require_stable=False) for group in (source, target)
     )
-    wanted = {key: each for key, each in committed.items() if not topics or key[0] in topics}
-    if not wanted:
+    offsets = {key: offset for key, offset in committed.items() if not topics or key[0] in topics}
+    if not offsets:
         raise click.ClickException(f"Group '{source}' has no committed offsets{' of these topics' if topics else ''}.")
     if execute:
-        commit_offsets(cluster.client, target, wanted, cluster.deadline)
+        commit_offsets(cluster.client, target, offsets, cluster.deadline)
     rows = [
-        (target, *key, before[key].offset if key in before else None, each.offset)
-        for key, each in sorted(wanted.items())
+        (target, *key, before[key].offset if key in before else None, offset.offset)
+        for key, offset in sorted(offsets.items())
     ]
     print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
     if not execute:
@@ -88,7 +89,7 @@ def remove_members(cluster: Cluster, group: str, instance_ids: tuple[str, ...], 
         raise click.ClickException(f"Consumer group '{group}' does not exist.")
     if described_group.type != CLASSIC:
         raise click.ClickException(f"Group '{group}' uses the consumer protocol, which cannot remove members.")
-    names = list(instance_ids) or [each.group_instance_id or each.member_id for each in described_group.members]
+    names = list(instance_ids) or [member.group_instance_id or member.member_id for member in described_group.members]
     if not names:
         raise click.ClickException(f"Group '{group}' has no members.")
     if not yes:
@@ -151,7 +152,12 @@ def lag(
         _serve(cluster, names, *address)
         return
     if not watch:
-        print_rows(_LAG_COLUMNS, _lag_rows(cluster, names), output)
+        rows = _lag_rows(cluster, names)
+        print_rows(_LAG_COLUMNS, rows, output)
+        if missing := sorted(set(names) - {row[0] for row in rows}):
+            raise click.ClickException(
+                f"no lag of {listed(missing)}: the group does not exist, or has neither offsets nor partitions"
+            )
         return
     with stop_request(prints=True) as stop:
         if output == "table" and sys.stdout.isatty():
@@ -209,11 +215,11 @@ def _lag_rows(cluster: Cluster, names: tuple[str, ...]) -> Rows:
     rows = []
     for name in dict.fromkeys(names):
         group = describe_group(cluster.client, name, cluster.deadline)
-        found = described.lag_of(cluster, group)
-        for topic in sorted({each.topic for each in found}):
-            of_topic = [each for each in found if each.topic == topic]
-            behind = [each.offsets_behind for each in of_topic if each.offsets_behind is not None]
-            seconds = [each.seconds_behind for each in of_topic if each.seconds_behind is not None]
+        lags = described.lag_of(cluster, group)
+        for topic in sorted({row.topic for row in lags}):
+            of_topic = [row for row in lags if row.topic == topic]
+            behind = [row.offsets_behind for row in of_topic if row.offsets_behind is not None]
+            seconds = [row.seconds_behind for row in of_topic if row.seconds_behind is not None]
             largest = (sum(behind) if behind else None, max(behind, default=None), max(seconds, default=None))
             rows.append((name, group.state, len(group.members), topic, len(of_topic), *largest))
     return rows

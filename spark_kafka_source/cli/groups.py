@@ -11,6 +11,7 @@ import click
 from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
 from protocol.errors import BrokerError
 from protocol.group.committed_offsets import commit_offsets, fetch_offsets
+from protocol.listing import listed
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
@@ -70,14 +71,16 @@ def list_command(
       pykafka groups list --state Empty --state Dead --output csv
       pykafka groups list --all
     """
-    found = list_groups(cluster.client, cluster.deadline)
+    listed_groups = list_groups(cluster.client, cluster.deadline)
     hidden = [
-        each for each in found if not of_tasks and each.state in WITHOUT_MEMBERS and _OF_TASK.fullmatch(each.group)
+        group
+        for group in listed_groups
+        if not of_tasks and group.state in WITHOUT_MEMBERS and _OF_TASK.fullmatch(group.group)
     ]
     rows = [
-        (each.group, each.type, each.state or None)
-        for each in found
-        if (not states or each.state in states) and (not types or each.type in types) and each not in hidden
+        (group.group, group.type, group.state or None)
+        for group in listed_groups
+        if (not states or group.state in states) and (not types or group.type in types) and group not in hidden
     ]
     print_rows(("group", "type", "state"), rows, output)
     if hidden:
@@ -104,13 +107,15 @@ def describe(cluster: Cluster, names: tuple[str, ...], members: bool, state: boo
     if members and state:
         raise click.UsageError("Give either --members or --state.")
     descriptions = [describe_group(cluster.client, name, cluster.deadline) for name in dict.fromkeys(names)]
-    there = [each for each in descriptions if each.state != "Dead"]
+    existing = [description for description in descriptions if description.state != "Dead"]
     columns, rows_of = described.VIEWS["members" if members else "state" if state else "offsets"]
-    if there:
-        print_rows(columns, [row for each in there for row in rows_of(cluster, each)], output)
-    missing = [each.group for each in descriptions if each not in there]
+    if existing:
+        print_rows(columns, [row for group in existing for row in rows_of(cluster, group)], output)
+    missing = [description.group for description in descriptions if description not in existing]
     if missing:
-        raise click.ClickException(" ".join(f"Consumer group '{name}' does not exist." for name in missing))
+        raise click.ClickException(
+            listed([f"Consumer group '{name}' does not exist" for name in missing], separator="; ") + "."
+        )
 
 
 @groups.command()
@@ -168,8 +173,8 @@ def reset(
       pykafka groups reset orders-etl --topic orders --to-datetime 2026-01-31T06:00:00Z --execute
       pykafka groups reset orders-etl --all-topics --to-current --to-file offsets.csv
     """
-    wanted = specification(ways)
-    if bool(topics) == all_topics and not (wanted.way == "from_file" and not topics):
+    ways_chosen = specification(ways)
+    if bool(topics) == all_topics and not (ways_chosen.way == "from_file" and not topics):
         raise click.UsageError("Give either --topic or --all-topics.")
     state = describe_group(cluster.client, group, cluster.deadline).state
     if state not in WITHOUT_MEMBERS:
@@ -179,11 +184,11 @@ def reset(
         )
     client, deadline = cluster.client, cluster.deadline
     committed = fetch_offsets(client, group, None, deadline, require_stable=False)
-    source = source_offsets(client, wanted, committed, deadline)
-    if wanted.way == "from_file" and not topics:
+    source = source_offsets(client, ways_chosen, committed, deadline)
+    if ways_chosen.way == "from_file" and not topics:
         topics = tuple((topic, (partition,)) for topic, partition in source)
     keys = partitions_to_reset(client, topics, source, deadline)
-    offsets = new_offsets(client, wanted, keys, source, deadline)
+    offsets = new_offsets(client, ways_chosen, keys, source, deadline)
     if path is not None:
         write_offsets(path, {key: to.offset for key, to in offsets.items()})
     if execute:
@@ -220,4 +225,4 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
         else:
             click.echo(f"deleted {name}")
     if refused:
-        raise click.ClickException("; ".join(refused))
+        raise click.ClickException(listed(refused, separator="; "))

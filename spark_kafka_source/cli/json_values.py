@@ -27,7 +27,7 @@ def json_column(column: pa.Array) -> pa.Array:
     """
     stored, write = _stored(column.type), _writer(column.type)
     plain = column if stored == column.type else column.cast(stored)
-    return pa.array([None if each is None else write(each).encode() for each in plain.to_pylist()], pa.binary())
+    return pa.array([None if row is None else write(row).encode() for row in plain.to_pylist()], pa.binary())
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -37,7 +37,7 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind):
         return pa.int32()
     if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_stored(each.type)) for each in kind])
+        return pa.struct([field.with_type(_stored(field.type)) for field in kind])
     if pa.types.is_map(kind):
         return pa.map_(kind.key_field, kind.item_field.with_type(_stored(kind.item_type)))
     if pa.types.is_list(kind):
@@ -47,7 +47,9 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 def _writer(kind: pa.DataType) -> Write:
     if pa.types.is_struct(kind):
-        return _object([(json.dumps(each.name, ensure_ascii=False), each.name, _writer(each.type)) for each in kind])
+        return _object(
+            [(json.dumps(field.name, ensure_ascii=False), field.name, _writer(field.type)) for field in kind]
+        )
     if pa.types.is_map(kind):
         return _map(_writer(kind.key_type), _writer(kind.item_type))
     if pa.types.is_list(kind):
@@ -68,7 +70,7 @@ def _or_null(write: Write, value: Any) -> str:
 
 def _object(fields: list[tuple[str, str, Write]]) -> Write:
     def write(value: Any) -> str:
-        return "{" + ", ".join(f"{text}: {_or_null(each, value[name])}" for text, name, each in fields) + "}"
+        return "{" + ", ".join(f"{text}: {_or_null(writer, value[name])}" for text, name, writer in fields) + "}"
 
     return write
 
@@ -78,21 +80,23 @@ def _map(key: Write, item: Write) -> Write:
         text = key(value)
         return text if text.startswith('"') else f'"{text}"'
 
-    return lambda value: "{" + ", ".join(f"{name(each)}: {_or_null(item, other)}" for each, other in value) + "}"
+    return lambda value: (
+        "{" + ", ".join(f"{name(key)}: {_or_null(item, value_of_key)}" for key, value_of_key in value) + "}"
+    )
 
 
 def _array(item: Write) -> Write:
-    return lambda value: "[" + ", ".join(_or_null(item, each) for each in value) + "]"
+    return lambda value: "[" + ", ".join(_or_null(item, element) for element in value) + "]"
 
 
 def _timestamp(per_second: int, suffix: str) -> Write:
     def write(value: Any) -> str:
-        seconds, rest = divmod(value, per_second)
+        seconds, remainder = divmod(value, per_second)
         try:
             text = (_EPOCH + timedelta(seconds=seconds)).isoformat()
         except OverflowError:
             return str(value)
-        fraction = f".{rest:0{len(str(per_second)) - 1}d}" if rest else ""
+        fraction = f".{remainder:0{len(str(per_second)) - 1}d}" if remainder else ""
         return f'"{text}{fraction}{suffix}"'
 
     return write
@@ -100,8 +104,8 @@ def _timestamp(per_second: int, suffix: str) -> Write:
 
 def _duration(per_second: int) -> Write:
     def write(value: Any) -> str:
-        seconds, rest = divmod(abs(value), per_second)
-        fraction = f".{rest:0{len(str(per_second)) - 1}d}" if rest else ""
+        seconds, remainder = divmod(abs(value), per_second)
+        fraction = f".{remainder:0{len(str(per_second)) - 1}d}" if remainder else ""
         return f'"{"-" if value < 0 else ""}{seconds}{fraction}s"'
 
     return write

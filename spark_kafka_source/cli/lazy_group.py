@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +11,37 @@ import click
 from click.shell_completion import CompletionItem
 
 from spark_kafka_source.cli.stop_signals import ends_with_reader
+
+# Options of kcat and of Kafka's console tools, and what a command here has instead.
+_OTHER_TOOLS = {
+    "-b": "--bootstrap-server",
+    "--broker-list": "--bootstrap-server",
+    "-F": "--command-config",
+    "-G": "--group",
+    "-c": "--count",
+    "--max-messages": "--count",
+    "--from-beginning": "--offset earliest",
+    "-t": "TOPIC",
+    "--topic": "TOPIC",
+}
+
+
+@contextmanager
+def _names_option() -> Iterator[None]:
+    """Add to the error about an option of another tool the option here, or its place."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        same = _OTHER_TOOLS.get(error.option_name, error.option_name)
+        command = error.ctx.command if error.ctx is not None else None
+        parameters = command.params if command is not None else []
+        if any(same.split()[0] in (*parameter.opts, parameter.human_readable_name) for parameter in parameters):
+            hint = f"Here it is {same}."
+        elif isinstance(command, click.Group) and same in _OTHER_TOOLS.values():
+            hint = f"Give {same} after the command: pykafka topics list {same} …"
+        else:
+            raise
+        raise click.NoSuchOption(error.option_name, f"{error.message} {hint}", ctx=error.ctx) from error
 
 
 class LazyGroup(click.Group):
@@ -29,12 +61,12 @@ class LazyGroup(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the arguments, as click requires. Exit with 0 if nothing reads the help."""
-        with ends_with_reader():
+        with ends_with_reader(), _names_option():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Exit with 0 if nothing reads its output any more."""
-        with ends_with_reader():
+        with ends_with_reader(), _names_option():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -35,28 +35,31 @@ class Specification(NamedTuple):
 
 def specification(ways: Mapping[str, Any]) -> Specification:
     """Return the one option that was given; raise `click.UsageError` for none or several."""
-    given = [Specification(way, value) for way, value in ways.items() if value is not None]
-    if len(given) != 1:
+    chosen = [Specification(way, value) for way, value in ways.items() if value is not None]
+    if len(chosen) != 1:
         options = ", ".join(f"--{way.replace('_', '-')}" for way in sorted(ways))
         raise click.UsageError(f"Give exactly one of {options}.")
-    return given[0]
+    return chosen[0]
 
 
 def source_offsets(
-    client: Client, wanted: Specification, committed: Mapping[TopicPartition, CommittedOffset], deadline: Deadline
+    client: Client,
+    specification: Specification,
+    committed: Mapping[TopicPartition, CommittedOffset],
+    deadline: Deadline,
 ) -> Mapping[TopicPartition, CommittedOffset]:
     """Return the offsets of a target's group or file, else `committed`; they also define "all topics".
 
     Raises `click.ClickException` if the other group has no offsets.
     """
-    if wanted.way == "from_file":
-        return as_committed_offsets(wanted.value)
-    if wanted.way != "to_group":
+    if specification.way == "from_file":
+        return as_committed_offsets(specification.value)
+    if specification.way != "to_group":
         return committed
-    found = fetch_offsets(client, wanted.value, None, deadline, require_stable=False)
-    if not found:
-        raise click.ClickException(f"Group '{wanted.value}' has no committed offsets.")
-    return found
+    offsets = fetch_offsets(client, specification.value, None, deadline, require_stable=False)
+    if not offsets:
+        raise click.ClickException(f"Group '{specification.value}' has no committed offsets.")
+    return offsets
 
 
 def partitions_to_reset(
@@ -82,10 +85,10 @@ def partitions_to_reset(
     """
     named = list(topics)
     if not named:
-        there = set(partitions_of(client, sorted({topic for topic, _ in committed}), deadline, must_exist=False))
-        if not there & set(committed):
+        existing = set(partitions_of(client, sorted({topic for topic, _ in committed}), deadline, must_exist=False))
+        if not existing & set(committed):
             raise click.ClickException("The group has no committed offsets; name its topics with --topic.")
-        return sorted(there & set(committed))
+        return sorted(existing & set(committed))
     return named_partitions(client, named, deadline)
 
 
@@ -94,18 +97,20 @@ def named_partitions(
 ) -> list[TopicPartition]:
     """Return partitions by topic; None means all of a topic. Raises as `partitions_to_reset`."""
     keys = set()
-    there = set(partitions_of(client, sorted({topic for topic, _ in named}), deadline, must_exist=True))
+    existing = set(partitions_of(client, sorted({topic for topic, _ in named}), deadline, must_exist=True))
     for topic, numbers in named:
-        wanted = {key for key in there if key[0] == topic} if numbers is None else {(topic, each) for each in numbers}
-        if wanted - there:
-            raise click.ClickException(f"There is no partition {partition_name(min(wanted - there))}.")
-        keys |= wanted
+        selected = (
+            {key for key in existing if key[0] == topic} if numbers is None else {(topic, number) for number in numbers}
+        )
+        if selected - existing:
+            raise click.ClickException(f"There is no partition {partition_name(min(selected - existing))}.")
+        keys |= selected
     return sorted(keys)
 
 
 def new_offsets(
     client: Client,
-    wanted: Specification,
+    specification: Specification,
     keys: Collection[TopicPartition],
     committed: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
@@ -117,24 +122,24 @@ def new_offsets(
     """
     first, end = (list_offsets(client, dict.fromkeys(keys, time), deadline=deadline) for time in (EARLIEST, LATEST))
     offsets = {}
-    for key, offset in _wanted_offsets(client, wanted, keys, committed, deadline).items():
+    for key, offset in _wanted_offsets(client, specification, keys, committed, deadline).items():
         nearest = min(max(offset, first[key].offset), end[key].offset)
-        is_copied = wanted.way in _COPIED and nearest == offset
+        is_copied = specification.way in _COPIED and nearest == offset
         offsets[key] = committed[key] if is_copied else CommittedOffset(nearest)
-        if nearest != offset and wanted.way in ("shift_by", "to_offset"):
+        if nearest != offset and specification.way in ("shift_by", "to_offset"):
             log.warning("%s: offset %d is not in the log, %d is the nearest", partition_name(key), offset, nearest)
     return offsets
 
 
 def _wanted_offsets(
     client: Client,
-    wanted: Specification,
+    specification: Specification,
     keys: Collection[TopicPartition],
     committed: Mapping[TopicPartition, CommittedOffset],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:
     """Return the new offsets before they are limited to the log."""
-    match wanted:
+    match specification:
         case ("to_earliest", _):
             return dict.fromkeys(keys, 0)
         case ("to_latest", _):
@@ -158,4 +163,4 @@ def _wanted_offsets(
             time_ms = ms if way == "to_datetime" else max(0, client.clock.wall_ms() - ms)
             listed = list_offsets(client, dict.fromkeys(keys, time_ms), deadline=deadline)
             # No record is that new: move to the log end.
-            return {key: found.offset if found.offset >= 0 else MAX_INT64 for key, found in listed.items()}
+            return {key: offset.offset if offset.offset >= 0 else MAX_INT64 for key, offset in listed.items()}

@@ -11,7 +11,7 @@ from protocol.kafka_terms import TopicPartition
 
 def read_offsets(text: str) -> dict[TopicPartition, int]:
     """Read a file with a row `topic,partition,offset` per partition. Raises `ValueError`."""
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     try:
         with Path(text).open(newline="") as file:
             for number, row in enumerate(csv.reader(file), 1):
@@ -22,14 +22,14 @@ def read_offsets(text: str) -> dict[TopicPartition, int]:
                     key, value = (topic, int(partition)), int(offset)
                 except ValueError:
                     raise ValueError(f"line {number}: a row is topic,partition,offset") from None
-                if key in found or min(key[1], value) < 0:
+                if key in offsets or min(key[1], value) < 0:
                     raise ValueError(f"line {number}: a partition appears twice, or a number is negative")
-                found[key] = value
+                offsets[key] = value
     except OSError as error:
         raise ValueError(str(error.strerror)) from error
-    if not found:
+    if not offsets:
         raise ValueError("the file has no rows")
-    return found
+    return offsets
 
 
 def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:

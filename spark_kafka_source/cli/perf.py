@@ -97,7 +97,7 @@ class _Latencies:
         rows, latencies_ms = np.array(self.rows[first:]), np.array(self.latencies_ms[first:])
         order = np.argsort(latencies_ms)
         until = np.cumsum(rows[order])
-        ranks = [min(int(each / 100 * until[-1]), until[-1] - 1) for each in _PERCENTILES]
+        ranks = [min(int(percent / 100 * until[-1]), until[-1] - 1) for percent in _PERCENTILES]
         return [float(latencies_ms[order[np.searchsorted(until, rank, side="right")]]) for rank in ranks]
 
 
@@ -112,13 +112,7 @@ class _Latencies:
 @click.option("--rows", type=click.IntRange(1), default=500, show_default=True, help="Records per send_columns call.")
 @asks_brokers
 def produce(
-    cluster: Cluster,
-    topic: str,
-    num_records: int,
-    record_size: int,
-    throughput: int,
-    warmup_records: int,
-    rows: int,
+    cluster: Cluster, topic: str, num_records: int, record_size: int, throughput: int, warmup_records: int, rows: int
 ) -> None:
     """Send random records, and print throughput and latency as kafka-producer-perf-test.sh does.
 

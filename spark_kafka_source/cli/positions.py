@@ -96,7 +96,7 @@ def list_ends(client: Client, consumer: ConsumerConfig, keys: Iterable[TopicPart
         list_offsets(client, dict.fromkeys(keys, time), isolation_level=consumer.isolation_level, deadline=deadline)
         for time in (EARLIEST, LATEST)
     )
-    return LogEnds({key: each.offset for key, each in starts.items()}, ends)
+    return LogEnds({key: start.offset for key, start in starts.items()}, ends)
 
 
 def resolve(
@@ -106,13 +106,15 @@ def resolve(
     if position.kind in ("time", "age"):
         time_ms = position.value if position.kind == "time" else max(0, client.clock.wall_ms() - position.value)
         isolation = consumer.isolation_level
-        found = list_offsets(client, dict.fromkeys(logs.ends, time_ms), isolation_level=isolation, deadline=deadline)
+        offsets = list_offsets(client, dict.fromkeys(logs.ends, time_ms), isolation_level=isolation, deadline=deadline)
         # Without a record that new: the log end.
-        wanted = {key: each.offset if each.offset >= 0 else logs.ends[key].offset for key, each in found.items()}
+        resolved = {
+            key: offset.offset if offset.offset >= 0 else logs.ends[key].offset for key, offset in offsets.items()
+        }
     else:
         of_kind = _OFFSETS[position.kind]
-        wanted = {key: of_kind(position.value, logs.starts[key], end.offset) for key, end in logs.ends.items()}
-    return {key: min(max(offset, logs.starts[key]), logs.ends[key].offset) for key, offset in wanted.items()}
+        resolved = {key: of_kind(position.value, logs.starts[key], end.offset) for key, end in logs.ends.items()}
+    return {key: min(max(offset, logs.starts[key]), logs.ends[key].offset) for key, offset in resolved.items()}
 
 
 _OFFSETS: Mapping[str, Callable[[int, int, int], int]] = {

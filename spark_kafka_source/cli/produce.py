@@ -140,14 +140,16 @@ def produce(
         raise click.ClickException(str(error)) from error
     finally:
         if written:
-            print_rows(_COLUMNS, [(*each, *_numbers(found)) for each, found in sorted(written.items())], output)
+            print_rows(
+                _COLUMNS, [(*key, *_numbers(range_written)) for key, range_written in sorted(written.items())], output
+            )
 
 
 def _properties(
     cluster: Cluster, compression: str | None, acks: str | None, transactional_id: str | None
 ) -> Mapping[str, str]:
-    given = {"compression.type": compression, "acks": acks, "transactional.id": transactional_id}
-    return {**cluster.properties, **{name: value for name, value in given.items() if value is not None}}
+    producer_properties = {"compression.type": compression, "acks": acks, "transactional.id": transactional_id}
+    return {**cluster.properties, **{name: value for name, value in producer_properties.items() if value is not None}}
 
 
 @contextmanager
@@ -201,11 +203,13 @@ def _send(
         if own is None or own.null_count == len(own):
             columns["headers"] = pa.repeat(pa.scalar(headers, HEADERS_TYPE), batch.num_rows)
         else:
-            columns["headers"] = pa.array([[*(each or ()), *headers] for each in own.to_pylist()], HEADERS_TYPE)
+            columns["headers"] = pa.array(
+                [[*(headers_of_row or ()), *headers] for headers_of_row in own.to_pylist()], HEADERS_TYPE
+            )
     producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
 
 
-def _numbers(found: ProducedRange) -> tuple[int | None, int | None, int]:
+def _numbers(source_range: ProducedRange) -> tuple[int | None, int | None, int]:
     # Without offsets, with acks=0.
-    first, last = (offset if offset >= 0 else None for offset in (found.first_offset, found.last_offset))
-    return first, last, found.count
+    first, last = (offset if offset >= 0 else None for offset in (source_range.first_offset, source_range.last_offset))
+    return first, last, source_range.count

@@ -23,9 +23,10 @@ def list_command(output: str) -> None:
       pykafka profile list
       pykafka profile list -o json
     """
-    found = read_profiles()
+    profiles = read_profiles()
     rows = [
-        (name, properties.get("bootstrap.servers"), name == found.used) for name, properties in found.by_name.items()
+        (name, properties.get("bootstrap.servers"), name == profiles.used)
+        for name, properties in profiles.by_name.items()
     ]
     print_rows(("profile", "bootstrap_servers", "used"), rows, output)
 
@@ -43,10 +44,10 @@ def use(name: str | None, none: bool) -> None:
     """
     if (name is not None) == none:
         raise click.UsageError("Give either a profile or --none.")
-    found = read_profiles()
+    profiles = read_profiles()
     if name is not None:
-        found.properties(name)
-    found.use(name)
+        profiles.properties(name)
+    profiles.use(name)
     click.echo("no profile is used" if name is None else f"using {name}")
 
 
@@ -61,8 +62,8 @@ def show(name: str | None, output: str) -> None:
       pykafka profile show
       pykafka profile show prod -o yaml
     """
-    found = read_profiles()
-    if (chosen := name or found.used) is None:
+    profiles = read_profiles()
+    if (chosen := name or profiles.used) is None:
         raise click.UsageError("No profile is used; name one.")
-    properties = found.properties(chosen)
-    print_rows(("property", "value"), [(each, shown(each, value)) for each, value in properties.items()], output)
+    properties = profiles.properties(chosen)
+    print_rows(("property", "value"), [(name, shown(name, value)) for name, value in properties.items()], output)

@@ -41,8 +41,8 @@ class Profiles:
         try:
             return self.by_name[name]
         except KeyError:
-            known = ", ".join(self.by_name) or "none"
-            raise click.UsageError(f"{self.path} has no profile {name!r}; it has: {known}.") from None
+            names = ", ".join(self.by_name) or "none"
+            raise click.UsageError(f"{self.path} has no profile {name!r}; it has: {names}.") from None
 
     def use(self, name: str | None) -> None:
         """Remember which profile is in use; None for no profile."""
@@ -70,25 +70,25 @@ def read_profiles() -> Profiles:
 
 
 def _path() -> Path:
-    if given := os.environ.get(_FILE_VARIABLE):
-        return Path(given)
+    if path := os.environ.get(_FILE_VARIABLE):
+        return Path(path)
     folder = os.environ.get("XDG_CONFIG_HOME")
     return (Path(folder) if folder else Path.home() / ".config") / "pykafka" / "config.toml"
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return properties by their dotted names: TOML reads `bootstrap.servers = …` as a table in a table."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            flat |= _flat(value, f"{prefix}{name}.")
         elif isinstance(value, bool):
-            found[prefix + name] = str(value).lower()
+            flat[prefix + name] = str(value).lower()
         elif isinstance(value, list):
-            found[prefix + name] = ",".join(map(str, value))
+            flat[prefix + name] = ",".join(map(str, value))
         else:
-            found[prefix + name] = str(value)
-    return found
+            flat[prefix + name] = str(value)
+    return flat
 
 
 def shown(name: str, value: str) -> str:

@@ -47,10 +47,7 @@ _COMMANDS = {
     ),
     "profile": ("profile:profile", "List, show and choose profiles: properties of clusters in a TOML file."),
     "quotas": ("quotas:quotas", "List, set and delete quotas of users, client ids and addresses."),
-    "registry": (
-        "registry:registry",
-        "List the subjects of a schema registry, show schemas, check a new version.",
-    ),
+    "registry": ("registry:registry", "List the subjects of a schema registry, show schemas, check a new version."),
     "replay": ("copying:replay", "Write dead letters back to the topics in their headers."),
     "topics": ("topics:topics", "List, describe, create, change, delete, trim and analyze topics."),
     "txn": ("txn:txn", "List, describe and abort transactions."),

@@ -38,7 +38,7 @@ def quotas() -> None:
 @_entity_options
 @output_option
 @asks_brokers
-def list_command(cluster: Cluster, output: str, **given: Any) -> None:
+def list_command(cluster: Cluster, output: str, **fields: Any) -> None:
     """List quotas: all of them, or those of entities that the options select.
 
     \b
@@ -46,8 +46,8 @@ def list_command(cluster: Cluster, output: str, **given: Any) -> None:
       pykafka quotas list
       pykafka quotas list --user alice -o json
     """
-    found = _found(cluster, given)
-    print_rows(("entity", "quota", "value"), _rows(found), output)
+    quotas_by_entity = _found(cluster, fields)
+    print_rows(("entity", "quota", "value"), _rows(quotas_by_entity), output)
 
 
 @quotas.command("set")
@@ -55,7 +55,7 @@ def list_command(cluster: Cluster, output: str, **given: Any) -> None:
 @click.argument("settings", metavar="QUOTA=VALUE...", nargs=-1, required=True, callback=pairs)
 @click.option("--dry-run", is_flag=True, help="Let the broker check the change without applying it.")
 @asks_brokers
-def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **given: Any) -> None:
+def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **fields: Any) -> None:
     """Set quotas of an entity, a user, a client id, both, or an address.
 
     The quotas are producer_byte_rate, consumer_byte_rate (bytes per second and broker), request_percentage,
@@ -70,7 +70,7 @@ def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **
         values = {name: float(value) for name, value in settings.items()}
     except ValueError as error:
         raise click.UsageError(f"A quota is a number: {error}.") from error
-    entity = _entity(given)
+    entity = _entity(fields)
     Admin(cluster.client).alter_client_quotas({entity: values}, validate_only=dry_run, timeout_ms=cluster.left_ms)
     click.echo(f"{'valid, not changed' if dry_run else 'changed'}: {_text(entity)}")
 
@@ -80,7 +80,7 @@ def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **
 @click.argument("names", metavar="[QUOTA]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
-def delete(cluster: Cluster, names: tuple[str, ...], yes: bool, **given: Any) -> None:
+def delete(cluster: Cluster, names: tuple[str, ...], yes: bool, **fields: Any) -> None:
     """Delete quotas of an entity, by default all of it, after confirmation.
 
     \b
@@ -88,34 +88,34 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool, **given: Any) ->
       pykafka quotas delete --user alice
       pykafka quotas delete --user alice producer_byte_rate --yes
     """
-    entity, admin = _entity(given), Admin(cluster.client)
-    found = _found(cluster, given).get(entity, {})
-    if missing := sorted(set(names) - set(found)):
+    entity, admin = _entity(fields), Admin(cluster.client)
+    present_quotas = _found(cluster, fields).get(entity, {})
+    if missing := sorted(set(names) - set(present_quotas)):
         raise click.ClickException(f"{_text(entity)} has no quota {missing[0]}.")
-    if not found:
+    if not present_quotas:
         raise click.ClickException(f"{_text(entity)} has no quotas.")
-    wanted = sorted(names or found)
+    removed = sorted(names or present_quotas)
     if not yes:
-        click.confirm(f"Delete {', '.join(wanted)} of {_text(entity)}?", abort=True, err=True)
-    admin.alter_client_quotas({entity: dict.fromkeys(wanted)}, timeout_ms=cluster.left_ms)
-    click.echo(f"deleted {', '.join(wanted)} of {_text(entity)}")
+        click.confirm(f"Delete {', '.join(removed)} of {_text(entity)}?", abort=True, err=True)
+    admin.alter_client_quotas({entity: dict.fromkeys(removed)}, timeout_ms=cluster.left_ms)
+    click.echo(f"deleted {', '.join(removed)} of {_text(entity)}")
 
 
-def _components(given: Mapping[str, Any]) -> dict[str, str | None]:
+def _components(fields: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the components of an entity by kind; None is the default entity."""
-    found: dict[str, str | None] = {}
+    components: dict[str, str | None] = {}
     for kind in _KINDS:
-        name, default = given[kind], given[f"{kind}_default"]
+        name, default = fields[kind], fields[f"{kind}_default"]
         if name is not None and default:
             option = kind.replace("_", "-")
             raise click.UsageError(f"Give either --{option} or --{option}-default.")
         if name is not None or default:
-            found[kind] = name
-    return found
+            components[kind] = name
+    return components
 
 
-def _entity(given: Mapping[str, Any]) -> QuotaEntity:
-    components = _components(given)
+def _entity(fields: Mapping[str, Any]) -> QuotaEntity:
+    components = _components(fields)
     if not components:
         raise click.UsageError("Give --user, --client-id, --ip, or one of --user-default, …")
     return quota_entity(**components)
@@ -125,10 +125,10 @@ def _text(entity: QuotaEntity) -> str:
     return ", ".join(f"{kind} {'(default)' if name is None else name}" for kind, name in entity)
 
 
-def _found(cluster: Cluster, given: Mapping[str, Any]) -> dict[QuotaEntity, dict[str, float]]:
-    components: dict[str, Any] = _components(given)
+def _found(cluster: Cluster, fields: Mapping[str, Any]) -> dict[QuotaEntity, dict[str, float]]:
+    components: dict[str, Any] = _components(fields)
     return Admin(cluster.client).describe_client_quotas(timeout_ms=cluster.left_ms, **components)
 
 
-def _rows(found: Mapping[QuotaEntity, Mapping[str, float]]) -> list[tuple[str, str, float]]:
-    return sorted((_text(entity), name, value) for entity, values in found.items() for name, value in values.items())
+def _rows(quotas: Mapping[QuotaEntity, Mapping[str, float]]) -> list[tuple[str, str, float]]:
+    return sorted((_text(entity), name, value) for entity, values in quotas.items() for name, value in values.items())

@@ -38,16 +38,16 @@ class TopicHeaders:
 
     def topics(self, batch: pa.RecordBatch) -> npt.NDArray[np.object_]:
         """Return the topic of each record; None for those left out."""
-        found = np.full(batch.num_rows, self.default, np.object_)
+        full = np.full(batch.num_rows, self.default, np.object_)
         headers = batch.column("headers")
         rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
         for name in reversed(self.names):
             mask = pc.and_(pc.equal(pairs.field("key"), name), pc.is_valid(pairs.field("value")))
             values = pairs.field("value").filter(mask).dictionary_encode()
             # Another encoding than UTF-8 is no topic's name; the brokers say so.
-            topics = [each.decode(errors="replace") for each in values.dictionary.to_pylist()]
-            found[rows.filter(mask).to_numpy()] = np.array(topics, np.object_)[values.indices.to_numpy()]
-        return found
+            topics = [name.decode(errors="replace") for name in values.dictionary.to_pylist()]
+            full[rows.filter(mask).to_numpy()] = np.array(topics, np.object_)[values.indices.to_numpy()]
+        return full
 
     def without_removed(self, headers: pa.Array) -> pa.Array:
         """Return the headers without those to remove."""
@@ -55,10 +55,10 @@ class TopicHeaders:
             return headers
         rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
         pattern = "^(" + "|".join(prefix.replace(".", r"\.") for prefix in self.removed) + ")"
-        kept = pc.invert(pc.match_substring_regex(pairs.field("key"), pattern))
-        counts = np.bincount(rows.filter(kept).to_numpy(), minlength=len(headers))
+        is_other = pc.invert(pc.match_substring_regex(pairs.field("key"), pattern))
+        counts = np.bincount(rows.filter(is_other).to_numpy(), minlength=len(headers))
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pairs.filter(kept)).cast(headers.type)
+        return pa.ListArray.from_arrays(pa.array(offsets), pairs.filter(is_other)).cast(headers.type)
 
 
 @dataclass
@@ -95,9 +95,9 @@ class Copy:
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
         """Copy a batch; return the offset of its first record that was not copied because of the limit."""
         unread = None
-        if self.limit is not None and batch.num_rows > (left := self.limit - self.counts.total()):
-            unread = int(batch.column("offset")[left].as_py())
-            batch = batch.slice(0, left)
+        if self.limit is not None and batch.num_rows > (room := self.limit - self.counts.total()):
+            unread = int(batch.column("offset")[room].as_py())
+            batch = batch.slice(0, room)
         for topic, records in self._by_topic(batch):
             self.counts[topic] += records.num_rows
             if self.producer is not None:

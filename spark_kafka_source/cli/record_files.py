@@ -43,7 +43,7 @@ class RecordFile:
 
     def __init__(self, path: Path, topic: str, types: Mapping[str, pa.DataType] | None = None) -> None:
         decoded = types or {}
-        self._schema = pa.schema([each.with_type(decoded.get(each.name, each.type)) for each in READ_SCHEMA])
+        self._schema = pa.schema([field.with_type(decoded.get(field.name, field.type)) for field in READ_SCHEMA])
         self._path = path.resolve()  # a link stays one
         self._partial = self._path.with_name(f".{path.name}.partial")
         self._topics = pa.array([topic])

@@ -39,8 +39,8 @@ class RecordFilter:
     @property
     def columns(self) -> frozenset[str]:
         """Columns that the filter reads."""
-        given = {"key": self.key is not None, "value": self.pattern is not None, "headers": bool(self.headers)}
-        return frozenset(name for name, used in given.items() if used)
+        conditions = {"key": self.key is not None, "value": self.pattern is not None, "headers": bool(self.headers)}
+        return frozenset(name for name, used in conditions.items() if used)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that fulfil all conditions."""
@@ -58,9 +58,9 @@ class RecordFilter:
 
 def _has_header(headers: pa.Array, name: str, value: bytes | None) -> pa.Array:
     rows, pairs = pc.list_parent_indices(headers), pc.list_flatten(headers)
-    found = pc.equal(pairs.field("key"), name)
+    matches = pc.equal(pairs.field("key"), name)
     if value is not None:
-        found = pc.and_(found, pc.equal(pairs.field("value"), pa.scalar(value, pa.binary())))
+        matches = pc.and_(matches, pc.equal(pairs.field("value"), pa.scalar(value, pa.binary())))
     mask = np.zeros(len(headers), np.bool_)
-    mask[rows.filter(found).to_numpy()] = True
+    mask[rows.filter(matches).to_numpy()] = True
     return pa.array(mask)

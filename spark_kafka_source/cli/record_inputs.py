@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.listing import CHOICES, listed
 from protocol.records.record_fields import HEADERS_TYPE
 
 LINES, JSON, CSV, PARQUET, ARROW = FORMATS = ("lines", "json", "csv", "parquet", "arrow")
@@ -94,16 +95,16 @@ def read_records(source: BinaryIO, how: InputFormat) -> Iterator[pa.RecordBatch]
 
 def _lines(source: BinaryIO) -> Iterator[pa.Array]:
     """Yield the complete lines that are there, as a binary array; waits only for the first of them."""
-    rest = b""
+    partial = b""
     while chunk := source.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]  # of buffered streams
         text, newline, last = chunk.rpartition(b"\n")
         if newline:
-            yield _split(rest + text)
-            rest = last
+            yield _split(partial + text)
+            partial = last
         else:
-            rest += chunk
-    if rest:
-        yield _split(rest)
+            partial += chunk
+    if partial:
+        yield _split(partial)
 
 
 def _split(text: bytes) -> pa.Array:
@@ -159,7 +160,7 @@ def _record(fields: Any) -> dict[str, Any]:
         headers = [{"key": name, "value": value} for name, value in headers.items()]
     return {
         **{name: _bytes(fields, name) for name in ("key", "value")},
-        "headers": [{"key": each["key"], "value": _bytes(each, "value")} for each in headers] or None,
+        "headers": [{"key": header["key"], "value": _bytes(header, "value")} for header in headers] or None,
         **{name: fields.get(name) for name in ("timestamp_ms", "partition")},
     }
 
@@ -219,7 +220,7 @@ def _records_of_rows(batch: pa.RecordBatch, how: InputFormat) -> pa.RecordBatch:
     names = batch.schema.names
     for column in (how.key_column, how.value_column):
         if column is not None and column not in names:
-            raise InputError(f"there is no column {column}; the columns are {', '.join(names)}")
+            raise InputError(f"there is no column {column}; the columns are {listed(names, CHOICES)}")
     value = how.value_column or ("value" if "value" in names else None)
     key = how.key_column or ("key" if "key" in names and value is not None else None)
     if value is None:
@@ -242,10 +243,10 @@ def _with_types(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _cast(name: str, column: pa.Array) -> pa.Array:
-    wanted = _TYPES[name]
-    if column.type == wanted or name not in ("key", "value"):
-        return column.cast(wanted)
+    kind = _TYPES[name]
+    if column.type == kind or name not in ("key", "value"):
+        return column.cast(kind)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     # A number as its digits.
-    return column.cast(pa.string()).cast(wanted) if not pa.types.is_large_binary(column.type) else column.cast(wanted)
+    return column.cast(pa.string()).cast(kind) if not pa.types.is_large_binary(column.type) else column.cast(kind)

@@ -38,8 +38,8 @@ def read_ranges(
         columns=columns,
         poll_timeout_ms=cluster.client.config.default_api_timeout_ms,
     )
-    for each, batch in reader:
-        receiver.take(each.topic_partition, batch)
+    for source_range, batch in reader:
+        receiver.take(source_range.topic_partition, batch)
         if receiver.done:
             return True
         if stop:

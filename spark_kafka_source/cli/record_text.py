@@ -49,6 +49,8 @@ def text_format(text: str) -> RecordFormat:
     `\r`, `\0`, `\\`, `\xHH` bytes. Null is rendered as nothing.
     """
     parts = _parse(text)
+    if not any(isinstance(part, str) for part in parts):
+        raise ValueError(f"{text!r} has no field, such as %v; for JSON give -J")
     needed = frozenset(name for part in parts if isinstance(part, str) for name in _FIELDS[part])
 
     def render(topic: str, partition: int, batch: pa.RecordBatch) -> bytes:
@@ -176,7 +178,9 @@ def _render_json(topic: str, partition: int, batch: pa.RecordBatch, decoded: Col
         *(head, _digits(batch.column("offset")), b', "timestamp_ms": ', _digits(batch.column("timestamp_ms"))),
         *(b', "key": ', key, b', "value": ', value, b', "headers": []}\n'),
     ]
-    return _joined([pa.scalar(each, pa.binary()) if isinstance(each, bytes) else each for each in pieces], len(batch))
+    return _joined(
+        [pa.scalar(piece, pa.binary()) if isinstance(piece, bytes) else piece for piece in pieces], len(batch)
+    )
 
 
 def _json_strings(column: pa.Array) -> pa.Array | None:
@@ -199,7 +203,7 @@ def _render_slowly(head: bytes, batch: pa.RecordBatch, decoded: Collection[str])
     errors = batch.column(ERROR).to_pylist() if ERROR in batch.schema.names else [None] * len(batch)
     lines = []
     for offset, time_ms, key, value, headers, error in zip(*columns, errors, strict=True):
-        pairs = [{"key": each["key"], **_json_field("value", each["value"])} for each in headers or ()]
+        pairs = [{"key": header["key"], **_json_field("value", header["value"])} for header in headers or ()]
         fields = [
             _json_members({"timestamp_ms": time_ms}),
             *(

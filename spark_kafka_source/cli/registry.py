@@ -53,9 +53,9 @@ def subjects(registry: SchemaRegistry, names: tuple[str, ...], all_versions: boo
     rows = []
     for name in names or sorted(registry.subjects()):
         for version in registry.versions(name) if all_versions else (None,):
-            found = registry.version(name, version)
-            references = ",".join(f"{each.subject}:{each.version}" for each in found.references) or None
-            rows.append((name, found.version, found.schema_id, found.kind, references))
+            schema = registry.version(name, version)
+            references = ",".join(f"{reference.subject}:{reference.version}" for reference in schema.references) or None
+            rows.append((name, schema.version, schema.schema_id, schema.kind, references))
     print_rows(("subject", "version", "id", "type", "references"), rows, output)
 
 
@@ -77,11 +77,11 @@ def schema(
     """
     if (subject is None) == (schema_id is None) or (schema_id is not None and version is not None):
         raise click.UsageError("Give either a subject, and --version if needed, or --id.")
-    found = registry.version(subject, version) if subject is not None else registry.by_id(schema_id or 0)
+    registered = registry.version(subject, version) if subject is not None else registry.by_id(schema_id or 0)
     if output == "table":
-        click.echo(_readable(found.text))
+        click.echo(_readable(registered.text))
         return
-    row = (found.subject, found.version, found.schema_id, found.kind, found.text)
+    row = (registered.subject, registered.version, registered.schema_id, registered.kind, registered.text)
     print_rows(("subject", "version", "id", "type", "schema"), [row], output)
 
 
@@ -123,12 +123,12 @@ def check(
       pykafka registry check orders-avro-value order.avsc -o json
     """
     kind = kind or _KIND_OF_SUFFIX.get(Path(file.name).suffix)
-    known = subject in registry.subjects()
+    exists = subject in registry.subjects()
     if kind is None:
-        kind = registry.version(subject).kind if known else "AVRO"
-    given = RegisteredSchema(file.read(), kind, references=references)
-    same = _registered(registry, subject, given) if known else None
-    compatible, reasons = (True, []) if same is not None else registry.compatible(subject, given)
+        kind = registry.version(subject).kind if exists else "AVRO"
+    schema = RegisteredSchema(file.read(), kind, references=references)
+    same = _registered(registry, subject, schema) if exists else None
+    compatible, reasons = (True, []) if same is not None else registry.compatible(subject, schema)
     row = (
         *(subject, compatible, None if same is None else same.version, None if same is None else same.schema_id),
         "; ".join(reasons) or None,
@@ -138,9 +138,9 @@ def check(
         click.get_current_context().exit(1)
 
 
-def _registered(registry: SchemaRegistry, subject: str, given: RegisteredSchema) -> RegisteredSchema | None:
+def _registered(registry: SchemaRegistry, subject: str, schema: RegisteredSchema) -> RegisteredSchema | None:
     try:
-        return registry.lookup(subject, given)
+        return registry.lookup(subject, schema)
     except RegistryFailed as error:
         if error.context.get("status") != _NOT_FOUND:
             raise

@@ -13,7 +13,7 @@ from protocol.secret import Secret
 SOURCES = "env:VARIABLE or file:PATH"
 
 
-def read_secret(source: str | None, what: str) -> Secret:
+def read_secret(source: str | None, subject: str) -> Secret:
     """Return a secret.
 
     Parameters
@@ -21,7 +21,7 @@ def read_secret(source: str | None, what: str) -> Secret:
     source : str or None
         `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice on the
         terminal.
-    what : str
+    subject : str
         Description for the prompt and for errors.
 
     Raises
@@ -31,18 +31,18 @@ def read_secret(source: str | None, what: str) -> Secret:
     """
     if source is None:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"There is no terminal to ask for the {what}; name its source: {SOURCES}.")
-        return Secret(click.prompt(what.capitalize(), hide_input=True, confirmation_prompt=True, err=True))
+            raise click.UsageError(f"There is no terminal to ask for the {subject}; name its source: {SOURCES}.")
+        return Secret(click.prompt(subject.capitalize(), hide_input=True, confirmation_prompt=True, err=True))
     kind, _, place = source.partition(":")
     if kind == "env" and place:
         if (value := os.environ.get(place)) is None:
-            raise click.UsageError(f"The environment variable {place} for the {what} is not set.")
+            raise click.UsageError(f"The environment variable {place} for the {subject} is not set.")
         return Secret(value)
     if kind == "file" and place:
         try:
             text = sys.stdin.read() if place == "-" else Path(place).read_text()
         except OSError as error:
-            raise click.UsageError(f"The file for the {what} cannot be read: {error.strerror}.") from error
+            raise click.UsageError(f"The file for the {subject} cannot be read: {error.strerror}.") from error
         return Secret(text.removesuffix("\n").removesuffix("\r"))
     # The text is not shown: it may be the secret itself.
-    raise click.UsageError(f"The source of the {what} is written as {SOURCES}.")
+    raise click.UsageError(f"The source of the {subject} is written as {SOURCES}.")

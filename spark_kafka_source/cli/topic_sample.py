@@ -38,7 +38,7 @@ def sample_partitions(cluster: Cluster, name: str, last: int) -> list[tuple[Any,
     described = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name]
     keys = [(name, number) for number in sorted(described.partitions)]
     begins, ends = (
-        {key: each.offset for key, each in admin.list_offsets(dict.fromkeys(keys, moment)).items()}
+        {key: offset.offset for key, offset in admin.list_offsets(dict.fromkeys(keys, moment)).items()}
         for moment in (EARLIEST, LATEST)
     )
     sizes = _sizes_on_disk(admin, cluster, keys, {key: described.partitions[key[1]].leader for key in keys})
@@ -48,12 +48,12 @@ def sample_partitions(cluster: Cluster, name: str, last: int) -> list[tuple[Any,
     reader = BoundedReader(
         cluster.client,
         cluster.consumer,
-        [each for each in ranges if each.until_offset > each.from_offset],
+        [source_range for source_range in ranges if source_range.until_offset > source_range.from_offset],
         columns=columns,
         poll_timeout_ms=cluster.left_ms,
     )
-    for each, batch in reader:
-        samples[each.topic, each.partition].append(_summary_columns(batch))
+    for source_range, batch in reader:
+        samples[source_range.topic, source_range.partition].append(_summary_columns(batch))
     return [(*key, ends[key] - begins[key], sizes.get(key), *_statistics(samples[key])) for key in keys]
 
 
@@ -62,12 +62,12 @@ def _sizes_on_disk(
 ) -> dict[TopicPartition, int]:
     """Return the bytes on the leader's disk; nothing without the right to see them."""
     try:
-        found = admin.describe_log_dirs(partitions=keys, timeout_ms=cluster.left_ms)
+        log_dirs = admin.describe_log_dirs(partitions=keys, timeout_ms=cluster.left_ms)
     except (AdminFailed, UnsupportedVersion):
         return {}
     return {
         key: replica.size_bytes
-        for node_id, directories in found.items()
+        for node_id, directories in log_dirs.items()
         for directory in directories.values()
         for key, replica in directory.replicas.items()
         if leaders.get(key) == node_id

@@ -42,16 +42,16 @@ def list_command(cluster: Cluster, internal: bool, output: str) -> None:
     """
     admin = Admin(cluster.client)
     names = list(admin.list_topics(internal=internal, timeout_ms=cluster.left_ms))
-    found = admin.describe_topics(names, timeout_ms=cluster.left_ms)
+    descriptions = admin.describe_topics(names, timeout_ms=cluster.left_ms)
     rows = [
         (
             topic.name,
             len(topic.partitions),
-            max((len(each.replicas) for each in topic.partitions.values()), default=0),
-            sum(len(each.isr) < len(each.replicas) for each in topic.partitions.values()),
+            max((len(partition.replicas) for partition in topic.partitions.values()), default=0),
+            sum(len(partition.isr) < len(partition.replicas) for partition in topic.partitions.values()),
             topic.topic_id,
         )
-        for topic in found.values()
+        for topic in descriptions.values()
     ]
     print_rows(("topic", "partitions", "replicas", "under_replicated", "topic_id"), rows, output)
 
@@ -71,18 +71,21 @@ def describe(cluster: Cluster, names: tuple[str, ...], configs: bool, all_config
       pykafka topics describe orders --all-configs -o yaml
     """
     admin = Admin(cluster.client)
-    found = admin.describe_topics(names, configs=configs or all_configs, timeout_ms=cluster.left_ms)
+    descriptions = admin.describe_topics(names, configs=configs or all_configs, timeout_ms=cluster.left_ms)
     if configs or all_configs:
-        columns, rows = ("topic", "name", "value", "source"), list(_settings(found.values(), everything=all_configs))
+        columns, rows = (
+            ("topic", "name", "value", "source"),
+            list(_settings(descriptions.values(), everything=all_configs)),
+        )
         print_rows(columns, rows, output)
         return
-    keys = [(topic.name, number) for topic in found.values() for number in sorted(topic.partitions)]
+    keys = [(topic.name, number) for topic in descriptions.values() for number in sorted(topic.partitions)]
     begins, ends = (
         admin.list_offsets(dict.fromkeys(keys, moment), timeout_ms=cluster.left_ms) for moment in (EARLIEST, LATEST)
     )
     rows = []
     for name, number in keys:
-        partition = found[name].partitions[number]
+        partition = descriptions[name].partitions[number]
         rows.append(
             (
                 name,
@@ -97,8 +100,8 @@ def describe(cluster: Cluster, names: tuple[str, ...], configs: bool, all_config
     print_rows(("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"), rows, output)
 
 
-def _settings(found: Iterable[TopicDescription], *, everything: bool) -> Iterable[tuple[Any, ...]]:
-    for topic in found:
+def _settings(descriptions: Iterable[TopicDescription], *, everything: bool) -> Iterable[tuple[Any, ...]]:
+    for topic in descriptions:
         entries: Mapping[str, ConfigEntry] = topic.configs or {}
         for name, entry in sorted(entries.items()):
             if everything or entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG:
@@ -263,20 +266,20 @@ def trim(
     if sum((before_offset is not None, before_ms is not None, everything)) != 1:
         raise click.UsageError("Give exactly one of --before-offset, --before and --all.")
     admin, (name, numbers) = Admin(cluster.client), target
-    known = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name].partitions
-    if missing := sorted(set(numbers or ()) - set(known)):
+    partitions = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name].partitions
+    if missing := sorted(set(numbers or ()) - set(partitions)):
         raise click.UsageError(f"{name} has no partition {missing[0]}.")
-    keys: list[TopicPartition] = [(name, number) for number in (numbers or sorted(known))]
+    keys: list[TopicPartition] = [(name, number) for number in (numbers or sorted(partitions))]
     begins, ends = (_offsets(admin, cluster, keys, moment) for moment in (EARLIEST, LATEST))
     if before_ms is not None:
-        found = _offsets(admin, cluster, keys, before_ms)
-        wanted = {key: found[key] if found[key] >= 0 else ends[key] for key in keys}
+        offsets = _offsets(admin, cluster, keys, before_ms)
+        targets = {key: offsets[key] if offsets[key] >= 0 else ends[key] for key in keys}
     else:
-        wanted = {key: ends[key] if before_offset is None else min(before_offset, ends[key]) for key in keys}
-    wanted = {key: max(offset, begins[key]) for key, offset in wanted.items()}
-    rows = [(*key, begins[key], wanted[key], wanted[key] - begins[key]) for key in keys]
+        targets = {key: ends[key] if before_offset is None else min(before_offset, ends[key]) for key in keys}
+    targets = {key: max(offset, begins[key]) for key, offset in targets.items()}
+    rows = [(*key, begins[key], targets[key], targets[key] - begins[key]) for key in keys]
     if execute:
-        due = {key: offset for key, offset in wanted.items() if offset > begins[key]}
+        due = {key: offset for key, offset in targets.items() if offset > begins[key]}
         admin.delete_records(due, timeout_ms=cluster.left_ms)
     print_rows(("topic", "partition", "log_start_offset", "new_log_start_offset", "records"), rows, output)
     if not execute:
@@ -285,7 +288,7 @@ def trim(
 
 def _offsets(admin: Admin, cluster: Cluster, keys: list[TopicPartition], moment: int) -> dict[TopicPartition, int]:
     listed = admin.list_offsets(dict.fromkeys(keys, moment), timeout_ms=cluster.left_ms)
-    return {key: each.offset for key, each in listed.items()}
+    return {key: offset.offset for key, offset in listed.items()}
 
 
 @topics.command()

@@ -18,6 +18,7 @@ from protocol.admin.transactions import (
     open_transactions,
 )
 from protocol.errors import BrokerError, UnsupportedVersion
+from protocol.listing import listed
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -54,8 +55,13 @@ def list_command(cluster: Cluster, prefix: str, states: tuple[str, ...], running
       pykafka txn list --state Ongoing --bootstrap-server broker-1:9092
       pykafka txn list --prefix orders-etl --running-longer-than 15m --output csv
     """
-    found = list_transactions(cluster.client, cluster.deadline, prefix=prefix, states=states, running_ms=running_ms)
-    rows = [(each.transactional_id, each.coordinator, each.producer_id, each.state) for each in found]
+    transactions = list_transactions(
+        cluster.client, cluster.deadline, prefix=prefix, states=states, running_ms=running_ms
+    )
+    rows = [
+        (transaction.transactional_id, transaction.coordinator, transaction.producer_id, transaction.state)
+        for transaction in transactions
+    ]
     print_rows(("transactional_id", "coordinator", "producer_id", "transaction_state"), rows, output)
 
 
@@ -72,18 +78,20 @@ def describe(cluster: Cluster, transactional_ids: tuple[str, ...], output: str) 
       pykafka txn describe orders-etl-0 orders-etl-1 --output json
     """
     rows = []
-    known = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
-    for name, found in known.items():
-        duration_ms = None if found.start_ms is None else max(0, time.time_ns() // 1_000_000 - found.start_ms)
-        partitions = ",".join(f"{topic}-{partition}" for topic, partition in sorted(found.partitions))
-        identity = (found.identity.producer_id, found.identity.producer_epoch)
-        times = (found.timeout_ms, found.start_ms, duration_ms)
-        rows.append((name, found.coordinator, *identity, found.state, *times, partitions or None))
+    transactions = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
+    for name, transaction in transactions.items():
+        duration_ms = (
+            None if transaction.start_ms is None else max(0, time.time_ns() // 1_000_000 - transaction.start_ms)
+        )
+        partitions = ",".join(f"{topic}-{partition}" for topic, partition in sorted(transaction.partitions))
+        identity = (transaction.identity.producer_id, transaction.identity.producer_epoch)
+        times = (transaction.timeout_ms, transaction.start_ms, duration_ms)
+        rows.append((name, transaction.coordinator, *identity, transaction.state, *times, partitions or None))
     if rows:
         identity_columns = ("transactional_id", "coordinator", "producer_id", "producer_epoch", "transaction_state")
         times_columns = ("timeout_ms", "start_time_ms", "duration_ms", "partitions")
         print_rows((*identity_columns, *times_columns), rows, output)
-    _complain_of(set(transactional_ids) - set(known))
+    _complain_of(set(transactional_ids) - set(transactions))
 
 
 @txn.command()
@@ -105,14 +113,14 @@ def hanging(cluster: Cluster, topics: tuple[tuple[str, tuple[int, ...] | None], 
       pykafka txn hanging orders orders-upper:0,1 -o json
     """
     keys = named_partitions(cluster.client, topics, cluster.deadline)
-    found = open_transactions(cluster.client, keys, cluster.deadline)
+    transactions = open_transactions(cluster.client, keys, cluster.deadline)
     owners: dict[int, str] = {}
-    if found:
+    if transactions:
         try:
-            owners = _owners(cluster, {each.producer_id for each in found})
+            owners = _owners(cluster, {transaction.producer_id for transaction in transactions})
         except (BrokerError, UnsupportedVersion) as error:  # not authorized, or Kafka before 3.0
             click.echo(f"Transactional ids are unknown: {error}", err=True)
-    rows = [(*_row(each), owners.get(each.producer_id)) for each in found]
+    rows = [(*_row(transaction), owners.get(transaction.producer_id)) for transaction in transactions]
     print_rows((*_OPEN, "transactional_id"), rows, output)
 
 
@@ -147,7 +155,7 @@ def abort(
       pykafka txn abort --topic orders --partition 0 --start-offset 1200 --execute
     """
     place = (topic, partition, start_offset)
-    if bool(transactional_ids) == any(each is not None for each in place):
+    if bool(transactional_ids) == any(option is not None for option in place):
         raise click.UsageError("Give either transactional ids, or --topic, --partition and --start-offset.")
     if transactional_ids:
         _abort_known(cluster, transactional_ids, execute, output)
@@ -161,53 +169,61 @@ def abort(
 
 def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: bool, output: str) -> None:
     rows = []
-    known = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
-    for name, found in known.items():
+    transactions = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
+    for name, transaction in transactions.items():
         after = abort_transaction(cluster.client, name, cluster.deadline) if execute else None
         epoch = None if after is None else after.producer_epoch
-        rows.append((name, found.state, found.state in OPEN_STATES, found.identity.producer_epoch, epoch))
+        rows.append(
+            (name, transaction.state, transaction.state in OPEN_STATES, transaction.identity.producer_epoch, epoch)
+        )
     if rows:
         columns = ("transactional_id", "transaction_state", "open", "producer_epoch", "new_producer_epoch")
         print_rows(columns, rows, output)
-    _complain_of(set(transactional_ids) - set(known))
+    _complain_of(set(transactional_ids) - set(transactions))
 
 
 def _complain_of(missing: Collection[str]) -> None:
     if missing:
-        raise click.ClickException(" ".join(f"Transactional id '{name}' does not exist." for name in sorted(missing)))
+        texts = [f"Transactional id '{name}' does not exist" for name in sorted(missing)]
+        raise click.ClickException(f"{listed(texts, separator='; ')}.")
 
 
 def _abort_hanging(cluster: Cluster, topic: str, partition: int, start_offset: int, execute: bool, output: str) -> None:
     every = open_transactions(cluster.client, [(topic, partition)], cluster.deadline)
-    found = [each for each in every if each.start_offset == start_offset]
-    if not found:
+    transactions = [transaction for transaction in every if transaction.start_offset == start_offset]
+    if not transactions:
         # The text of Kafka's own tool.
         raise click.ClickException(
             f"Could not find any open transactions starting at offset {start_offset} on partition {topic}-{partition}"
         )
-    if owners := _owners(cluster, {found[0].producer_id}):
+    producer_id = transactions[0].producer_id
+    if owners := _owners(cluster, {producer_id}):
         raise click.ClickException(
-            f"The transaction belongs to the transactional id '{owners[found[0].producer_id]}', which its coordinator "
+            f"The transaction belongs to the transactional id '{owners[producer_id]}', which its coordinator "
             "knows. Abort that id, so that all partitions of the transaction are aborted."
         )
     if execute:
-        abort_hanging(cluster.client, found[0], cluster.deadline)
-    print_rows(_OPEN, [_row(each) for each in found], output)
+        abort_hanging(cluster.client, transactions[0], cluster.deadline)
+    print_rows(_OPEN, [_row(transaction) for transaction in transactions], output)
 
 
 def _owners(cluster: Cluster, producer_ids: Collection[int]) -> dict[int, str]:
     """Return the transactional ids of open transactions that a coordinator knows, by producer id."""
-    known = list_transactions(cluster.client, cluster.deadline, producer_ids=producer_ids)
-    return {each.producer_id: each.transactional_id for each in known if each.state in OPEN_STATES}
+    transactions = list_transactions(cluster.client, cluster.deadline, producer_ids=producer_ids)
+    return {
+        transaction.producer_id: transaction.transactional_id
+        for transaction in transactions
+        if transaction.state in OPEN_STATES
+    }
 
 
-def _row(found: OpenTransaction) -> tuple[str | int | None, ...]:
+def _row(transaction: OpenTransaction) -> tuple[str | int | None, ...]:
     return (
-        found.topic,
-        found.partition,
-        found.start_offset,
-        found.producer_id,
-        found.producer_epoch,
-        found.coordinator_epoch if found.coordinator_epoch >= 0 else None,
-        found.last_timestamp_ms if found.last_timestamp_ms >= 0 else None,
+        transaction.topic,
+        transaction.partition,
+        transaction.start_offset,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        transaction.coordinator_epoch if transaction.coordinator_epoch >= 0 else None,
+        transaction.last_timestamp_ms if transaction.last_timestamp_ms >= 0 else None,
     )

@@ -10,7 +10,7 @@ from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.secrets import SOURCES, read_secret
 
-_MECHANISMS = {each.name.replace("_", "-"): each for each in ScramMechanism}
+_MECHANISMS = {mechanism.name.replace("_", "-"): mechanism for mechanism in ScramMechanism}
 _mechanism_type = click.Choice(list(_MECHANISMS), case_sensitive=False)
 
 
@@ -31,10 +31,10 @@ def list_command(cluster: Cluster, names: tuple[str, ...], output: str) -> None:
       pykafka users list
       pykafka users list alice bob -o json
     """
-    found = Admin(cluster.client).describe_user_scram_credentials(names or None, timeout_ms=cluster.left_ms)
+    scram_credentials = Admin(cluster.client).describe_user_scram_credentials(names or None, timeout_ms=cluster.left_ms)
     rows = [
         (user, mechanism.name.replace("_", "-"), iterations)
-        for user, credentials in sorted(found.items())
+        for user, credentials in sorted(scram_credentials.items())
         for mechanism, iterations in sorted(credentials.items())
     ]
     print_rows(("user", "mechanism", "iterations"), rows, output)
@@ -74,14 +74,14 @@ def delete(cluster: Cluster, names: tuple[str, ...], mechanism: str | None, yes:
       pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes
     """
     admin = Admin(cluster.client)
-    found = admin.describe_user_scram_credentials(names, timeout_ms=cluster.left_ms)
-    wanted = [
-        ScramDeletion(name, each)
+    scram_credentials = admin.describe_user_scram_credentials(names, timeout_ms=cluster.left_ms)
+    deletions = [
+        ScramDeletion(name, scram_mechanism)
         for name in dict.fromkeys(names)
-        for each in ([_MECHANISMS[mechanism.upper()]] if mechanism else sorted(found[name]))
+        for scram_mechanism in ([_MECHANISMS[mechanism.upper()]] if mechanism else sorted(scram_credentials[name]))
     ]
-    shown = ", ".join(f"{each.mechanism.name.replace('_', '-')} of {each.user}" for each in wanted)
+    shown = ", ".join(f"{deletion.mechanism.name.replace('_', '-')} of {deletion.user}" for deletion in deletions)
     if not yes:
         click.confirm(f"Delete {shown}?", abort=True, err=True)
-    admin.alter_user_scram_credentials(wanted, timeout_ms=cluster.left_ms)
+    admin.alter_user_scram_credentials(deletions, timeout_ms=cluster.left_ms)
     click.echo(f"deleted {shown}")

@@ -206,14 +206,14 @@ def _end_on_signals() -> None:
 @contextlib.contextmanager
 def _signals_deferred() -> Iterator[None]:
     """Defer signals until the block ends: interrupting a starting Spark would leave its JVM running."""
-    held: list[int] = []
+    pending: list[int] = []
     for number in _ENDING_SIGNALS:
-        signal.signal(number, lambda number, _: held.append(number))
+        signal.signal(number, lambda number, _: pending.append(number))
     try:
         yield
     finally:
         _end_on_signals()  # PySpark has replaced the handlers
-        if held:
+        if pending:
             raise KeyboardInterrupt
 
 

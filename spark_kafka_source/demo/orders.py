@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
+from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.producer.producer import Producer
 
@@ -102,7 +103,7 @@ class OrderStream:
         self._producer = Producer(client, ProducerConfig(compression_type="lz4"))
         self._per_second = per_second
         self._window_s = window_s
-        self._ended = threading.Event()
+        self._ended = Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="orders", daemon=True)
 
@@ -142,9 +143,9 @@ class OrderStream:
         self._producer.flush()
         self.sent += count
         for order in orders:
-            known = self.sums[SumKey(order.event_ms // 1000 // self._window_s * self._window_s, order.country)]
-            known.orders += 1
-            known.cents += order.cents
+            total = self.sums[SumKey(order.event_ms // 1000 // self._window_s * self._window_s, order.country)]
+            total.orders += 1
+            total.cents += order.cents
 
 
 def make_order(order_id: int, now_ms: int) -> Order:

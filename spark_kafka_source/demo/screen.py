@@ -91,13 +91,7 @@ class Watch:
     """Follows a query that reads one topic with one group; offsets are shown as sums over the topic's partitions."""
 
     def __init__(
-        self,
-        query: StreamingQuery,
-        client: Client,
-        options: Mapping[str, str],
-        group: str,
-        topic: str,
-        screen: Screen,
+        self, query: StreamingQuery, client: Client, options: Mapping[str, str], group: str, topic: str, screen: Screen
     ) -> None:
         self.late_rows = 0
         self.history = QueryHistory(query, options={**options, "kafka.group.id": group})
@@ -156,7 +150,7 @@ class Watch:
         for progress in self._query.recentProgress:
             if progress.batchId > self._last_batch:
                 self._last_batch = progress.batchId
-                self.late_rows += sum(int(each.numRowsDroppedByWatermark) for each in progress.stateOperators)
+                self.late_rows += sum(int(operator.numRowsDroppedByWatermark) for operator in progress.stateOperators)
                 self._show(progress)
 
     def _show(self, progress: StreamingQueryProgress) -> None:

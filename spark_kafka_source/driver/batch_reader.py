@@ -27,10 +27,6 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
     """The reader of a batch query: plans on the driver; executors get a `RangeReader`.
 
     It takes no filters: docs/decisions/0006-filter-pushdown.md.
-
-    Parameters
-    ----------
-    options : SourceOptions
     """
 
     @with_remedies()
@@ -51,14 +47,14 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
 
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
         options = self._options
-        found = discover(client, options, deadline)
-        starts = {key: each.offset for key, each in starting_offsets(client, options, found, deadline).items()}
-        ends = ending_offsets(client, options, found, deadline)
+        partitions = discover(client, options, deadline)
+        starts = {key: offset.offset for key, offset in starting_offsets(client, options, partitions, deadline).items()}
+        ends = ending_offsets(client, options, partitions, deadline)
         if options.end == "latest":
             # With an open transaction, the last stable offset may be before a group's offset.
             ends = {key: max(end, starts[key]) for key, end in ends.items()}
         _require_order(starts, ends)
-        ids = topic_ids(found)
+        ids = topic_ids(partitions)
         ranges = offset_ranges(
             Offsets(starts, ids=ids),
             Offsets(ends, ids=ids),

@@ -21,6 +21,7 @@ from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer,
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from protocol.listing import listed
+from protocol.once import log_once
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment
@@ -46,16 +47,21 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
         A broker refuses the request (authorization).
     """
     named = _named_topics(options)
-    found, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
+    partitions, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
+    servers = listed([f"{host}:{port}" for host, port in client.config.bootstrap_servers], separator=",")
     if absent:
-        servers = listed([f"{host}:{port}" for host, port in client.config.bootstrap_servers], separator=",")
         raise ConfigurationError(
             f"unknown topic(s) {listed(absent)}: the cluster at {servers} does not have them; create "
             f"them first, or correct the option {'assign' if options.assign is not None else 'subscribe'}"
         )
     if options.assign is not None:
-        _require_assigned(found, options.assign)
-    return found
+        _require_assigned(client, partitions, options.assign)
+    if not partitions:
+        log_once(
+            f"{subscription(options)} matches no topic of the cluster at {servers}, or none that this user may "
+            "describe: nothing is read"
+        )
+    return partitions
 
 
 def assign_all(
@@ -88,6 +94,14 @@ def is_subscribed(options: SourceOptions, key: TopicPartition) -> bool:
     return _is_subscribed_topic(options, topic) and (options.assign is None or partition in options.assign[topic])
 
 
+def subscription(options: SourceOptions) -> str:
+    """Return the subscribed topics for a message."""
+    topics = _named_topics(options)
+    if topics is None and options.subscribe_pattern is not None:
+        return f"subscribePattern={options.subscribe_pattern.pattern}"
+    return listed(sorted(topics or ()))
+
+
 def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
     """Return the subscribed partitions as `discover`, from one Metadata reply; missing ones are left out silently."""
     named = _named_topics(options)
@@ -105,8 +119,8 @@ def require_dead_letter_topic(client: Client, options: SourceOptions, deadline: 
         return
 
     def request() -> None:
-        found = client.metadata([topic], deadline, create=True).topics.get(topic)
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error_code
+        created = client.metadata([topic], deadline, create=True).topics.get(topic)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if created is None else created.error_code
         if code != ErrorCode.NONE:
             raise broker_error(code, f"topic {topic}", api="Metadata", topic=topic)
 
@@ -134,19 +148,19 @@ def _discover_with_retries(
 
     `existed`: the `expected` topics existed before. A new topic may be unknown to all brokers yet.
     """
-    found: dict[TopicPartition, bytes] = {}
+    partitions: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
     hint = " (if it was deleted together with its ACL, restore the ACL: brokers then report the deletion)" * existed
 
     def request(deadline: Deadline) -> None:
         topics = client.metadata(names, deadline).topics
-        absent[:] = _missing(expected, _subscribed(topics.values(), options))
+        absent[:] = _missing(expected, topics.values(), _subscribed(topics.values(), options))
         if names is None and absent:
             topics = client.metadata(absent, deadline).topics
-        found.clear()
-        found.update(sorted(_subscribed(topics.values(), options).items()))
-        absent[:] = _missing(expected, found)
-        for topic in (topics[each] for each in absent if each in topics):
+        partitions.clear()
+        partitions.update(sorted(_subscribed(topics.values(), options).items()))
+        absent[:] = _missing(expected, topics.values(), partitions)
+        for topic in (topics[name] for name in absent if name in topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}{hint}", api="Metadata", topic=topic.name)
         if absent:
@@ -171,12 +185,17 @@ def _discover_with_retries(
 
         with contextlib.suppress(TopicUnknown):
             client.retrying("Metadata of the subscribed topics", retry, retry_deadline)
-    return found, absent
+    return partitions, absent
 
 
-def _missing(expected: Collection[str] | Collection[TopicPartition], found: Collection[TopicPartition]) -> list[str]:
-    present = {*found, *(topic for topic, _ in found)}
-    return sorted({each if isinstance(each, str) else each[0] for each in expected if each not in present})
+def _missing(
+    expected: Collection[str] | Collection[TopicPartition],
+    topics: Iterable[Topic],
+    discovered: Collection[TopicPartition],
+) -> list[str]:
+    """Return the topics of `expected` that do not exist, or lack an expected partition."""
+    present = {*discovered, *(topic.name for topic in topics if topic.error_code == ErrorCode.NONE)}
+    return sorted({key if isinstance(key, str) else key[0] for key in expected if key not in present})
 
 
 def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
@@ -185,10 +204,10 @@ def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Dead
     Partitions without a leader are left out. A stale leader costs one round trip, so nothing is retried.
     """
     try:
-        found, _ = client.leaders(partitions, deadline)
+        brokers, _ = client.leaders(partitions, deadline)
     except KafkaError:
         return {}
-    return {key: broker.node_id for key, (broker, _) in found.items()}
+    return {key: broker.node_id for key, (broker, _) in brokers.items()}
 
 
 def retry_unknown_topics(client: Client, find: Callable[[], T], deadline: Deadline) -> T:
@@ -211,7 +230,7 @@ def _is_subscribed_topic(options: SourceOptions, topic: str) -> bool:
 
 
 def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPartition, bytes]:
-    found: dict[TopicPartition, bytes] = {}
+    partitions: dict[TopicPartition, bytes] = {}
     for topic in topics:
         if topic.error_code != ErrorCode.NONE or not _is_subscribed_topic(options, topic.name):
             continue
@@ -221,15 +240,19 @@ def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPa
             numbers = [number for number in options.assign[topic.name] if number in topic.partitions]
         else:
             numbers = list(topic.partitions)
-        found.update({(topic.name, number): topic.topic_id for number in numbers})
-    return found
+        partitions.update({(topic.name, number): topic.topic_id for number in numbers})
+    return partitions
 
 
-def _require_assigned(found: Collection[TopicPartition], assign: Mapping[str, Collection[int]]) -> None:
+def _require_assigned(
+    client: Client, existing: Collection[TopicPartition], assign: Mapping[str, Collection[int]]
+) -> None:
     assigned = [(topic, number) for topic, numbers in assign.items() for number in numbers]
-    missing = [key for key in assigned if key not in found]
+    missing = [key for key in assigned if key not in existing]
     if missing:
+        topics = filter(None, (client.remembered_topic(name) for name in dict.fromkeys(name for name, _ in missing)))
         raise ConfigurationError(
-            f"assign: the partition(s) {partition_names(missing)} do not exist; existing ones: "
-            f"{partition_names(found) or 'none'}. Correct the option assign"
+            f"assign: the partition(s) {partition_names(missing)} do not exist; "
+            f"{listed([f'{topic.name} has {len(topic.partitions)}' for topic in topics])}, counted from 0. Correct the "
+            "option assign"
         )

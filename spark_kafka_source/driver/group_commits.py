@@ -12,11 +12,11 @@ from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, KafkaError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.committed_offsets import fetch_offsets, to_commit
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.membership import Membership
 from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import TopicPartition
 from protocol.listing import listed
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
@@ -86,16 +86,15 @@ class GroupCommits:
             The member that had the assignment; nothing is committed if it has lost it since.
         """
         if self.manager is not None:
-            ids, owned, epochs = completed.ids, assignment.owned, assignment.epochs(completed)
+            owned = assignment.owned
             offsets = {
-                key: CommittedOffset(offset, epochs.get(key, NO_LEADER_EPOCH))
-                for key, offset in assignment.positions(completed).items()
-                if key in owned and ids.get(key[0], owned[key]) == owned[key]
+                key: to_commit(position)
+                for key, position in assignment.positions(completed).items()
+                if key in owned and position.is_in(owned[key])
             }
-            self._log(self.manager.group, {key: each.offset for key, each in offsets.items()})
+            self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})
             self.manager.retain(offsets)
-            # After truncation or recreation, the offset may be lower than before.
-            self.manager.reset(offsets, member, topic_ids=owned)
+            self.manager.stage(offsets, member, topic_ids=owned)
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Log the offsets that have changed since the last call: once for each batch."""

@@ -18,11 +18,11 @@ from types import FrameType
 from protocol.admin.groups import describe_group
 from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -47,12 +47,12 @@ _MAX_CLOSE_S = 2.0
 class _AssignedPartition:
     """An assigned partition.
 
-    `start` is the group's offset at the assignment, None without one. It applies until the query has completed a batch
-    after `completed`, its last one at the assignment: that batch begins at `start`, or at a truncation before it.
+    `start` is the group's position at the assignment, None without one. It applies until the query has completed a
+    batch after `completed`, its last one at the assignment: that batch begins at `start`, or at a truncation before it.
     """
 
     topic_id: bytes
-    start: CommittedOffset | None
+    start: Position | None
     completed: int = 0
 
 
@@ -103,9 +103,8 @@ class QueryMembership:
         KafkaError
             The query cannot be a member; or as `start_offsets` for group offsets that are not in the log.
         """
-        for key, offset in existing.added.items():
+        for key, start in existing.added.items():
             if key in existing.owned:
-                start = CommittedOffset(offset, existing.added_epochs.get(key, NO_LEADER_EPOCH))
                 self._starting.setdefault(key, _AssignedPartition(existing.owned[key], start))
         self._drop_passed_starts(completed)
         membership = self._subscribe(existing)
@@ -128,12 +127,7 @@ class QueryMembership:
             for key, assigned in self._assigned.items()
             if assigned.start is not None and assigned.topic_id == owned.get(key)
         }
-        self._last = QueryAssignment(
-            owned,
-            added={key: start.offset for key, start in starts.items()},
-            revoked=existing.owned.keys() - owned.keys(),
-            added_epochs={key: start.leader_epoch for key, start in starts.items() if start.leader_epoch >= 0},
-        )
+        self._last = QueryAssignment(owned, starts, revoked=existing.owned.keys() - owned.keys())
         return self._last
 
     @property

@@ -18,20 +18,24 @@ from a checkpoint begins with `partitions(end, end)` of the last complete batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer.log_samples import RecordSizes
+from protocol.errors import ConfigurationError
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.listing import listed
 from protocol.once import log_once
-from spark_kafka_source.driver.discovery import discover, retry_unknown_topics
+from protocol.position import Position
+from spark_kafka_source.driver.discovery import discover, is_subscribed, retry_unknown_topics, subscription
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import Confirmed, LogSnapshot
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
 from spark_kafka_source.process_state import PROCESS
 
@@ -59,7 +63,7 @@ class QueryState:
         Number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     logs : LogSnapshot or None
         The logs in the last trigger; None before the first one.
-    confirmed : dict of TopicPartition to Confirmed
+    confirmed : dict of TopicPartition to Position
         Positions at which leaders have confirmed the records before them; asked once after an election.
     last_batch_ms : float or None
         Time of the last trigger that did not wait for `minOffsetsPerTrigger`.
@@ -76,7 +80,7 @@ class QueryState:
         self.planned_end = STARTING_OFFSETS
         self.replay_lost: dict[TopicPartition, int] = {}
         self.logs: LogSnapshot | None = None
-        self.confirmed: dict[TopicPartition, Confirmed] = {}
+        self.confirmed: dict[TopicPartition, Position] = {}
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None
 
@@ -89,8 +93,19 @@ class QueryState:
         """Return the deadline of one call: as long as Spark's connector retries (`fetchOffset.numRetries`)."""
         return self.client.deadline(self.options.offsets_timeout_ms)
 
-    def require_cluster_of(self, offsets: Offsets, deadline: Deadline) -> None:
-        """Raise `ConfigurationError` if the checkpoint has offsets of another cluster."""
+    def require_own_checkpoint(self, offsets: Offsets, deadline: Deadline) -> None:
+        """Raise `ConfigurationError` if the checkpoint has offsets of another cluster, or of other topics only.
+
+        With `failOnDataLoss=false`, the first trigger warns of other topics.
+        """
+        is_own = any(is_subscribed(self.options, key) for key in offsets.ends)
+        if offsets.ends and not is_own and self.options.fail_on_data_loss:
+            raise ConfigurationError(
+                f"The checkpoint belongs to another query: it has offsets of "
+                f"{listed(sorted({topic for topic, _ in offsets.ends}))}, and this query subscribes to "
+                f"{subscription(self.options)}. Nothing is read or committed. Use the checkpointLocation that belongs "
+                "to this query, or a new one"
+            )
         if offsets.cluster_id is not None:
             self.client.brokers(deadline)
             servers = listed([f"{host}:{port}" for host, port in self.client.config.bootstrap_servers], separator=",")
@@ -108,11 +123,7 @@ class QueryState:
             def find() -> Offsets:
                 partitions = discover(self.client, self.options, deadline)
                 starts = starting_offsets(self.client, self.options, partitions, deadline)
-                return Offsets(
-                    {key: each.offset for key, each in starts.items()},
-                    ids=topic_ids(partitions),
-                    epochs={key: each.leader_epoch for key, each in starts.items() if each.leader_epoch >= 0},
-                )
+                return replace(Offsets.at(starts), ids=topic_ids(partitions))
 
             self._starting = retry_unknown_topics(self.client, find, deadline)
         return self._starting

@@ -68,16 +68,19 @@ def count_lost(query: QueryState, ranges: Sequence[Range]) -> dict[TopicPartitio
     """
     deadline = query.client.deadline(_COUNT_MS)
     try:
-        topics = query.client.metadata({each.topic for each in ranges}, deadline).topics
-        known = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
-        if unknown := sorted({each.topic_partition for each in ranges} - known):
+        topics = query.client.metadata({source_range.topic for source_range in ranges}, deadline).topics
+        keys = {(topic.name, number) for topic in topics.values() for number in topic.partitions}
+        if unknown := sorted({source_range.topic_partition for source_range in ranges} - keys):
             log.warning(
-                "unknown to the brokers at the moment, so lost offsets are not counted: %s",
-                partition_names(unknown),
+                "unknown to the brokers at the moment, so lost offsets are not counted: %s", partition_names(unknown)
             )
-        existing = [each for each in ranges if each.topic_partition in known]
-        existing = [each for each in existing if not is_another_topic(topics[each.topic].topic_id, each.topic_id)]
-        starts = log_start_offsets(query.client, {each.topic_partition for each in existing}, deadline)
+        existing = [source_range for source_range in ranges if source_range.topic_partition in keys]
+        existing = [
+            source_range
+            for source_range in existing
+            if not is_another_topic(topics[source_range.topic].topic_id, source_range.topic_id)
+        ]
+        starts = log_start_offsets(query.client, {source_range.topic_partition for source_range in existing}, deadline)
         return data_loss.count_skipped(existing, starts)
     except KafkaError as error:
         log.warning("lost offsets of the replayed batch are not counted: %s", with_option_names(error))

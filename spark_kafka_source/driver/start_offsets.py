@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from protocol.clock import Deadline
 from protocol.cluster.client import Client
@@ -16,9 +17,10 @@ from protocol.consumer.list_offsets import list_offsets
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.consumer_group.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import CommittedOffset, TopicIds, fetch_start_offsets
+from protocol.group.committed_offsets import TopicIds, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.listing import listed
+from protocol.position import Position
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,
     START_OFFSET_RESET,
@@ -37,12 +39,12 @@ OffsetSpec = str | ByPartition
 
 def starting_offsets(
     client: Client, options: SourceOptions, partitions: TopicIds, deadline: Deadline
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the start offset of each partition, from `startingOffsets` or an option with times.
+) -> dict[TopicPartition, Position]:
+    """Return the start position of each partition, from `startingOffsets` or an option with times.
 
-    `partitions` are those to read, with the ids of their topics. Offsets of the group have the leader epochs with which
-    they were committed. Logs the start of a streaming query and its reason once: as a warning if existing records are
-    not read.
+    `partitions` are those to read, with the ids of their topics. Positions of the group have the leader epochs with
+    which they were committed. Logs the start of a streaming query and its reason once: as a warning if existing records
+    are not read.
 
     Raises
     ------
@@ -53,7 +55,7 @@ def starting_offsets(
     """
     spec = options.start
     started_at_latest: Collection[TopicPartition] = ()
-    committed: dict[TopicPartition, CommittedOffset] = {}
+    committed: dict[TopicPartition, Position] = {}
     if spec == "group":
         committed = group_offsets(client, options, partitions, deadline)
         offsets, missing_offsets = _offsets_of_group(client, options, committed, partitions, deadline)
@@ -77,7 +79,10 @@ def starting_offsets(
     if options.streaming:
         skipped_starts = log_start_offsets(client, started_at_latest, deadline)
         _log_start_positions(offsets, reason, sum(offsets[key] - start for key, start in skipped_starts.items()))
-    return {key: committed.get(key, CommittedOffset(offset)) for key, offset in offsets.items()}
+    return {
+        key: committed[key] if key in committed else Position(offset, topic_id=partitions[key])
+        for key, offset in offsets.items()
+    }
 
 
 def _group_start_reason(
@@ -157,13 +162,12 @@ def high_watermarks(
     client: Client,
     partitions: Collection[TopicPartition],
     deadline: Deadline,
-    *,
-    known_epochs: Mapping[TopicPartition, int] | None = None,
+    positions_read: Mapping[TopicPartition, Position] = MappingProxyType({}),
 ) -> dict[TopicPartition, int]:
-    """Return the high watermarks. `known_epochs` as in `list_offsets`."""
+    """Return the high watermarks. `positions_read` as in `list_offsets`."""
     latest = dict.fromkeys(partitions, LATEST)
     listed = list_offsets(
-        client, latest, deadline=deadline, known_epochs=known_epochs, unknown_topic_s=SUSPECT_DELETED_S
+        client, latest, deadline=deadline, positions_read=positions_read, unknown_topic_s=SUSPECT_DELETED_S
     )
     return {key: entry.offset for key, entry in listed.items()}
 
@@ -188,9 +192,9 @@ def _offsets_at_time(
         _require_same_partitions(spec.option, times_ms, partitions, TIMESTAMPS_DO_NOT_MATCH_ASSIGNED)
     # Request the ends first, so that records written after that are not included.
     ends = log_end_offsets(client, options, partitions, deadline)
-    found = offsets_for_times(client, options, times_ms, deadline)
-    offsets = {key: min(found.get(key, ends[key].offset), ends[key].offset) for key in partitions}
-    return offsets, sorted(set(partitions) - set(found))
+    first_offsets = offsets_for_times(client, options, times_ms, deadline)
+    offsets = {key: min(first_offsets.get(key, ends[key].offset), ends[key].offset) for key in partitions}
+    return offsets, sorted(set(partitions) - set(first_offsets))
 
 
 def _resolve(
@@ -269,8 +273,8 @@ def group_offsets(
     deadline: Deadline,
     *,
     after: Mapping[TopicPartition, int] | None = None,
-) -> dict[TopicPartition, CommittedOffset]:
-    """Return the group's offsets in these topics; partitions without one, or with one not beyond `after`, are left out.
+) -> dict[TopicPartition, Position]:
+    """Return the group's positions in these topics that are beyond `after`.
 
     An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`; so is
     one whose leader epoch ended before it (KIP-320): the log was truncated, and may have grown again.
@@ -288,15 +292,16 @@ def group_offsets(
         return {}
     valid, out_of_range = check_committed(client, committed, deadline, unknown_topic_s=SUSPECT_DELETED_S)
     latest = log_end_offsets(client, options, out_of_range, deadline) if out_of_range else {}
-    for key, found in sorted(out_of_range.items()):
-        valid[key] = CommittedOffset(_replace_out_of_range(options, key, found, latest[key].offset))
+    for key, loss in sorted(out_of_range.items()):
+        offset = _replace_out_of_range(options, key, loss, latest[key].offset)
+        valid[key] = Position(offset, topic_id=partitions[key])
     return valid
 
 
 def _offsets_of_group(
     client: Client,
     options: SourceOptions,
-    committed: Mapping[TopicPartition, CommittedOffset],
+    committed: Mapping[TopicPartition, Position],
     partitions: Collection[TopicPartition],
     deadline: Deadline,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
@@ -315,7 +320,7 @@ def _offsets_of_group(
     return offsets | ends, missing_offsets
 
 
-def _replace_out_of_range(options: SourceOptions, key: TopicPartition, found: OutOfRange, latest: int) -> int:
+def _replace_out_of_range(options: SourceOptions, key: TopicPartition, loss: OutOfRange, latest: int) -> int:
     """Return the replacement of a group's offset outside of the log; log skipped offsets.
 
     Raises
@@ -329,10 +334,10 @@ def _replace_out_of_range(options: SourceOptions, key: TopicPartition, found: Ou
             f"set kafka.auto.offset.reset=earliest or latest to start at the beginning or end of the log. Or {remedy}"
         )
     spec = options.group_out_of_range
-    replacement = {"earliest": found.log_start, "latest": latest}.get(spec, found.nearest)
+    replacement = {"earliest": loss.log_start, "latest": latest}.get(spec, loss.nearest)
     reset = "failOnDataLoss=false" if spec == "nearest" else f"kafka.auto.offset.reset={spec}"
-    skipped = f"Starts at {replacement}: {max(0, replacement - found.first_unread)} offsets are skipped"
-    message = found.describe(key, f"group {options.consumer.group_id}: its")
+    skipped = f"Starts at {replacement}: {max(0, replacement - loss.first_unread)} offsets are skipped"
+    message = loss.describe(key, f"group {options.consumer.group_id}: its")
     raise_or_warn(
         [Loss(START_OFFSET_RESET, message, key, f"To continue, {remedy}", f"{reset}. {skipped}")], fail=spec == "fail"
     )
@@ -340,4 +345,8 @@ def _replace_out_of_range(options: SourceOptions, key: TopicPartition, found: Ou
 
 
 def _flatten(numbers: ByPartition) -> dict[TopicPartition, int]:
-    return {(topic, partition): number for topic, each in numbers.items() for partition, number in each.items()}
+    return {
+        (topic, partition): number
+        for topic, numbers_of_topic in numbers.items()
+        for partition, number in numbers_of_topic.items()
+    }

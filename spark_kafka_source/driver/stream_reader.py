@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
@@ -21,19 +20,13 @@ from protocol.kafka_terms import TopicPartition
 from protocol.once import log_once
 from protocol.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
-from spark_kafka_source.driver.discovery import (
-    discover_present,
-    is_subscribed,
-    require_dead_letter_topic,
-    retry_unknown_topics,
-)
+from spark_kafka_source.driver.discovery import discover_present, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_end_offsets
 from spark_kafka_source.driver.trigger import Trigger
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -150,9 +143,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         query.planned_end = end
         batch_end = Offsets.from_json_dict(end)
         if not query.running:
-            query.require_cluster_of(batch_end, query.deadline())
-            foreign = data_loss.foreign_checkpoint(batch_end, partial(is_subscribed, options))
-            data_loss.raise_or_warn(foreign, fail=options.fail_on_data_loss)
+            query.require_own_checkpoint(batch_end, query.deadline())
         batch_start = (
             replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
         )
@@ -204,7 +195,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
         if not query.running:
-            query.require_cluster_of(completed, deadline)
+            query.require_own_checkpoint(completed, deadline)
         if not query.running and completed.schemas:
             from spark_kafka_source.driver.reader_schemas import require_same_versions
 

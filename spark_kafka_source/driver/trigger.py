@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from protocol.clock import Deadline
-from protocol.consumer.list_offsets import known_ends_of_epochs
+from protocol.consumer.list_offsets import ends_of_epochs
 from protocol.errors import TopicUnknown
 from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
 from spark_kafka_source.driver.discovery import (
     assign_all,
     discover_present,
@@ -22,11 +23,7 @@ from spark_kafka_source.driver.discovery import (
     retry_unknown_topics,
 )
 from spark_kafka_source.driver.query_state import QueryState
-from spark_kafka_source.driver.start_offsets import (
-    high_watermarks,
-    log_end_offsets,
-    log_start_offsets,
-)
+from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
@@ -87,8 +84,8 @@ class Trigger:
             # A driver suspended between the two requests sees records of other members; its deadline may have passed.
             self.deadline = self.query.deadline()
             logs = self._assigned_logs()
-        if self._options.consumer.isolation_level == "read_committed" and (epochs := logs.ends_before_position()):
-            last = high_watermarks(self._client, epochs, self.deadline, known_epochs=epochs)
+        if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
+            last = high_watermarks(self._client, ends, self.deadline, ends)
             logs = replace(logs, high_watermarks=last)
         before, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (before.stale if before else set()))
@@ -98,11 +95,12 @@ class Trigger:
 
     def _assigned_logs(self) -> LogSnapshot:
         """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
-        known = self.completed.ends.keys() | self.starting.ends.keys()
-        assignment = assign_all(self._client, self._options, known, self.deadline)
+        keys = self.completed.ends.keys() | self.starting.ends.keys()
+        assignment = assign_all(self._client, self._options, keys, self.deadline)
         starting, owned = self.starting, assignment.owned
-        epochs = {key: epoch for key, epoch in starting.epochs.items() if owned.get(key) == starting.ids.get(key[0])}
-        assignment = replace(assignment, added={**starting.ends, **assignment.added}, added_epochs=epochs)
+        same = {key for key in starting.epochs if owned.get(key) == starting.ids.get(key[0])}
+        starts = {key: start if key in same else Position(start.offset) for key, start in starting.positions.items()}
+        assignment = replace(assignment, added={**starts, **assignment.added})
         if self.query.membership is not None:
             available_now = self.query.target is not None
             assignment = self.query.membership.assignment(
@@ -131,26 +129,26 @@ class Trigger:
 
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
-        truncated, epochs, owned = backlog.truncated(), backlog.logs.epochs, backlog.logs.assignment.owned
+        truncated, positions, owned = backlog.truncated(), backlog.logs.positions, backlog.logs.assignment.owned
         present = discover_present(self._client, self._options, self.deadline) if truncated else {}
         for key in truncated:
             if present.get(key) != owned[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
         unconfirmed = backlog.logs.unconfirmed(self.query.confirmed)
-        asked = {key: epochs[key] for key in [*truncated, *unconfirmed] if key in epochs}
-        epoch_ends = known_ends_of_epochs(self._client, asked, self.deadline)
+        suspects = {key: positions[key] for key in [*truncated, *unconfirmed] if key in positions}
+        epoch_ends = ends_of_epochs(self._client, suspects, self.deadline)
         divergent = {}
         for key in truncated:
             end = backlog.ends[key]
             divergent[key] = min(end, epoch_ends.get(key, end))
             self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
         for key in sorted(epoch_ends.keys() - divergent.keys()):
-            epoch_end, position = epoch_ends[key], backlog.logs.positions[key]
-            if epoch_end < position:
+            epoch_end, position = epoch_ends[key], positions[key]
+            if epoch_end < position.offset:
                 divergent[key] = epoch_end
-                self._raise_or_defer([data_loss.regrown(key, position, asked[key], epoch_end)])
-        self.query.confirmed |= {key: each for key, each in unconfirmed.items() if key not in divergent}
+                self._raise_or_defer([data_loss.regrown(key, position, epoch_end)])
+        self.query.confirmed |= {key: position for key, position in unconfirmed.items() if key not in divergent}
         return divergent
 
     def _new_log_starts(self, backlog: Backlog) -> dict[TopicPartition, int]:

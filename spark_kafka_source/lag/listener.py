@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from protocol.condition import Lock
 from protocol.errors import KafkaError, UsageError
 from protocol.once import log_once
 from spark_kafka_source.lag.of_query import groups_of_progress, lag_of_query
@@ -104,7 +105,7 @@ class LagListener(StreamingQueryListener):
         self._options = options
         self._sample_ms = sample_ms
         # Guards the fields below.
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._history: deque[_Trigger] = deque(maxlen=kept)
         self._number = 0
         self._latest: dict[str, tuple[int, Lag]] = {}
@@ -119,7 +120,10 @@ class LagListener(StreamingQueryListener):
     @property
     def history(self) -> list[LagAtTime]:
         """The lag after each trigger, oldest first."""
-        return [LagAtTime(each.time, each.query, each.batch, Lag.from_arrow(each.table)) for each in self._triggers()]
+        return [
+            LagAtTime(trigger.time, trigger.query, trigger.batch, Lag.from_arrow(trigger.table))
+            for trigger in self._triggers()
+        ]
 
     @property
     def latest(self) -> dict[str, Lag]:
@@ -270,9 +274,9 @@ class LagListener(StreamingQueryListener):
     def to_arrow(self) -> pa.Table:
         """Return one row per trigger and partition, with the columns of `HISTORY_SCHEMA`."""
         tables = [HISTORY_SCHEMA.empty_table()]
-        for each in self._triggers():
-            partitions = each.table
-            first = {"time": each.time, "query": each.query, "batch": each.batch}
+        for trigger in self._triggers():
+            partitions = trigger.table
+            first = {"time": trigger.time, "query": trigger.query, "batch": trigger.batch}
             columns = [
                 pa.repeat(pa.scalar(value, HISTORY_SCHEMA.field(name).type), len(partitions))
                 for name, value in first.items()
@@ -287,8 +291,8 @@ class LagListener(StreamingQueryListener):
     def plot(self, axes: Axes | None = None) -> Axes:
         """Plot a line per query, the sum of its partitions. Needs matplotlib, as `Lag.plot`."""
         points: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
-        for each in sorted(self._triggers(), key=lambda each: each.query):
-            points[each.query].append((each.time, each.offsets_behind))
+        for trigger in sorted(self._triggers(), key=lambda trigger: trigger.query):
+            points[trigger.query].append((trigger.time, trigger.offsets_behind))
         return lines(points, axes)
 
 

@@ -71,12 +71,12 @@ def lag_of_group(
 
 def partitions_of(client: Client, topics: list[str], deadline: Deadline, *, must_exist: bool) -> list[TopicPartition]:
     """Return the current partitions of topics. Raises `BrokerError`, for an unknown topic only if it `must_exist`."""
-    found = client.metadata(topics, deadline).topics if topics else {}
+    topics_by_name = client.metadata(topics, deadline).topics if topics else {}
     keys: list[TopicPartition] = []
     for name in topics:
-        code = found[name].error_code if name in found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        code = topics_by_name[name].error_code if name in topics_by_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if code == ErrorCode.NONE:
-            keys += [(name, partition) for partition in found[name].partitions]
+            keys += [(name, partition) for partition in topics_by_name[name].partitions]
         elif must_exist or code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise broker_error(code, f"topic {name}", topic=name)
     return keys

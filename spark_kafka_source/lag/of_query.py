@@ -23,11 +23,7 @@ log = logging.getLogger(__name__)
 
 @with_remedies()
 def lag_of_query(
-    query: Any,
-    *,
-    options: Options | None = None,
-    sample_ms: float = SAMPLE_MS,
-    timeout_ms: float | None = None,
+    query: Any, *, options: Options | None = None, sample_ms: float = SAMPLE_MS, timeout_ms: float | None = None
 ) -> Lag:
     """Return the distance of a query's last completed batch from the log ends.
 
@@ -66,17 +62,17 @@ def lag_of_query(
     config, consumer = configs(options)
     client = PROCESS.client(config)
     ends: dict[TopicPartition, ListedOffset] = {}
-    asked = {(row.topic, row.partition): LATEST for row in lag if row.committed is not None}
+    times = {(row.topic, row.partition): LATEST for row in lag if row.committed is not None}
     deadline = client.deadline(timeout_ms)
     try:
-        list_offsets(client, asked, isolation_level=consumer.isolation_level, deadline=deadline, found=ends)
+        list_offsets(client, times, isolation_level=consumer.isolation_level, deadline=deadline, offsets_before=ends)
     except KafkaError as error:
         if without_ends:
             raise
         log.warning("some lags are those at the time of the batch's plan, without the current log ends: %s", error)
     lag = Lag(
         tuple(
-            row._replace(end=found.offset) if (found := ends.get((row.topic, row.partition))) is not None else row
+            row._replace(end=offset.offset) if (offset := ends.get((row.topic, row.partition))) is not None else row
             for row in lag
         )
     )
@@ -84,14 +80,14 @@ def lag_of_query(
 
 
 def _progress(query: Any) -> Mapping[str, Any]:
-    found = query.lastProgress if hasattr(query, "lastProgress") else query
+    progress = query.lastProgress if hasattr(query, "lastProgress") else query
     # Offsets are objects in the JSON, and strings in the fields of the progress.
-    found = getattr(found, "json", found)
-    if isinstance(found, str):
-        found = json.loads(found)
-    if not isinstance(found, Mapping):
+    progress = getattr(progress, "json", progress)
+    if isinstance(progress, str):
+        progress = json.loads(progress)
+    if not isinstance(progress, Mapping):
         raise UsageError("this query has no progress yet: wait for its first trigger")
-    return found
+    return progress
 
 
 def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:

@@ -90,9 +90,9 @@ class LagCollector(Collector):
         """Yield the families that have values."""
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in NAMES.items()}
         ends: dict[tuple[str, str], int] = {}
-        for each in self._read():
-            query = "" if each.active is None else each.name
-            for row in each.lag:
+        for lag in self._read():
+            query = "" if lag.active is None else lag.name
+            for row in lag.lag:
                 place = row.topic, str(row.partition)
                 values = {
                     "kafka_consumergroup_lag": row.offsets_behind,
@@ -101,16 +101,16 @@ class LagCollector(Collector):
                 }
                 for name, value in values.items():
                     if value is not None:
-                        families[name].add_metric([each.groups.get(row.source, each.name), query, *place], value)
+                        families[name].add_metric([lag.groups.get(row.source, lag.name), query, *place], value)
                 if row.end is not None:
                     ends[place] = max(row.end, ends.get(place, row.end))
-            if each.members is not None:
-                families["kafka_consumergroup_members"].add_metric([each.name], each.members)
-            if each.active is not None:
-                families["spark_streaming_query_active"].add_metric([each.name], each.active)
+            if lag.members is not None:
+                families["kafka_consumergroup_members"].add_metric([lag.name], lag.members)
+            if lag.active is not None:
+                families["spark_streaming_query_active"].add_metric([lag.name], lag.active)
             for key, (name, factor) in _RATES.items():
-                if isinstance(each.progress.get(key), (int, float)):
-                    families[name].add_metric([each.name], each.progress[key] * factor)
+                if isinstance(lag.progress.get(key), (int, float)):
+                    families[name].add_metric([lag.name], lag.progress[key] * factor)
         for place, end in ends.items():
             families["kafka_topic_partition_current_offset"].add_metric(list(place), end)
         yield from (family for family in families.values() if family.samples)

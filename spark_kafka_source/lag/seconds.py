@@ -34,9 +34,9 @@ Options = str | Mapping[str, str]
 @with_remedies()
 def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
     """Parse the options of a client and a consumer. Raises `ConfigurationError`."""
-    given = {f"{PREFIX}bootstrap.servers": options} if isinstance(options, str) else options
+    named = {f"{PREFIX}bootstrap.servers": options} if isinstance(options, str) else options
     kafka = {
-        key.lower().removeprefix(PREFIX): str(value) for key, value in given.items() if key.lower().startswith(PREFIX)
+        key.lower().removeprefix(PREFIX): str(value) for key, value in named.items() if key.lower().startswith(PREFIX)
     }
     return parse_client(kafka), parse_consumer(kafka)
 
@@ -48,13 +48,13 @@ def with_seconds(lag: Lag, client: Client, consumer: ConsumerConfig, sample_ms: 
     first_ms: dict[tuple[str, int, int | None], int] = {}
     while behind and not deadline.passed:
         # One request takes one offset per partition; two sources of a query may be at different offsets.
-        asked: dict[TopicPartition, PartitionLag] = {}
+        partitions: dict[TopicPartition, PartitionLag] = {}
         for row in behind:
-            asked.setdefault((row.topic, row.partition), row)
-        offsets = {key: row.committed for key, row in asked.items() if row.committed is not None}
-        found = _first_unread_ms(client, consumer, offsets, deadline)
-        first_ms.update({(*key, asked[key].source): time_ms for key, time_ms in found.items()})
-        behind = [row for row in behind if asked[row.topic, row.partition] is not row]
+            partitions.setdefault((row.topic, row.partition), row)
+        offsets = {key: row.committed for key, row in partitions.items() if row.committed is not None}
+        unread_ms = _first_unread_ms(client, consumer, offsets, deadline)
+        first_ms.update({(*key, partitions[key].source): time_ms for key, time_ms in unread_ms.items()})
+        behind = [row for row in behind if partitions[row.topic, row.partition] is not row]
     now_ms = client.clock.wall_ms()
 
     def seconds(row: PartitionLag) -> float | None:
@@ -73,7 +73,7 @@ def _first_unread_ms(
 
     Partitions with an error, and those without a reply before the deadline, are left out.
     """
-    found: dict[TopicPartition, int] = {}
+    times_ms: dict[TopicPartition, int] = {}
     samples = log_samples(client, config, offsets, deadline, partition_max_bytes=_FETCH_BYTES, partitions_per_request=1)
     for key, fetched in samples:
         try:
@@ -82,8 +82,8 @@ def _first_unread_ms(
             log.debug("%s: cannot read the first unread record: %s", partition_name(key), error)
         else:
             if timestamp_ms is not None:
-                found[key] = timestamp_ms
-    return found
+                times_ms[key] = timestamp_ms
+    return times_ms
 
 
 def _first_timestamp_ms(fetched: CompletedFetch, config: ConsumerConfig, where: str) -> int | None:

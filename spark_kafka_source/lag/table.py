@@ -106,13 +106,13 @@ class Lag:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that Spark's own connector reports; empty if no lag is known."""
-        known = self._known()
-        if not known:
+        names = self._known()
+        if not names:
             return {}
         return {
-            "minOffsetsBehindLatest": min(known),
-            "maxOffsetsBehindLatest": max(known),
-            "avgOffsetsBehindLatest": sum(known) / len(known),
+            "minOffsetsBehindLatest": min(names),
+            "maxOffsetsBehindLatest": max(names),
+            "avgOffsetsBehindLatest": sum(names) / len(names),
         }
 
     def to_arrow(self) -> pa.Table:

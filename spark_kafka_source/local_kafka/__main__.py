@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--version", default=DEFAULT_VERSION, help=f"version of Apache Kafka (default: {DEFAULT_VERSION})"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="broker setting; repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="broker setting; repeatable"
+    )
     parser.add_argument(
         "--security",
         action="append",
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if (chosen.user or chosen.acl) and not any(name.lower().startswith("sasl_") for name in chosen.security):
         parser.error("--user and --acl need a SASL listener: add --security sasl_plaintext or --security sasl_ssl")
-    settings = (acl_settings() if chosen.acl else {}) | dict(pair.partition("=")[::2] for pair in chosen.set)
+    settings = (acl_settings() if chosen.acl else {}) | dict(chosen.set)
     # As with Ctrl-C, the `with` block below ends and cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -123,6 +125,13 @@ def _topic(text: str) -> tuple[str, int]:
             f"{text!r}: a topic, or a topic and its number of partitions, such as orders:3"
         )
     return name, int(partitions) if colon else 1
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: a setting and its value, such as log.retention.ms=60000")
+    return name, value
 
 
 def _user(text: str) -> tuple[str, str]:

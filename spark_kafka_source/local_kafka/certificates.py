@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 _DAY = timedelta(days=1)
+_KEY_CERT_SIGN = 5  # the bit of RFC 5280, 4.2.1.3
 
 
 class CertificateAuthority:
@@ -98,8 +99,15 @@ class CertificateAuthority:
             .not_valid_after(now + valid[1])
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
         )
+        # Python 3.13 and later refuse certificates without these extensions by default (RFC 5280, 4.2.1.1 to 4.2.1.3).
+        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        signed = signed.add_extension(authority_key, critical=False)
+        if is_ca:
+            signed = signed.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            signs_certificates = (bit == _KEY_CERT_SIGN for bit in range(9))
+            signed = signed.add_extension(x509.KeyUsage(*signs_certificates), critical=True)
         if hosts:
-            signed = signed.add_extension(x509.SubjectAlternativeName([_host(each) for each in hosts]), critical=False)
+            signed = signed.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         return signed.sign(self._key, hashes.SHA256())
 
 

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.cluster.client import Client
+from protocol.condition import Lock
 from protocol.config import parse_client
 from protocol.errors import ConfigurationError, DeadlineExceeded, KafkaError, ProtocolError, TransportError, UsageError
 from protocol.net.byte_stream import ByteStream
@@ -126,7 +126,7 @@ class LocalKafka:
         config.version_numbers(version)  # refuse a malformed version before a download
         self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
         ports = [*self._chosen.values(), *([] if registry_port is None else [registry_port])]
-        if taken := [each for each in ports if not _is_free(each)]:
+        if taken := [port for port in ports if not _is_free(port)]:
             raise ConfigurationError(
                 f"port {taken[0]} of {LOOPBACK} cannot be used: it is in use, or needs root. "
                 "Choose another port, or none for a free one"
@@ -146,7 +146,7 @@ class LocalKafka:
             format_arguments=tuple(format_arguments),
             jvm_options=tuple(jvm_options),
         )
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = False
         self._owner_pid = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="spark-kafka-source-"))
@@ -442,7 +442,7 @@ class LocalKafka:
                     f"{process.log_excerpt()}"
                 )
 
-    def _sees(self, broker_id: int, others: set[int]) -> bool:
+    def _sees(self, broker_id: int, expected: set[int]) -> bool:
         """Return True if the metadata of one broker has these brokers and a controller."""
         node = self._nodes[broker_id]
         deadline = Deadline.after_ms(2_000)
@@ -459,8 +459,8 @@ class LocalKafka:
             return False
         finally:
             connection.close()
-        known = {broker["node_id"] for broker in reply["brokers"]}
-        return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and others <= known
+        present = {broker["node_id"] for broker in reply["brokers"]}
+        return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and expected <= present
 
     def _node(self, broker_id: int) -> Node:
         if broker_id not in self._nodes:

@@ -21,11 +21,7 @@ _MODULES = {
 
 
 def sasl_listener_settings(
-    listener: str,
-    users: Mapping[str, str],
-    mechanisms: Sequence[str] = MECHANISMS,
-    *,
-    session_ms: int | None = None,
+    listener: str, users: Mapping[str, str], mechanisms: Sequence[str] = MECHANISMS, *, session_ms: int | None = None
 ) -> dict[str, str]:
     """Return broker settings of a SASL listener for these users (name -> password).
 

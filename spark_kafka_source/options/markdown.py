@@ -95,9 +95,9 @@ def markdown() -> str:
     ]
     of_sinks = {**defaults(ProducerConfig), "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS, "linger_ms": None}
     parts += ["### Producers (sink)", property_table(of_producers, of_sinks)]
-    others = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
-    others |= {name: (Effect.FORBIDDEN, reason) for name, reason in FORBIDDEN.items()}
-    parts += ineffective_properties(others, "###")
+    without_effect = {row.name: (row.effect, row.doc) for row in PROPERTIES if row.effect is not Effect.APPLIES}
+    without_effect |= {name: (Effect.FORBIDDEN, reason) for name, reason in FORBIDDEN.items()}
+    parts += ineffective_properties(without_effect, "###")
     return "\n\n".join(parts)
 
 

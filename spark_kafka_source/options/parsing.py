@@ -80,8 +80,8 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the column names of the rows. Spark asks for the schema before it tells if the query is a stream."""
     texts = {key.lower(): str(text) for key, text in options.items() if key.lower() in ("columns", "includeheaders")}
     entries = [entry for entry in OPTIONS if entry.name.lower() in texts and entry.use & READ]
-    given = {entry.field: entry.kind.read(entry.name, texts[entry.name.lower()]) for entry in entries}
-    return selection.row_columns(given.get("columns"), given.get("include_headers", False))
+    values = {entry.field: entry.kind.read(entry.name, texts[entry.name.lower()]) for entry in entries}
+    return selection.row_columns(values.get("columns"), values.get("include_headers", False))
 
 
 def _uses_registry(options: Mapping[str, str]) -> bool:
@@ -106,19 +106,19 @@ def parse_read_options(options: Mapping[str, str]) -> SourceOptions:
         The same error that `parse_source_options` raises later.
     """
     names = {name.lower() for name in options}
-    given = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]
+    uses = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]
     with deferred_warnings():
         as_stream, as_batch = (_parsed_or_error(options, streaming=streaming) for streaming in (True, False))
-    if Use.BATCH_READ in given:
-        found = as_batch
-    elif Use.STREAM_READ in given or isinstance(as_batch, ConfigurationError):
-        found = as_stream
+    if Use.BATCH_READ in uses:
+        options_read = as_batch
+    elif Use.STREAM_READ in uses or isinstance(as_batch, ConfigurationError):
+        options_read = as_stream
     else:
-        found = as_batch
-    if isinstance(found, ConfigurationError):
+        options_read = as_batch
+    if isinstance(options_read, ConfigurationError):
         # Spark shows the whole traceback; the causes add nothing to the message.
-        raise found.with_traceback(None) from None
-    return found
+        raise options_read.with_traceback(None) from None
+    return options_read
 
 
 def _parsed_or_error(options: Mapping[str, str], *, streaming: bool) -> SourceOptions | ConfigurationError:
@@ -132,15 +132,15 @@ def _parsed_or_error(options: Mapping[str, str], *, streaming: bool) -> SourceOp
 @with_remedies()
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
-    given, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
+    values, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
     if _uses_registry(options):
-        given.update(_registry_options(options, _READER_VERSION))
+        values.update(_registry_options(options, _READER_VERSION))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
         # With Kafka's default (latest), a batch would read nothing.
         consumer = dataclasses.replace(consumer, auto_offset_reset="earliest")
-    parsed = SourceOptions(client=client, consumer=consumer, streaming=streaming, auto_offset_reset=reset, **given)
+    parsed = SourceOptions(client=client, consumer=consumer, streaming=streaming, auto_offset_reset=reset, **values)
     check_source(parsed, options)
     return parsed
 
@@ -149,15 +149,15 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
 @with_remedies()
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a sink. Raises `ConfigurationError` with the option and the remedy."""
-    given, kafka = _read(options, Use.WRITE)
+    values, kafka = _read(options, Use.WRITE)
     if _uses_registry(options):
-        given.update(_registry_options(options, _AUTO_REGISTER, _NORMALIZE))
+        values.update(_registry_options(options, _AUTO_REGISTER, _NORMALIZE))
     client = parse_client(kafka)
-    guarantee = given.pop("delivery_guarantee", None)
+    guarantee = values.pop("delivery_guarantee", None)
     if guarantee == "none" and "acks" not in kafka:
         kafka = {"enable.idempotence": "false", **kafka, "acks": "0"}
-    _check_transactions(guarantee, given, kafka)
-    check_sink_formats(given)
+    _check_transactions(guarantee, values, kafka)
+    check_sink_formats(values)
     if guarantee == "exactly-once":
         _refuse_async_progress(options)
         kafka = {_TRANSACTION_TIMEOUT: str(TRANSACTION_TIMEOUT_MS), **kafka}
@@ -177,37 +177,37 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if guarantee is None and producer.acks == 1:
         warn_once(f"{PREFIX}acks is 1: records that only the leader has are lost if it fails")
     implied: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
-    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **given)
+    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **values)
 
 
 def _registry_options(options: Mapping[str, str], *own: str) -> dict[str, Any]:
     """Return the registry's configuration, and the values of this project's `own` options among its properties."""
-    given = {key.lower(): str(text) for key, text in options.items() if key.lower().startswith(REGISTRY_PREFIX)}
-    if not given:
+    registry = {key.lower(): str(text) for key, text in options.items() if key.lower().startswith(REGISTRY_PREFIX)}
+    if not registry:
         return {}
     # Only queries with a registry import its client.
     from protocol.schemas.registry_config import is_registry_secret, parse_registry
 
-    found: dict[str, Any] = {}
+    read: dict[str, Any] = {}
     for name, (field, kind) in _REGISTRY_OPTIONS.items():
-        if (text := given.pop(name, None)) is None:
+        if (text := registry.pop(name, None)) is None:
             continue
         if name in own:
-            found[field] = kind.read(name, text, name)
+            read[field] = kind.read(name, text, name)
         else:
-            theirs = Use.WRITE if _READER_VERSION in own else READ
-            warn_once(f"{name} has no effect: it is an option of {_description(theirs)}")
-    found["registry"] = parse_registry(given)
-    for name in (name for name, text in given.items() if is_registry_secret(name, text)):
+            use = Use.WRITE if _READER_VERSION in own else READ
+            warn_once(f"{name} has no effect: it is an option of {_description(use)}")
+    read["registry"] = parse_registry(registry)
+    for name in (name for name, text in registry.items() if is_registry_secret(name, text)):
         warn_once(
             f"{name} is shown by Spark in plans and its UI if its redaction does not know the name "
             "(docs/security.md#secrets). A reference such as ${env:NAME} instead of the value avoids that"
         )
-    return found
+    return read
 
 
-def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
-    if guarantee == "exactly-once" and given.get("transactional_id_prefix") is None:
+def _check_transactions(guarantee: str | None, values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:
+    if guarantee == "exactly-once" and values.get("transactional_id_prefix") is None:
         raise ConfigurationError(
             "deliveryGuarantee is exactly-once, but there is no transactionalIdPrefix; set one that no other "
             "application uses.",
@@ -215,7 +215,7 @@ def _check_transactions(guarantee: str | None, given: Mapping[str, Any], kafka: 
         )
     if guarantee != "exactly-once":
         for name, is_set in (
-            ("transactionalIdPrefix", "transactional_id_prefix" in given),
+            ("transactionalIdPrefix", "transactional_id_prefix" in values),
             (PREFIX + _TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT in kafka),
         ):
             if is_set:
@@ -240,7 +240,7 @@ def _refuse_async_progress(options: Mapping[str, str]) -> None:
 def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the option values for `use`, by field name, and the Kafka properties without their prefix."""
     _warn_of_unredacted(options)
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     registry = _uses_registry(options)
     for key, text in options.items():
@@ -261,8 +261,8 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
         elif entry := _find_entry(key, use):
             value = entry.kind.read(entry.name, str(text))
             if _applies_or_warn(entry, use):
-                given[entry.field] = value
-    return given, kafka
+                values[entry.field] = value
+    return values, kafka
 
 
 def _warn_of_unredacted(options: Mapping[str, str]) -> None:
@@ -282,7 +282,7 @@ def _find_entry(key: str, use: Use) -> Option | None:
         warn_once(f"{key} has no effect: {why_ignored(key, _applicable_names(use), _role(use), FORBIDDEN)}")
         return None
     side = Use.WRITE if use & Use.WRITE else READ
-    entry = next((each for each in entries if each.use & side), None)
+    entry = next((entry for entry in entries if entry.use & side), None)
     if entry is None:
         _warn_of_other_use(entries[0], use)
     return entry
@@ -291,7 +291,7 @@ def _find_entry(key: str, use: Use) -> Option | None:
 def _applicable_names(use: Use) -> list[str]:
     """Return the names of the options that apply to reads, or to writes."""
     side = Use.WRITE if use & Use.WRITE else READ
-    return [each.name for each in OPTIONS if each.use & side and each.effect is Effect.APPLIES]
+    return [option.name for option in OPTIONS if option.use & side and option.effect is Effect.APPLIES]
 
 
 def _applies_or_warn(entry: Option, use: Use) -> bool:
@@ -301,9 +301,9 @@ def _applies_or_warn(entry: Option, use: Use) -> bool:
     if entry.use & use:
         warn_once(f"{entry.name} has no effect: {entry.doc}")
     elif entry.refused_in & use:
-        here, elsewhere = _description(use), _description(entry.use)
+        own_use, elsewhere = _description(use), _description(entry.use)
         raise ConfigurationError(
-            f"{entry.name} is an option of {elsewhere}, not of {here}; leave it out.", name=entry.name
+            f"{entry.name} is an option of {elsewhere}, not of {own_use}; leave it out.", name=entry.name
         )
     else:
         _warn_of_other_use(entry, use)
@@ -312,8 +312,8 @@ def _applies_or_warn(entry: Option, use: Use) -> bool:
 
 def _warn_of_other_use(entry: Option, use: Use) -> None:
     instead = {"topic": ". A source takes subscribe", "subscribe": ". A sink takes topic"}.get(entry.name, "")
-    elsewhere, here = _description(entry.use), _description(use)
-    warn_once(f"{entry.name} has no effect: it is an option of {elsewhere}, this is one of {here}{instead}")
+    elsewhere, own_use = _description(entry.use), _description(use)
+    warn_once(f"{entry.name} has no effect: it is an option of {elsewhere}, this is one of {own_use}{instead}")
 
 
 def _description(use: Use) -> str:

@@ -5,13 +5,13 @@ Values derived from several options are properties of `table.SourceOptions`. Use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from protocol.errors import ConfigurationError
 from protocol.once import warn_once
 from protocol.property_kinds import shown
-from protocol.schemas.formats import FORMATS
+from protocol.schemas.formats import FORMATS, Format
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
@@ -39,41 +39,26 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     start_option = _effective_option(options, "starting")
     _check_start_and_end(options, start_option, _effective_option(options, "ending"), texts)
     _check_bounds(options)
-    _check_formats(options, texts)
+    _check_formats(options)
     _warn_ineffective(options, texts)
     selection.row_columns(options.columns, options.include_headers)
 
 
-def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
-    """Check the formats of keys and values: each has what it needs, and nothing without effect."""
-    formats = {"key": options.key_format, "value": options.value_format}
-    schemas = {"key": options.key_schema, "value": options.value_schema}
-    subjects = {"key": options.key_subject, "value": options.value_subject}
-    for part, format in formats.items():
-        spec = FORMATS[format]
-        if spec.language is not None and not spec.registered and schemas[part] is None:
+def _check_formats(options: SourceOptions) -> None:
+    """Check that the formats of keys and values have what they need."""
+    for part, (format, schema, subject) in _parts(options).items():
+        if FORMATS[format].registered:
+            _check_registry(options, part, format, has_subject=bool(subject or schema))
+        elif FORMATS[format].language is not None and schema is None:
             raise ConfigurationError(
                 f"{part}Format is {format}, but there is no {part}Schema; set it, or use confluent-{format} if the "
                 f"{part}s begin with the id of a schema in a registry.",
                 name=f"{part}Schema",
             )
-        if spec.registered:
-            _check_registry(options, part, format, has_subject=bool(subjects[part] or schemas[part]))
-            if schemas[part] is not None and subjects[part] is not None:
-                warn_once(f"{part}Subject has no effect: {part}Schema is set")
-        else:
-            without = {f"{part}Subject": subjects[part] is not None}
-            if spec.language is None:
-                without |= {f"{part}Schema": schemas[part] is not None, f"{part}Fields": f"{part}fields" in texts}
-            for name in (name for name, given in without.items() if given):
-                warn_once(f"{name} has no effect: {part}Format is {format}")
-    from_registry = [part for part in formats if FORMATS[formats[part]].registered and schemas[part] is None]
-    if "schema.registry.reader.version" in texts and not from_registry:
-        warn_once("schema.registry.reader.version has no effect: no schema is taken from the registry")
-    wanted = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
-    if wanted and options.on_decode_error != "null":
+    names = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
+    if names and options.on_decode_error != "null":
         raise ConfigurationError(
-            f"columns names {wanted[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
+            f"columns names {names[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
             name="onDecodeError",
         )
     if options.on_decode_error == "dead-letter" and options.dead_letter_topic is None:
@@ -81,13 +66,14 @@ def _check_formats(options: SourceOptions, texts: Mapping[str, str]) -> None:
             "onDecodeError is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
         )
     _check_dead_letter_topic(options)
-    if options.dead_letter_topic is not None and options.on_decode_error != "dead-letter":
-        warn_once("deadLetterTopic has no effect: onDecodeError is not dead-letter")
-    if "ondecodeerror" in texts and all(FORMATS[each].language is None for each in formats.values()):
-        warn_once("onDecodeError has no effect: neither keyFormat nor valueFormat has a schema")
-    _warn_protobuf(formats, texts)
-    if "schemaidlocation" in texts and not any(FORMATS[each].registered for each in formats.values()):
-        warn_once("schemaIdLocation has no effect: neither keyFormat nor valueFormat uses a registry")
+
+
+def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | None]]:
+    """Return the format, the schema and the subject of keys and of values."""
+    return {
+        "key": (options.key_format, options.key_schema, options.key_subject),
+        "value": (options.value_format, options.value_schema, options.value_subject),
+    }
 
 
 def _check_dead_letter_topic(options: SourceOptions) -> None:
@@ -103,19 +89,10 @@ def _check_dead_letter_topic(options: SourceOptions) -> None:
         )
 
 
-def _warn_protobuf(formats: Mapping[str, str], texts: Mapping[str, str]) -> None:
-    protobuf = [part for part, format in formats.items() if FORMATS[format].language == "PROTOBUF"]
-    for part, format in formats.items():
-        if f"{part}messagename" in texts and part not in protobuf:
-            warn_once(f"{part}MessageName has no effect: {part}Format is {format}")
-    for name in (name for name in _FOR_PROTOBUF if name in texts and not protobuf):
-        warn_once(f"{name} has no effect: neither keyFormat nor valueFormat is Protobuf")
-
-
-def check_sink_formats(given: Mapping[str, Any]) -> None:
-    """Check the formats of keys and values of a write. `given` holds the values of options by field."""
+def check_sink_formats(values: Mapping[str, Any]) -> None:
+    """Check the formats of keys and values of a write. `values` holds the values of options by field."""
     for part in ("key", "value"):
-        format, schema = given.get(f"{part}_format", "binary"), given.get(f"{part}_schema")
+        format, schema = values.get(f"{part}_format", "binary"), values.get(f"{part}_schema")
         spec = FORMATS[format]
         needed = spec.language is not None and not spec.registered and not spec.written_without_schema
         if needed and schema is None:
@@ -123,19 +100,19 @@ def check_sink_formats(given: Mapping[str, Any]) -> None:
                 f"{part}Format is {format}, but there is no {part}Schema; set it.", name=f"{part}Schema"
             )
         if spec.registered:
-            if given.get("registry") is None:
+            if values.get("registry") is None:
                 raise ConfigurationError(
                     f"{part}Format is {format}, but there is no schema.registry.url; set it.",
                     name="schema.registry.url",
                 )
-            if given.get(f"{part}_subject") is None and given.get("topic") is None:
+            if values.get(f"{part}_subject") is None and values.get("topic") is None:
                 raise ConfigurationError(
                     f"{part}Format is {format}, and rows have their own topics: set {part}Subject.",
                     name=f"{part}Subject",
                 )
-        elif given.get(f"{part}_subject") is not None:
+        elif values.get(f"{part}_subject") is not None:
             warn_once(f"{part}Subject has no effect: {part}Format is {format}")
-        if given.get(f"{part}_message_name") is not None and spec.language != "PROTOBUF":
+        if values.get(f"{part}_message_name") is not None and spec.language != "PROTOBUF":
             warn_once(f"{part}MessageName has no effect: {part}Format is {format}")
         if format == "binary" and schema is not None:
             warn_once(f"{part}Schema has no effect: {part}Format is binary")
@@ -157,28 +134,48 @@ def _check_registry(options: SourceOptions, part: str, format: str, *, has_subje
 
 def _warn_ineffective(options: SourceOptions, texts: Mapping[str, str]) -> None:
     """Warn of options that only have an effect together with others."""
-    if options.consumer.group_id is not None and options.start != "group" and not options.commits:
-        kind = "stream" if options.streaming else "batch"
-        warn_once(f"{PREFIX}group.id has no effect: this {kind} does not start from the group, and commits nothing")
-    if options.streaming and "maxtriggerdelay" in texts and options.min_offsets_per_trigger is None:
-        warn_once("maxTriggerDelay has no effect without minOffsetsPerTrigger")
-    if "startingoffsetsbytimestampstrategy" in texts and not isinstance(options.start, start_positions.AtTime):
-        warn_once(
-            "startingOffsetsByTimestampStrategy has no effect without startingTimestamp or startingOffsetsByTimestamp"
-        )
-    if f"{PREFIX}max.processing.time.ms" in texts:
-        warn_once(f"{PREFIX}max.processing.time.ms has no effect: tasks read all that they fetch")
+    for name, applies, reason in _needs(options):
+        if name.lower() in texts and not applies:
+            warn_once(f"{name} has no effect{reason}")
+
+
+def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
+    """Yield names of options, whether each has an effect, and why not."""
+    parts = _parts(options)
+    languages = {FORMATS[format].language for format, _, _ in parts.values()} - {None}
+    schemas = [schema for format, schema, _ in parts.values() if FORMATS[format].registered]
+    for part, (format, schema, _) in parts.items():
+        spec, reason = FORMATS[format], f": {part}Format is {format}"
+        yield f"{part}Subject", spec.registered, reason
+        yield f"{part}Subject", schema is None or not spec.registered, f": {part}Schema is set"
+        yield f"{part}Schema", spec.language, reason
+        yield f"{part}Fields", spec.language, reason
+        yield f"{part}MessageName", spec.language == "PROTOBUF", reason
+    neither = ": neither keyFormat nor valueFormat"
+    yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
+    yield "deadLetterTopic", options.on_decode_error == "dead-letter", ": onDecodeError is not dead-letter"
+    yield "onDecodeError", languages, f"{neither} has a schema"
+    yield "schemaIdLocation", schemas, f"{neither} uses a registry"
+    for name in _FOR_PROTOBUF:
+        yield name, "PROTOBUF" in languages, f"{neither} is Protobuf"
+    by_time = isinstance(options.start, start_positions.AtTime)
+    yield "startingOffsetsByTimestampStrategy", by_time, " without startingTimestamp or startingOffsetsByTimestamp"
+    delays = options.min_offsets_per_trigger is not None or not options.streaming
+    yield "maxTriggerDelay", delays, " without minOffsetsPerTrigger"
+    yield f"{PREFIX}max.processing.time.ms", False, ": tasks read all that they fetch"
+    query, in_group = "stream" if options.streaming else "batch", options.start == "group" or options.commits
+    yield f"{PREFIX}group.id", in_group, f": this {query} does not start from the group, and commits nothing"
 
 
 def _check_topics(options: SourceOptions) -> None:
     topics = {"subscribe": options.subscribe, "subscribePattern": options.subscribe_pattern, "assign": options.assign}
-    given = [name for name, value in topics.items() if value is not None]
-    if not given:
+    names = [name for name, value in topics.items() if value is not None]
+    if not names:
         raise ConfigurationError(
             "There is no subscribe, subscribePattern or assign; give exactly one of them to say what to read."
         )
-    if len(given) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} exclude each other; give exactly one of them.")
+    if len(names) > 1:
+        raise ConfigurationError(f"{' and '.join(names)} exclude each other; give exactly one of them.")
 
 
 def _check_group(options: SourceOptions) -> None:
@@ -221,20 +218,20 @@ def _check_membership(options: SourceOptions) -> None:
         )
 
 
-def _effective_option(options: SourceOptions, which: str) -> str:
-    """Return the name of the option that decides the start or the end (`which`: "starting" or "ending").
+def _effective_option(options: SourceOptions, side: str) -> str:
+    """Return the name of the option that decides the start or the end (`side`: "starting" or "ending").
 
     It is the first one that is set; options with times precede offsets, as in Spark's connector.
     """
     values = {
-        f"{which}Timestamp": getattr(options, f"{which}_timestamp"),
-        f"{which}OffsetsByTimestamp": getattr(options, f"{which}_offsets_by_timestamp"),
-        f"{which}Offsets": getattr(options, f"{which}_offsets"),
+        f"{side}Timestamp": getattr(options, f"{side}_timestamp"),
+        f"{side}OffsetsByTimestamp": getattr(options, f"{side}_offsets_by_timestamp"),
+        f"{side}Offsets": getattr(options, f"{side}_offsets"),
     }
-    given = [name for name, value in values.items() if value is not None]
-    for name in given[1:]:
-        warn_once(f"{name} has no effect: {given[0]} is given, which comes before it")
-    return given[0] if given else f"{which}Offsets"
+    names = [name for name, value in values.items() if value is not None]
+    for name in names[1:]:
+        warn_once(f"{name} has no effect: {names[0]} is given, which comes before it")
+    return names[0] if names else f"{side}Offsets"
 
 
 def _check_start_and_end(options: SourceOptions, start_option: str, end_option: str, texts: Mapping[str, str]) -> None:

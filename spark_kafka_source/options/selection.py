@@ -54,14 +54,14 @@ def assign(text: str) -> Assignment:
 
 def columns(text: str) -> tuple[str, ...]:
     """Parse `value, offset` into column names in the source's spelling, in the given order."""
-    known = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR)}
+    columns_by_name = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR)}
     names = [part.strip() for part in text.split(",")]
     for index, column in enumerate(names):
-        if column.lower() not in known:
+        if column.lower() not in columns_by_name:
             raise ValueError(f"{column!r} is no column")
         if column.lower() in [earlier.lower() for earlier in names[:index]]:
             raise ValueError(f"{column} is there twice")
-    return tuple(known[column.lower()] for column in names)
+    return tuple(columns_by_name[column.lower()] for column in names)
 
 
 def fields(text: str) -> tuple[str, ...]:

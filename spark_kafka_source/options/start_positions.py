@@ -29,11 +29,11 @@ class AtTime:
     option: str
 
 
-def at_time(which: str, time_ms: int | None, times_ms: ByPartition | None) -> AtTime | None:
-    """Combine the two time options of `which` ("starting", "ending"); one time for all partitions takes precedence."""
+def at_time(side: str, time_ms: int | None, times_ms: ByPartition | None) -> AtTime | None:
+    """Combine the two time options of `side` ("starting", "ending"); one time for all partitions takes precedence."""
     if time_ms is not None:
-        return AtTime(time_ms, f"{which}Timestamp")
-    return None if times_ms is None else AtTime(times_ms, f"{which}OffsetsByTimestamp")
+        return AtTime(time_ms, f"{side}Timestamp")
+    return None if times_ms is None else AtTime(times_ms, f"{side}OffsetsByTimestamp")
 
 
 # A position in every partition: a word, a time, or offsets, where -1 is LATEST and -2 EARLIEST.
@@ -116,16 +116,16 @@ def check_fits(
     assign: Assignment | None,
 ) -> None:
     """Require that offsets or times by partition name exactly what the query reads, as far as the options tell."""
-    given = _numbers_by_partition(spec)
-    if given is None:
+    numbers = _numbers_by_partition(spec)
+    if numbers is None:
         return
     remedy = "" if isinstance(spec, AtTime) else "; -1 means latest, -2 earliest"
     if assign is not None:
-        _require_same(_partitions(given), _partitions(assign), "assign", remedy)
+        _require_same(_partitions(numbers), _partitions(assign), "assign", remedy)
     if subscribe is not None:
-        _require_same(given, subscribe, "subscribe", remedy)
+        _require_same(numbers, subscribe, "subscribe", remedy)
     if subscribe_pattern is not None:
-        for topic in given:
+        for topic in numbers:
             if not subscribe_pattern.search(topic):
                 raise ValueError(f"{topic} does not match subscribePattern")
 
@@ -170,11 +170,11 @@ def _partitions(by_topic: Mapping[str, Iterable[int]]) -> list[str]:
     return [partition_name(tp) for tp in _pairs(by_topic)]
 
 
-def _require_same(given: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:
+def _require_same(named: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:
     for item in expected:
-        if item not in given:
+        if item not in named:
             raise ValueError(f"{item} is missing, although {option} names it{remedy}")
-    for item in given:
+    for item in named:
         if item not in expected:
             raise ValueError(f"{item} is not in {option}")
 

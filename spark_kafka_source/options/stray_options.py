@@ -79,7 +79,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     if row is not None and not _applies(row, role):
         of_other_role = "a Kafka property of the other role (consumer or producer)"
         return otherwise.get(lower, row.doc) if row.role & (role | Role.CLIENT) else of_other_role
-    bare = lower if row is not None else next((each for each in _OFTEN_BARE if same(each, lower)), None)
+    bare = lower if row is not None else next((name for name in _OFTEN_BARE if same(name, lower)), None)
     if bare is not None:
         raise _not_ours(name, f"Kafka's properties take a prefix: {PREFIX}{bare}{_instead(bare)}")
     applying = [*options, *property_names(role)]
@@ -94,7 +94,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
 
 def property_names(role: Role) -> list[str]:
     """Return the names of Kafka's properties that apply to clients of `role`, with their prefix."""
-    return [PREFIX + each.name for each in PROPERTIES if _applies(each, role)]
+    return [PREFIX + row.name for row in PROPERTIES if _applies(row, role)]
 
 
 def refuse_other_name(name: str, applying: Collection[str]) -> None:
@@ -102,7 +102,7 @@ def refuse_other_name(name: str, applying: Collection[str]) -> None:
     bare = name.lower().removeprefix(PREFIX)
     for option in applying:
         names = (option, *_OTHER_NAMES.get(option, "").split())
-        if any(same(bare, each) for each in names):
+        if any(same(bare, name) for name in names):
             raise _not_ours(name, f"did you mean {option}?")
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
@@ -81,10 +82,13 @@ class Option:
     field: str = ""
 
 
-def option(name: str, use: Use, kind: Kind, doc: str, default: Any = None, **more: Any) -> Any:
+def _option(use: Use, name: str, kind: Kind, doc: str, default: Any = None, **more: Any) -> Any:
     """Return a dataclass field with its entry; the parameters are those of `Option`."""
     return dataclasses.field(default=default, metadata={"option": Option(name, use, kind, doc, default, **more)})
 
+
+_read, _stream = partial(_option, READ), partial(_option, Use.STREAM_READ)
+_batch, _write = partial(_option, Use.BATCH_READ), partial(_option, Use.WRITE)
 
 _OFFSETS_JSON = '{"orders": {"0": 23, "1": -1}}'
 _POSITIVE = integer(1, MAX_INT64)
@@ -120,25 +124,22 @@ class SourceOptions:
     reader_version: ReaderVersion = "pinned"
     schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
 
-    subscribe: tuple[str, ...] | None = option(
+    subscribe: tuple[str, ...] | None = _read(
         "subscribe",
-        READ,
         Kind("topic names, separated by commas", selection.subscribe),
         "the topics to read. Exactly one of `subscribe`, `subscribePattern` and `assign` is needed",
     )
-    subscribe_pattern: re.Pattern[str] | None = option(
+    subscribe_pattern: re.Pattern[str] | None = _read(
         "subscribePattern",
-        READ,
         Kind("a regular expression with the same meaning in Java and Python", selection.subscribe_pattern),
         "the topics to read: a match anywhere in the name counts (`^` and `$` anchor it). Topics created later are "
         "included, Kafka's internal topics never",
     )
-    assign: selection.Assignment | None = option(
-        "assign", READ, Kind('JSON like {"orders": [0, 1]}', selection.assign), "the partitions to read"
+    assign: selection.Assignment | None = _read(
+        "assign", Kind('JSON like {"orders": [0, 1]}', selection.assign), "the partitions to read"
     )
-    starting_offsets: OffsetSpec | None = option(
+    starting_offsets: OffsetSpec | None = _read(
         "startingOffsets",
-        READ,
         Kind(f"earliest, latest, group, or JSON like {_OFFSETS_JSON}", start_positions.starting_offsets),
         "the start of a new query; a query with a checkpoint resumes there. JSON must name every partition; -2 is "
         "earliest, -1 latest, and keys with `@` are ignored, so offsets from a checkpoint are accepted. `group`: "
@@ -148,260 +149,225 @@ class SourceOptions:
         "their earliest offset. A batch cannot start at latest",
         default_text="streams: group with `kafka.group.id`, else latest; batches: earliest, with a group too",
     )
-    starting_offsets_by_timestamp: ByPartition | None = option(
+    starting_offsets_by_timestamp: ByPartition | None = _read(
         "startingOffsetsByTimestamp",
-        READ,
         _TIMESTAMPS,
         "a new query starts in each partition at the first record with this timestamp or a later one. "
         "`startingOffsets` then has no effect",
     )
-    starting_timestamp: int | None = option(
+    starting_timestamp: int | None = _read(
         "startingTimestamp",
-        READ,
         _TIMESTAMP,
         "the same with one time for all partitions. `startingOffsetsByTimestamp` and `startingOffsets` then have no "
         "effect",
     )
-    starting_offsets_by_timestamp_strategy: Literal["error", "latest"] = option(
+    starting_offsets_by_timestamp_strategy: Literal["error", "latest"] = _read(
         "startingOffsetsByTimestampStrategy",
-        READ,
         one_of("error", "latest"),
         "for a partition without a record that new: fail, or start at its end",
         default="error",
     )
-    ending_offsets: OffsetSpec | None = option(
+    ending_offsets: OffsetSpec | None = _batch(
         "endingOffsets",
-        Use.BATCH_READ,
         Kind(f"latest, or JSON like {_OFFSETS_JSON}", start_positions.ending_offsets),
         "the end of a batch (exclusive). In JSON -1 is latest; -2 is not allowed; keys with `@` are ignored",
         default_text="latest",
         refused_in=Use.STREAM_READ,
     )
-    ending_offsets_by_timestamp: ByPartition | None = option(
+    ending_offsets_by_timestamp: ByPartition | None = _batch(
         "endingOffsetsByTimestamp",
-        Use.BATCH_READ,
         _TIMESTAMPS,
         "a batch ends in each partition before the first record with this timestamp or a later one, or at the log end. "
         "`endingOffsets` then has no effect",
         refused_in=Use.STREAM_READ,
     )
-    ending_timestamp: int | None = option(
+    ending_timestamp: int | None = _batch(
         "endingTimestamp",
-        Use.BATCH_READ,
         _TIMESTAMP,
         "the same with one time for all partitions. `endingOffsetsByTimestamp` and `endingOffsets` then have no effect",
         refused_in=Use.STREAM_READ,
     )
-    commit_offsets: bool | None = option(
+    commit_offsets: bool | None = _read(
         "commitOffsets",
-        READ,
         BOOLEAN,
         "whether offsets are committed to `kafka.group.id` after their micro-batch completes. A batch read never "
         "commits: Spark does not report whether its query completed",
         default_text="true for a stream with `kafka.group.id`",
     )
-    max_offsets_per_trigger: int | None = option(
+    max_offsets_per_trigger: int | None = _stream(
         "maxOffsetsPerTrigger",
-        Use.STREAM_READ,
         _POSITIVE,
         "the approximate number of offsets of a micro-batch, divided among the partitions in proportion to their lag",
     )
-    max_bytes_per_trigger: int | None = option(
+    max_bytes_per_trigger: int | None = _stream(
         "maxBytesPerTrigger",
-        Use.STREAM_READ,
         _BYTES,
         "the approximate number of bytes of a micro-batch in Kafka's log: compressed, if producers compress. In every "
         "trigger the driver estimates it from the sizes of some record batches at the position of each partition. "
         "With `maxOffsetsPerTrigger` the lower limit applies",
     )
-    min_offsets_per_trigger: int | None = option(
+    min_offsets_per_trigger: int | None = _stream(
         "minOffsetsPerTrigger",
-        Use.STREAM_READ,
         _POSITIVE,
         "a trigger with fewer new offsets waits for more. The first trigger of a run never waits, nor does a run with "
         "the trigger availableNow or once",
     )
-    max_trigger_delay_ms: int = option(
+    max_trigger_delay_ms: int = _stream(
         "maxTriggerDelay",
-        Use.STREAM_READ,
         _DURATION,
         "the maximum time without a batch because of `minOffsetsPerTrigger`",
         default=15 * 60_000,
         default_text="15m",
     )
-    max_records_per_partition: int | None = option(
+    max_records_per_partition: int | None = _read(
         "maxRecordsPerPartition",
-        READ,
         _POSITIVE,
         "the maximum number of offsets of one range. Larger ranges are split, before `minPartitions` applies",
     )
-    min_partitions: int | None = option(
+    min_partitions: int | None = _read(
         "minPartitions",
-        READ,
         integer(1),
         "the approximate number of tasks, if there are fewer partitions with new records: large ranges are split",
     )
-    max_input_partitions: int | None = option(
+    max_input_partitions: int | None = _read(
         "maxInputPartitions",
-        READ,
         integer(1),
         "the maximum number of tasks: ranges are combined, first those with the same leader, so that all tasks have "
         "about as many offsets. It also limits `minPartitions` and `maxRecordsPerPartition`",
     )
-    columns: tuple[str, ...] | None = option(
+    columns: tuple[str, ...] | None = _read(
         "columns",
-        READ,
         Kind("column names, separated by commas", selection.columns),
         "the columns of the rows, in this order; other columns are neither decoded nor passed to Spark",
         default_text="all; `headers` only with `includeHeaders`",
     )
-    fail_on_data_loss: bool = option(
+    fail_on_data_loss: bool = _read(
         "failOnDataLoss",
-        READ,
         BOOLEAN,
         "whether the query fails if records that it should read are gone. If false, it skips and logs them",
         default=True,
     )
-    on_topic_recreated: Literal["fail", "earliest"] | None = option(
+    on_topic_recreated: Literal["fail", "earliest"] | None = _stream(
         "onTopicRecreated",
-        Use.STREAM_READ,
         one_of("fail", "earliest"),
         "for a running query whose topic was deleted and recreated under its name: fail, or read the new topic from "
         "its earliest offset. The unread records of the old topic are lost in both cases",
         default_text="fail; with `failOnDataLoss` false: earliest",
     )
-    include_headers: bool = option(
-        "includeHeaders", READ, BOOLEAN, "whether the rows have a column `headers`", default=False
-    )
-    fetch_offset_num_retries: int = option(
+    include_headers: bool = _read("includeHeaders", BOOLEAN, "whether the rows have a column `headers`", default=False)
+    fetch_offset_num_retries: int = _read(
         "fetchOffset.numRetries",
-        READ,
         integer(0),
         "the driver retries requests for offsets and metadata for `kafka.default.api.timeout.ms`, and that time again "
         "for each of these retries; then the query fails. Until a broker has answered the process, the query fails "
         "after 30 s, or `kafka.request.timeout.ms` if longer",
         default=3,
     )
-    fetch_offset_retry_interval_ms: int = option(
+    fetch_offset_retry_interval_ms: int = _read(
         "fetchOffset.retryIntervalMs",
-        READ,
         integer(0),
         "milliseconds that each of these retries adds; the delays between requests follow `kafka.retry.backoff.ms`",
         default=1_000,
     )
-    poll_timeout_ms: int = option(
+    poll_timeout_ms: int = _read(
         "kafkaConsumer.pollTimeoutMs",
-        READ,
         integer(1),
         "the time in milliseconds after which a task fails if records of its range do not arrive",
         default=120_000,
     )
 
-    key_format: Format = option("keyFormat", READ, _FORMAT, "as `valueFormat`, for keys", default="binary")
-    value_format: Format = option(
+    key_format: Format = _read("keyFormat", _FORMAT, "as `valueFormat`, for keys", default="binary")
+    value_format: Format = _read(
         "valueFormat",
-        READ,
         _FORMAT,
         "the format of values, which decides the type of the column `value`: binary, string, json, avro or protobuf "
         "(all values have `valueSchema`), or these with a registry, such as confluent-avro (each value begins with the "
         "id of its schema in the registry of `schema.registry.url`). See [schemas.md](schemas.md)",
         default="binary",
     )
-    key_schema: str | None = option("keySchema", READ, _SCHEMA, "as `valueSchema`, for keys")
-    value_schema: str | None = option(
+    key_schema: str | None = _read("keySchema", _SCHEMA, "as `valueSchema`, for keys")
+    value_schema: str | None = _read(
         "valueSchema",
-        READ,
         _SCHEMA,
         "the schema of all values with `valueFormat` json (a schema of Spark: `id BIGINT, tags ARRAY<STRING>`, or the "
         "JSON of a `StructType`; or a JSON Schema), avro (JSON) or protobuf (the text of a `.proto` file, or a file of "
         "`protoc --descriptor_set_out`); with a registry the schema that they are resolved to, instead of a version of "
         "the subject",
     )
-    key_message_name: str | None = option("keyMessageName", READ, NONEMPTY, "as `valueMessageName`, for keys")
-    value_message_name: str | None = option(
+    key_message_name: str | None = _read("keyMessageName", NONEMPTY, "as `valueMessageName`, for keys")
+    value_message_name: str | None = _read(
         "valueMessageName",
-        READ,
         NONEMPTY,
         "the message of the Protobuf schema that values are, with or without its package",
         default_text="the first message of the schema",
     )
-    recursive_fields_max_depth: int = option(
+    recursive_fields_max_depth: int = _read(
         "recursive.fields.max.depth",
-        READ,
         integer(1, 10),
         "how often a Protobuf message may contain itself in the column; fields below this depth are left out",
         default=-1,
         default_text="messages that contain themselves are refused",
     )
-    emit_default_values: bool = option(
+    emit_default_values: bool = _read(
         "emit.default.values",
-        READ,
         BOOLEAN,
         "whether a Protobuf field of proto3 that has no `optional` is zero or empty instead of null when it is absent",
         default=False,
     )
-    enums_as_ints: bool = option(
-        "enums.as.ints", READ, BOOLEAN, "whether Protobuf enums are numbers instead of texts", default=False
+    enums_as_ints: bool = _read(
+        "enums.as.ints", BOOLEAN, "whether Protobuf enums are numbers instead of texts", default=False
     )
-    upcast_unsigned_ints: bool = option(
+    upcast_unsigned_ints: bool = _read(
         "upcast.unsigned.ints",
-        READ,
         BOOLEAN,
         "whether `uint32` of Protobuf becomes bigint and `uint64` decimal(20, 0), instead of int and bigint, in which "
         "the largest numbers are negative",
         default=False,
     )
-    unwrap_wrappers: bool = option(
+    unwrap_wrappers: bool = _read(
         "unwrap.primitive.wrapper.types",
-        READ,
         BOOLEAN,
         "whether wrappers such as `google.protobuf.Int64Value` become their values instead of structs",
         default=False,
     )
-    retain_empty_messages: bool = option(
+    retain_empty_messages: bool = _read(
         "retain.empty.message.types",
-        READ,
         BOOLEAN,
         "whether Protobuf messages without fields become structs with a field that is always null, instead of being "
         "left out",
         default=False,
     )
-    key_subject: str | None = option("keySubject", READ, NONEMPTY, "as `valueSubject`, for keys")
-    value_subject: str | None = option(
+    key_subject: str | None = _read("keySubject", NONEMPTY, "as `valueSubject`, for keys")
+    value_subject: str | None = _read(
         "valueSubject",
-        READ,
         NONEMPTY,
         "the subject whose latest version is the schema of the column `value`",
         default_text="the topic's name and `-value`, if one topic is read",
     )
-    key_fields: tuple[str, ...] = option("keyFields", READ, _FIELDS, "as `valueFields`, for keys", default=())
-    value_fields: tuple[str, ...] = option(
+    key_fields: tuple[str, ...] = _read("keyFields", _FIELDS, "as `valueFields`, for keys", default=())
+    value_fields: tuple[str, ...] = _read(
         "valueFields",
-        READ,
         _FIELDS,
         "the fields of the record in the column `value`; others are skipped, not decoded",
         default=(),
         default_text="all",
     )
-    schema_id_location: Literal["prefix", "header"] = option(
+    schema_id_location: Literal["prefix", "header"] = _read(
         "schemaIdLocation",
-        READ,
         one_of("prefix", "header"),
         "where the schema of a key or value is: an id in its first bytes, or a GUID in the headers "
         "`__key_schema_id` and `__value_schema_id` (with header, keys and values without them may have the prefix)",
         default="prefix",
     )
-    on_decode_error: Literal["fail", "null", "dead-letter"] = option(
+    on_decode_error: Literal["fail", "null", "dead-letter"] = _read(
         "onDecodeError",
-        READ,
         one_of("fail", "null", "dead-letter"),
         "for a key or value that does not decode: fail; null with a warning (`columns` can then name `_raw`, the "
         "value's bytes, and `_error`); or dead-letter: the record is written to `deadLetterTopic`, and is no row",
         default="fail",
     )
-    dead_letter_topic: str | None = option(
+    dead_letter_topic: str | None = _read(
         "deadLetterTopic",
-        READ,
         Kind("the name of a topic", checked_topic),
         "the topic for records that do not decode, with their bytes, headers and timestamp, and the reason in headers. "
         "Written at least once, before the task ends; `pykafka replay` sends them back",
@@ -501,18 +467,16 @@ class SinkOptions:
     auto_register_schemas: bool = False
     normalize_schemas: bool = False
 
-    include_headers: bool = option(
-        "includeHeaders", Use.WRITE, BOOLEAN, "accepted, but a column `headers` is always written", default=False
+    include_headers: bool = _write(
+        "includeHeaders", BOOLEAN, "accepted, but a column `headers` is always written", default=False
     )
-    topic: str | None = option(
+    topic: str | None = _write(
         "topic",
-        Use.WRITE,
         Kind("the name of a topic", checked_topic),
         "the topic of all rows; it overrides a column `topic`. Without it that column is required",
     )
-    delivery_guarantee: Literal["at-least-once", "exactly-once", "none"] | None = option(
+    delivery_guarantee: Literal["at-least-once", "exactly-once", "none"] | None = _write(
         "deliveryGuarantee",
-        Use.WRITE,
         _DELIVERY,
         "at-least-once: all in-sync replicas acknowledge (acks=all), retries make no duplicates, a batch that Spark "
         "repeats is written again. exactly-once: in transactions, so that consumers with "
@@ -520,43 +484,38 @@ class SinkOptions:
         "acknowledgements (acks=0), records can get lost",
         default_text="at-least-once; with `kafka.acks` 0: none",
     )
-    key_format: Format = option("keyFormat", Use.WRITE, _WRITE_FORMAT, "as `valueFormat`, for keys", default="binary")
-    value_format: Format = option(
+    key_format: Format = _write("keyFormat", _WRITE_FORMAT, "as `valueFormat`, for keys", default="binary")
+    value_format: Format = _write(
         "valueFormat",
-        Use.WRITE,
         _WRITE_FORMAT,
         "binary: the column `value` is string or binary, and written as it is. json: as `to_json` "
         "writes it. avro, protobuf: with `valueSchema`. confluent-json and so on: behind the id of a schema in the "
         "registry of `schema.registry.url` ([schemas.md](schemas.md))",
         default="binary",
     )
-    key_schema: str | None = option("keySchema", Use.WRITE, _SCHEMA, "as `valueSchema`, for keys")
-    value_schema: str | None = option(
+    key_schema: str | None = _write("keySchema", _SCHEMA, "as `valueSchema`, for keys")
+    value_schema: str | None = _write(
         "valueSchema",
-        Use.WRITE,
         _SCHEMA,
         "the schema to write with; with a registry it must be a version of the subject",
         default_text="with a registry the subject's latest version",
     )
-    key_message_name: str | None = option("keyMessageName", Use.WRITE, NONEMPTY, "as `valueMessageName`, for keys")
-    value_message_name: str | None = option(
+    key_message_name: str | None = _write("keyMessageName", NONEMPTY, "as `valueMessageName`, for keys")
+    value_message_name: str | None = _write(
         "valueMessageName",
-        Use.WRITE,
         NONEMPTY,
         "the message of the Protobuf schema to write, with or without its package",
         default_text="the first message of the schema",
     )
-    key_subject: str | None = option("keySubject", Use.WRITE, NONEMPTY, "as `valueSubject`, for keys")
-    value_subject: str | None = option(
+    key_subject: str | None = _write("keySubject", NONEMPTY, "as `valueSubject`, for keys")
+    value_subject: str | None = _write(
         "valueSubject",
-        Use.WRITE,
         NONEMPTY,
         "the subject of the schema",
         default_text="the topic's name and `-value`, if the option `topic` is set",
     )
-    transactional_id_prefix: str | None = option(
+    transactional_id_prefix: str | None = _write(
         "transactionalIdPrefix",
-        Use.WRITE,
         _PREFIX,
         "required for exactly-once: the prefix of the query's transactional ids and groups, which are PREFIX-QUERYID "
         "and PREFIX-QUERYID-TASK. ACLs must allow both transactional ids and groups",

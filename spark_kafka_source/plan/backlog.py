@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
 
@@ -24,65 +24,37 @@ class QueryAssignment:
     ----------
     owned : mapping of TopicPartition to bytes
         Topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
-    added : mapping of TopicPartition to int
-        Offset at which a partition was assigned, until it is revoked or its topic is recreated. A partition that was
+    added : mapping of TopicPartition to Position
+        Position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that was
         never read and is not in here is read from its log start offset.
     revoked : collection of TopicPartition
         Existing partitions that another member of the group reads. Any other partition that was read before and is
         not owned was deleted, which is a loss.
-    added_epochs : mapping of TopicPartition to int
-        Leader epochs with which the group has committed the offsets in `added`; unknown ones are left out.
     """
 
     owned: Mapping[TopicPartition, bytes]
-    added: Mapping[TopicPartition, int] = field(default_factory=dict)
+    added: Mapping[TopicPartition, Position] = field(default_factory=dict)
     revoked: Collection[TopicPartition] = frozenset()
-    added_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def without_starts(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
-        """Return a copy in which the offsets of these partitions in `added` no longer apply."""
-        return replace(
-            self,
-            added={key: offset for key, offset in self.added.items() if key not in partitions},
-            added_epochs={key: epoch for key, epoch in self.added_epochs.items() if key not in partitions},
-        )
+        """Return a copy in which the positions of these partitions in `added` no longer apply."""
+        return replace(self, added={key: start for key, start in self.added.items() if key not in partitions})
 
-    def positions(self, completed: Offsets) -> dict[TopicPartition, int]:
-        """Return the next offset of each partition that was read or assigned at an offset, owned or not.
+    def positions(self, completed: Offsets) -> dict[TopicPartition, Position]:
+        """Return the position in each partition that was read or assigned at a position, owned or not.
 
-        The larger of both: this query has delivered up to `completed`, the previous owner up to the assigned offset.
+        The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
         `completed` is the batch before this assignment; see `after` for a later one.
         """
-        return {
-            **completed.ends,
-            **{key: max(offset, completed.ends.get(key, 0)) for key, offset in self.added.items()},
-        }
+        ends = completed.positions
+        return ends | {key: ends[key].later(start) if key in ends else start for key, start in self.added.items()}
 
     def after(self, planned: Offsets) -> QueryAssignment:
-        """Return the assignment after a batch that was planned with it: its ends replace the assigned offsets.
+        """Return the assignment after a batch that was planned with it: its ends replace the assigned positions.
 
-        An end is lower than the assigned offset if the log was truncated before it.
+        An end is lower than the assigned position if the log was truncated before it.
         """
         return self.without_starts(planned.ends.keys())
-
-    def epochs(self, completed: Offsets) -> dict[TopicPartition, int]:
-        """Return the leader epochs of the last records before `positions`.
-
-        Unknown ones are left out, such as those of partitions that another member has read.
-        """
-        positions = self.positions(completed)
-        return {
-            **{key: epoch for key, epoch in self.added_epochs.items() if positions[key] == self.added.get(key)},
-            **{key: epoch for key, epoch in completed.epochs.items() if positions[key] == completed.ends[key]},
-        }
-
-
-class Confirmed(NamedTuple):
-    """A position before which the leader of an epoch has the records that were read."""
-
-    topic_id: bytes
-    position: int
-    leader_epoch: int
 
 
 @dataclass(frozen=True)
@@ -107,20 +79,19 @@ class LogSnapshot:
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
-    def positions(self) -> dict[TopicPartition, int]:
+    def positions(self) -> dict[TopicPartition, Position]:
         """Return `QueryAssignment.positions` after the last batch."""
         return self.assignment.positions(self.completed)
 
     @cached_property
-    def epochs(self) -> dict[TopicPartition, int]:
-        """Return `QueryAssignment.epochs` after the last batch."""
-        return self.assignment.epochs(self.completed)
-
-    @cached_property
     def recreated(self) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read."""
-        known = self.completed.ids
-        return {topic: now for topic, now in topic_ids(self.assignment.owned).items() if known.get(topic, now) != now}
+        completed_ids = self.completed.ids
+        return {
+            topic: now
+            for topic, now in topic_ids(self.assignment.owned).items()
+            if completed_ids.get(topic, now) != now
+        }
 
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
@@ -137,7 +108,7 @@ class LogSnapshot:
         """Return the log end offsets of partitions that are not `stale`."""
         return {key: end for key, end in self.listed.items() if key not in self.stale}
 
-    def unconfirmed(self, confirmed: Mapping[TopicPartition, Confirmed]) -> dict[TopicPartition, Confirmed]:
+    def unconfirmed(self, confirmed: Mapping[TopicPartition, Position]) -> dict[TopicPartition, Position]:
         """Return the positions whose records only the leader can confirm, since it was elected later.
 
         These are positions at which a partition was assigned, and those at the log's end: the log may have been
@@ -145,38 +116,42 @@ class LogSnapshot:
 
         Parameters
         ----------
-        confirmed : mapping of TopicPartition to Confirmed
+        confirmed : mapping of TopicPartition to Position
             Positions that were confirmed before; they are left out.
-        """
-        found = {}
-        for key, epoch in self.epochs.items():
-            now = self.current.get(key)
-            if now is None or now.leader_epoch <= epoch or key[0] in self.recreated:
-                continue
-            topic_id, position = self.assignment.owned[key], self.positions[key]
-            read = position == self.completed.ends.get(key)
-            if read and (topic_id == NO_TOPIC_ID or now.offset != position):
-                continue
-            found[key] = Confirmed(topic_id, position, now.leader_epoch)
-        return {key: each for key, each in found.items() if confirmed.get(key) != each}
 
-    def ends_before_position(self) -> dict[TopicPartition, int]:
-        """Return the newest known leader epoch of partitions whose log end offset is before the position.
+        Returns
+        -------
+        dict of TopicPartition to Position
+            The positions with the leader epochs that confirm them.
+        """
+        positions = {}
+        for key, position in self.positions.items():
+            now = self.current.get(key)
+            if position.leader_epoch == NO_LEADER_EPOCH or now is None or now.leader_epoch <= position.leader_epoch:
+                continue
+            topic_id, is_read = self.assignment.owned[key], position.offset == self.completed.ends.get(key)
+            if key[0] in self.recreated or (is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset)):
+                continue
+            positions[key] = Position(position.offset, now.leader_epoch, topic_id=topic_id)
+        return {key: position for key, position in positions.items() if confirmed.get(key) != position}
+
+    def ends_before_position(self) -> dict[TopicPartition, Position]:
+        """Return the log end offsets before the position, with the newest leader epoch known of the topic.
 
         With `read_committed` this need not be a loss: an open transaction may have begun before the position, if the
         query reached it with `read_uncommitted` or starts at the group's offset.
         """
         return {
-            key: self._known_epoch(key)
+            key: Position(end.offset, self._known_epoch(key))
             for key, end in self.current.items()
-            if end.offset < self.positions.get(key, 0) and key[0] not in self.recreated
+            if key in self.positions and end.offset < self.positions[key].offset and key[0] not in self.recreated
         }
 
     @cached_property
     def _current_ends(self) -> dict[TopicPartition, int]:
         last = self.high_watermarks
         return {
-            key: max(end.offset, min(self.positions[key], last[key])) if key in last else end.offset
+            key: max(end.offset, min(self.positions[key].offset, last[key])) if key in last else end.offset
             for key, end in self.current.items()
         }
 
@@ -190,7 +165,7 @@ class LogSnapshot:
         for key, now in self.current.items():
             recorded, position = target.get(key), self.positions.get(key)
             stale = recorded is not None and recorded.is_stale(self._known_epoch(key))
-            unknown = position is not None and (recorded is None or (stale and recorded.offset < position))
+            unknown = position is not None and (recorded is None or (stale and recorded.offset < position.offset))
             if unknown or key[0] in self.recreated:
                 late[key] = now
         return late
@@ -202,11 +177,11 @@ class LogSnapshot:
             # The log may have been truncated since the target was set, and a query that starts at the end of a busy log
             # starts after the target.
             ends = {
-                key: min(end, max(target[key].offset, self.positions.get(key, 0)))
+                key: min(end, max(target[key].offset, self.positions[key].offset if key in self.positions else 0))
                 for key, end in ends.items()
                 if key in target
             }
-        return ends | {key: self.positions[key] for key in self.stale}
+        return ends | {key: self.positions[key].offset for key in self.stale}
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions to read from their log start offsets."""
@@ -223,7 +198,11 @@ class LogSnapshot:
         log_start_offsets : mapping of TopicPartition to int
             Log start offsets of the `new` partitions.
         """
-        moved = {key: at for key, at in self.positions.items() if key in ends and at != self.completed.ends.get(key)}
+        moved = {
+            key: position.offset
+            for key, position in self.positions.items()
+            if key in ends and position.offset != self.completed.ends.get(key)
+        }
         return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 
     def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
@@ -232,9 +211,9 @@ class LogSnapshot:
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
-        same_topic = self.assignment.owned[key] == self.completed.ids.get(key[0])
+        same_topic, added = self.assignment.owned[key] == self.completed.ids.get(key[0]), self.assignment.added
         read = self.completed.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
-        return max(read, self.assignment.added_epochs.get(key, NO_LEADER_EPOCH))
+        return max(read, added[key].leader_epoch if key in added else NO_LEADER_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -263,8 +242,8 @@ class Backlog:
     @cached_property
     def starts(self) -> dict[TopicPartition, int]:
         """Return the first unread offset of each partition."""
-        starts = {**self.logs.positions, **self.joined, **self.advanced}
-        return {key: starts[key] for key in self.ends}
+        moved = {**self.joined, **self.advanced}
+        return {key: moved[key] if key in moved else self.logs.positions[key].offset for key in self.ends}
 
     @property
     def size(self) -> int:
@@ -278,7 +257,11 @@ class Backlog:
     def continued(self) -> list[TopicPartition]:
         """Return partitions with unread records that start at their position."""
         positions = self.logs.positions
-        return [key for key in positions if key in self.ends and positions[key] == self.starts[key] < self.ends[key]]
+        return [
+            key
+            for key, position in positions.items()
+            if key in self.ends and position.offset == self.starts[key] < self.ends[key]
+        ]
 
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
         """Return the end of a batch that reads up to `until`; None if nothing is new.
@@ -288,23 +271,20 @@ class Backlog:
         until : mapping of TopicPartition to int
             Has the partitions of `ends`.
         """
-        logs, completed = self.logs, self.logs.completed
+        logs, completed, owned = self.logs, self.logs.completed, self.logs.assignment.owned
         # Keep positions of revoked partitions: they may be assigned again.
         revoked = {key for key in logs.assignment.revoked if key in completed.ends and key[0] not in logs.recreated}
-        ends = {**until, **{key: completed.ends[key] for key in revoked}}
-        if ends == logs.positions and not (self.joined or self.advanced or self.skipped):
+        offsets = {**until, **{key: completed.ends[key] for key in revoked}}
+        before = {key: position.offset for key, position in logs.positions.items()}
+        if offsets == before and not (self.joined or self.advanced or self.skipped):
             return None
+        ends = {key: Position(end, self._epoch(key, end), topic_id=owned[key]) for key, end in until.items()}
+        ends |= {key: completed.positions[key] for key in revoked}
         skipped = Counter(completed.skipped)
         skipped.update(self.skipped)
-        skipped.update({key: offset - logs.positions[key] for key, offset in self.advanced.items()})
-        epochs = {
-            key: completed.epochs.get(key, NO_LEADER_EPOCH) if key in revoked else self._epoch(key, ends[key])
-            for key in ends
-        }
-        return Offsets(
-            ends,
-            ids={topic: completed.ids[topic] for topic, _ in revoked if topic in completed.ids} | logs.ids_of(until),
-            epochs={key: epoch for key, epoch in epochs.items() if epoch >= 0},
+        skipped.update({key: offset - logs.positions[key].offset for key, offset in self.advanced.items()})
+        return replace(
+            Offsets.at(ends),
             joined={**self.joined, **self.advanced},
             skipped={key: count for key, count in skipped.items() if count},
         )
@@ -314,4 +294,7 @@ class Backlog:
         now = self.logs.listed[key].leader_epoch
         # Without a read, the log was not validated: keep the previous epoch.
         compared = until > self.starts[key] or key in self.advanced or key[0] in self.logs.recreated
-        return now if compared else self.logs.epochs.get(key, now)
+        position = self.logs.positions.get(key)
+        if compared or position is None or position.leader_epoch == NO_LEADER_EPOCH:
+            return now
+        return position.leader_epoch

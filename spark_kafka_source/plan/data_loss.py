@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.cluster.metadata import is_another_topic, topic_id_text
+from protocol.cluster.metadata import topic_id_text
 from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.listing import listed
+from protocol.position import Position
 from spark_kafka_source.error_messages import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,
     PARTITION_OFFSET_CHANGED,
@@ -50,43 +51,29 @@ def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
 
 def recreated(logs: LogSnapshot) -> list[Loss]:
     """Return a loss for each topic that was deleted and recreated."""
-    found = []
+    losses = []
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
+        read = f"offsets up to {logs.positions[key].offset} of {partition_name(key)}"
         message = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.completed.ids[topic])}, now "
-            f"it is {topic_id_text(now)}; offsets up to {logs.positions[key]} of {partition_name(key)} belong to the "
-            "old topic"
+            f"it is {topic_id_text(now)}; {read} belong to the old topic"
         )
         remedy = (
             "To read the new topic from its start, set onTopicRecreated=earliest (the default with "
             "failOnDataLoss=false)"
         )
         note = "onTopicRecreated=earliest: the new topic is read from its start"
-        found.append(Loss(PARTITION_OFFSET_CHANGED, message, key, remedy, note))
-    return found
-
-
-def foreign_checkpoint(read: Offsets, is_subscribed: Callable[[TopicPartition], bool]) -> list[Loss]:
-    """Return a loss if the query subscribes to no partition of its checkpoint. Needs no reply of a broker."""
-    if not read.ends or any(map(is_subscribed, read.ends)):
-        return []
-    message = (
-        f"the checkpoint belongs to another query: it has {_read_up_to(read.ends)}, and this query subscribes to none "
-        "of that"
-    )
-    remedy = "Use the checkpointLocation that belongs to this query, or a new one"
-    return [Loss(PARTITIONS_DELETED, message, min(read.ends), remedy)]
+        losses.append(Loss(PARTITION_OFFSET_CHANGED, message, key, remedy, note))
+    return losses
 
 
 def deleted(logs: LogSnapshot, is_subscribed: Callable[[TopicPartition], bool]) -> list[Loss]:
     """Return a loss for all partitions that the query no longer subscribes to, and one for all deleted ones."""
-    if foreign := foreign_checkpoint(logs.completed, is_subscribed):
-        return foreign
-    positions = {key: logs.positions[key] for key in logs.deleted()}
+    positions = {key: logs.positions[key].offset for key in logs.deleted()}
     unsubscribed = {key: offset for key, offset in positions.items() if not is_subscribed(key)}
-    gone = {key: offset for key, offset in positions.items() if key not in unsubscribed}
-    losses = _deleted(list(gone), f"; read was {_read_up_to(gone)}")
+    subscribed = {key: offset for key, offset in positions.items() if key not in unsubscribed}
+    losses = _deleted(list(subscribed), f"; read was {_read_up_to(subscribed)}")
     if not unsubscribed:
         return losses
     message = f"the checkpoint has {_read_up_to(unsubscribed)}, and this query does not subscribe to that"
@@ -130,8 +117,7 @@ def starts_after_end(start: Offsets, end: Offsets) -> dict[TopicPartition, Loss]
             "failOnDataLoss=false: starting at the batch's end",
         )
         for key in sorted(start.ends.keys() & end.ends.keys())
-        if start.ends[key] > end.ends[key]
-        and not is_another_topic(start.ids.get(key[0], NO_TOPIC_ID), end.ids.get(key[0], NO_TOPIC_ID))
+        if start.ends[key] > end.ends[key] and start.positions[key].is_in(end.ids.get(key[0], NO_TOPIC_ID))
     }
 
 
@@ -161,12 +147,13 @@ def truncated(key: TopicPartition, position: int, end: int, divergent: int) -> L
     )
 
 
-def regrown(key: TopicPartition, position: int, epoch: int, divergent: int) -> Loss:
-    """Return the loss of a log that was truncated below offset `position` and has grown again."""
+def regrown(key: TopicPartition, position: Position, divergent: int) -> Loss:
+    """Return the loss of a log that was truncated below a position and has grown again."""
     return Loss(
         PARTITION_OFFSET_CHANGED,
         f"{partition_name(key)} was truncated (unclean leader election) at offset {divergent}, where leader epoch "
-        f"{epoch} ended, but was read up to {position} in that epoch. Offsets {divergent} to {position} were "
+        f"{position.leader_epoch} ended, but was read up to {position.offset} in that epoch. Offsets {divergent} to "
+        f"{position.offset} were "
         "read, and now have other records",
         key,
     )
@@ -183,17 +170,20 @@ def ends_before_start(key: TopicPartition, from_offset: int, until_offset: int) 
     )
 
 
-def warn_advanced(positions: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]) -> None:
+def warn_advanced(
+    positions: Mapping[TopicPartition, Position], log_start_offsets: Mapping[TopicPartition, int]
+) -> None:
     """Warn of logs that start after the position, with `failOnDataLoss=false`."""
     lost = [
-        f"{positions[key]} to {log_start_offsets[key]} of {partition_name(key)}" for key in sorted(log_start_offsets)
+        f"{positions[key].offset} to {log_start_offsets[key]} of {partition_name(key)}"
+        for key in sorted(log_start_offsets)
     ]
     if lost:
         log.warning(
             "offsets %s are no longer in the log: retention or DeleteRecords has removed them before they were "
             "read (failOnDataLoss=false: %d offsets are skipped)",
             listed(lost),
-            sum(offset - positions[key] for key, offset in log_start_offsets.items()),
+            sum(offset - positions[key].offset for key, offset in log_start_offsets.items()),
         )
 
 
@@ -212,7 +202,7 @@ def count_skipped(
 ) -> dict[TopicPartition, int]:
     """Return the number of offsets of a replayed batch that are before the log start offsets."""
     skipped: Counter[TopicPartition] = Counter()
-    for each in ranges:
-        key = each.topic_partition
-        skipped[key] += max(0, min(log_start_offsets[key], each.until_offset) - each.from_offset)
+    for source_range in ranges:
+        key = source_range.topic_partition
+        skipped[key] += max(0, min(log_start_offsets[key], source_range.until_offset) - source_range.from_offset)
     return {key: count for key, count in skipped.items() if count}

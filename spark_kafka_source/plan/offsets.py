@@ -13,11 +13,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 from spark_kafka_source.options.partitions import by_partition, partition_name, whole_number
 
 JsonDict = dict[str, dict[str, Any]]
@@ -41,10 +43,9 @@ class Offsets:
     ends : mapping of TopicPartition to int
         Offset of the first record after the batch (Kafka's "next to read").
     ids : mapping of str to bytes
-        Topic ids, 16 bytes. A different id later means that the topic was deleted and recreated.
+        Topic ids of the ends. A different id later means that the topic was deleted and recreated.
     epochs : mapping of TopicPartition to int
-        Leader epoch when the end was found in the log: records before it have this epoch or an older one. Unknown ones
-        are left out.
+        Leader epochs of the ends, without unknown ones; see `Position`.
     joined : mapping of TopicPartition to int
         First offset of the batch in partitions that its start offsets lack (all of them in a query's first batch), or
         that lost records at or before their position.
@@ -72,6 +73,24 @@ class Offsets:
     schemas: Mapping[str, int] = field(default_factory=dict)
     cluster_id: str | None = None
     group: str | None = None
+
+    @classmethod
+    def at(cls, positions: Mapping[TopicPartition, Position]) -> Offsets:
+        """Return the end of a batch at these positions."""
+        return cls(
+            {key: position.offset for key, position in positions.items()},
+            ids=topic_ids({key: position.topic_id for key, position in positions.items()}),
+            epochs={key: position.leader_epoch for key, position in positions.items() if position.leader_epoch >= 0},
+        )
+
+    @cached_property
+    def positions(self) -> dict[TopicPartition, Position]:
+        """Return the ends with their leader epochs and topic ids."""
+        epochs, ids = self.epochs, self.ids
+        return {
+            key: Position(end, epochs.get(key, NO_LEADER_EPOCH), topic_id=ids.get(key[0], NO_TOPIC_ID))
+            for key, end in self.ends.items()
+        }
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
@@ -103,8 +122,8 @@ class Offsets:
         """
         if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
-        known = (_IDS, _SCHEMAS, _CLUSTER, _GROUP, *_PARTITION_KEYS)
-        unknown = [key for key in document if str(key).startswith("@") and key not in known]
+        special_keys = (_IDS, _SCHEMAS, _CLUSTER, _GROUP, *_PARTITION_KEYS)
+        unknown = [key for key in document if str(key).startswith("@") and key not in special_keys]
         if unknown:
             raise _foreign_offsets(f"the key {unknown[0]!r} is unknown; a newer version wrote it")
         ends = _flatten({key: value for key, value in document.items() if not str(key).startswith("@")}, "")

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from protocol.consumer.log_offsets import Range
 from protocol.errors import UsageError
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
+from protocol.position import Position
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
@@ -62,11 +63,8 @@ def offset_ranges(
             )
         elif until_offset > from_offset:
             continues = from_offset == start.ends.get(tp) and not _recreated(start, end, tp[0])
-            from_epoch = start.epochs.get(tp, NO_LEADER_EPOCH) if continues else NO_LEADER_EPOCH
-            until_epoch = end.epochs.get(tp, NO_LEADER_EPOCH)
-            ranges.append(
-                Range(*tp, from_offset, until_offset, end.ids.get(tp[0], NO_TOPIC_ID), from_epoch, until_epoch)
-            )
+            begin = start.positions[tp] if continues else Position(from_offset)
+            ranges.append(Range.between(tp, begin, end.positions[tp]))
     return split(ranges, max_records, min_partitions)
 
 
@@ -104,15 +102,15 @@ def _piece_count(size: int, total: int, total_pieces: int) -> int:
     return max(math.floor(size / total * total_pieces + 0.5), 1)
 
 
-def _split_range(whole: Range, pieces: int) -> list[Range]:
+def _split_range(source_range: Range, pieces: int) -> list[Range]:
     parts = []
-    from_offset = whole.from_offset
+    from_offset = source_range.from_offset
     for remaining in range(pieces, 0, -1):
-        until_offset = from_offset + (whole.until_offset - from_offset) // remaining
+        until_offset = from_offset + (source_range.until_offset - from_offset) // remaining
         if until_offset > from_offset:
             # The epoch of the records before a later piece is unknown.
-            epoch = whole.from_epoch if from_offset == whole.from_offset else NO_LEADER_EPOCH
-            parts.append(replace(whole, from_offset=from_offset, until_offset=until_offset, from_epoch=epoch))
+            epoch = source_range.from_epoch if from_offset == source_range.from_offset else NO_LEADER_EPOCH
+            parts.append(replace(source_range, from_offset=from_offset, until_offset=until_offset, from_epoch=epoch))
         from_offset = until_offset
     return parts
 
@@ -142,7 +140,7 @@ def group_ranges(
     small as possible. Adjacent ranges of one partition in a group are joined.
     """
     if max_groups is None or len(ranges) <= max_groups:
-        return [(each,) for each in ranges]
+        return [(source_range,) for source_range in ranges]
     ordered = sorted(ranges, key=lambda r: (leaders.get(r.topic_partition, -1), r.topic_partition, r.from_offset))
     sizes = [r.size for r in ordered]
     low, high = max(sizes), sum(sizes)
@@ -159,21 +157,24 @@ def _fill(ranges: Sequence[Range], max_offsets: int) -> list[list[Range]]:
     """Divide ranges into consecutive groups of at most `max_offsets` offsets, each as full as possible."""
     filled: list[list[Range]] = []
     size = max_offsets + 1
-    for each in ranges:
-        size += each.size
+    for source_range in ranges:
+        size += source_range.size
         if size > max_offsets:
             filled.append([])
-            size = each.size
-        filled[-1].append(each)
+            size = source_range.size
+        filled[-1].append(source_range)
     return filled
 
 
 def _merge_adjacent(group: Sequence[Range]) -> tuple[Range, ...]:
     joined: list[Range] = []
-    for each in group:
+    for source_range in group:
         before = joined[-1] if joined else None
-        if before and (before.topic_partition, before.until_offset) == (each.topic_partition, each.from_offset):
-            joined[-1] = replace(before, until_offset=each.until_offset)
+        if before and (before.topic_partition, before.until_offset) == (
+            source_range.topic_partition,
+            source_range.from_offset,
+        ):
+            joined[-1] = replace(before, until_offset=source_range.until_offset)
         else:
-            joined.append(each)
+            joined.append(source_range)
     return tuple(joined)

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from protocol.errors import ConfigurationError, UsageError
+from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from spark_kafka_source.sink.value_schemas import WriterSchema, encode_column
 
@@ -34,6 +35,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 NULL_TOPIC = "KAFKA_NULL_TOPIC_IN_DATA"
 
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+_HEADERS_OF_MAP = "transform(map_entries(headers), e -> struct(e.key AS key, CAST(e.value AS binary) AS value))"
 _ALLOWED = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -116,7 +118,7 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
             'selectExpr("to_json(struct(*)) AS value").'
         )
     used = [name for name in _ALLOWED if name in fields and not (name == "topic" and topic is not None)]
-    encoded = [each.part for each in schemas]
+    encoded = [schema.part for schema in schemas]
     for name in used:
         if name not in encoded:
             _check_type(fields[name])
@@ -124,17 +126,19 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
 
 
 def _check_type(field: StructField) -> None:
-    found = _type_name(field.dataType)
+    type_name = _type_name(field.dataType)
     allowed = _ALLOWED[field.name]
-    if found not in allowed:
-        if field.name not in ("value", "key", "topic"):
+    if type_name not in allowed:
+        if field.name == "headers" and isinstance(field.dataType, MapType):
+            remedy = f"Convert it: {_HEADERS_OF_MAP}"
+        elif field.name not in ("value", "key", "topic"):
             remedy = "Cast it, or drop or rename the column"
         elif isinstance(field.dataType, (ArrayType, MapType, StructType)):
             remedy = f'Convert it to JSON: selectExpr("to_json({field.name}) AS {field.name}")'
         else:
             remedy = "Cast it"
         raise UsageError(
-            f"{field.name} attribute unsupported type {found}. {field.name} must be a(n) {' or '.join(allowed)}. "
+            f"{field.name} attribute unsupported type {type_name}. {field.name} must be a(n) {' or '.join(allowed)}. "
             f"{remedy}."
         )
 
@@ -152,7 +156,7 @@ def _type_name(kind: DataType) -> str:
 
 
 def _column_names(schema: StructType) -> str:
-    return ", ".join(schema.fieldNames()) or "none"
+    return listed(schema.fieldNames(), CHOICES) or "none"
 
 
 # -- in the executors -------------------------------------------------------------------------------
@@ -201,7 +205,9 @@ def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
 
 
 def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
-    encoded: dict[str, pa.Array] = {each.part: encode_column(each, batch.column(each.part)) for each in plan.schemas}
+    encoded: dict[str, pa.Array] = {
+        schema.part: encode_column(schema, batch.column(schema.part)) for schema in plan.schemas
+    }
     columns: dict[str, pa.Array] = {
         name: encoded[name] if name in encoded else _cast(batch.column(name), pa.binary())
         for name in ("value", "key")

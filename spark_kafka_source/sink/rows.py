@@ -23,12 +23,7 @@ _REPEATED_HOUR = (
     "two hours apart: they are written as of the first one. Set TZ=UTC for the executors (spark.executorEnv.TZ), or "
     "use PySpark 4.1 or newer"
 )
-_TYPES = {
-    "headers": HEADERS,
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
+_TYPES = {"headers": HEADERS, "topic": pa.string(), "partition": pa.int32(), "timestamp": pa.timestamp("us", tz="UTC")}
 
 
 def arrow_batches(rows: Iterable[Row], schema: StructType, plan: SinkPlan) -> Iterator[pa.RecordBatch]:

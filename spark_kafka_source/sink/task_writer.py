@@ -16,15 +16,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.sink.columns import SinkPlan, topic_columns
 from spark_kafka_source.sink.producers import borrowed_producer
 from spark_kafka_source.task.worker_tuning import tune_worker
-
-# Topics that a log line names.
-_MAX_LISTED = 10
 
 
 class TopicWritten(NamedTuple):
@@ -74,7 +72,7 @@ class TaskWriter:
                 producer.flush()
             except KafkaError as error:
                 if producer.acknowledged:
-                    rows = _listed(written_topics(producer.acknowledged))
+                    rows = _counts(written_topics(producer.acknowledged))
                     error.message = (
                         f"{error.message.rstrip('.')}. Before that, Kafka acknowledged rows of this task: {rows}"
                     )
@@ -104,18 +102,15 @@ def summary(messages: Sequence[WriterCommitMessage | None]) -> str:
     written = [message for message in messages if isinstance(message, TaskWritten)]
     topics: dict[str, TopicWritten] = {}
     for message in written:
-        for topic, each in message.topics.items():
-            topics[topic] = topics.get(topic, _NOTHING).plus(*each)
-    others = len(messages) - len(written)
-    return f"{_listed(topics)} in {len(written)} tasks" + (f", {others} did not finish" if others else "")
+        for topic, written_topic in message.topics.items():
+            topics[topic] = topics.get(topic, _NOTHING).plus(*written_topic)
+    unfinished = len(messages) - len(written)
+    return f"{_counts(topics)} in {len(written)} tasks" + (f", {unfinished} did not finish" if unfinished else "")
 
 
-def _listed(topics: Mapping[str, TopicWritten]) -> str:
-    largest = sorted(topics, key=lambda topic: -topics[topic].rows)[:_MAX_LISTED]
-    parts = [
-        f"{topics[topic].rows} rows to {topic} ({topics[topic].partitions.bit_count()} partitions)"
-        for topic in sorted(largest)
+def _counts(topics: Mapping[str, TopicWritten]) -> str:
+    counts = [
+        f"{topic} ({written.rows} in {written.partitions.bit_count()} partitions)"
+        for topic, written in sorted(topics.items(), key=lambda pair: (-pair[1].rows, pair[0]))
     ]
-    if others := topics.keys() - largest:
-        parts.append(f"{sum(topics[topic].rows for topic in others)} rows to {len(others)} other topics")
-    return ", ".join(parts) or "no rows"
+    return f"{sum(written.rows for written in topics.values())} rows to {listed(counts)}" if counts else "no rows"

@@ -65,12 +65,12 @@ def writer_schemas(options: SinkOptions, schema: StructType) -> tuple[WriterSche
     ConfigurationError
         A column has a type that its schema cannot take; the message has the field.
     """
-    found = []
+    schemas = []
     for part in options.encoded:
         if part not in schema.fieldNames():
             continue
-        found.append(writer_schema(options, part, schema[part].dataType))
-    return tuple(found)
+        schemas.append(writer_schema(options, part, schema[part].dataType))
+    return tuple(schemas)
 
 
 def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: DataType | None) -> WriterSchema:
@@ -98,17 +98,17 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
         return WriterSchema(part, format, text or "", message=message)
     subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
     registry = PROCESS.registry(options.registry)
-    found = _registered(registry, options, subject, format, text, kind)
-    if found.kind != spec.language:
-        fitting = registered_format(found.kind)
+    schema = _registered(registry, options, subject, format, text, kind)
+    if schema.kind != spec.language:
+        fitting = registered_format(schema.kind)
         raise ConfigurationError(
-            f"the subject {subject} has a schema of the type {found.kind}, not {spec.language}"
+            f"the subject {subject} has a schema of the type {schema.kind}, not {spec.language}"
             f"{f'; set {part}Format to {fitting}' if fitting else ''}"
         )
-    _refuse_rules(found, subject)
-    assert found.schema_id is not None
-    references = tuple((name, each.text) for name, each in registry.references(found).items())
-    return WriterSchema(part, format, found.text, references, b"\0" + found.schema_id.to_bytes(4, "big"), message)
+    _refuse_rules(schema, subject)
+    assert schema.schema_id is not None
+    references = tuple((name, reference.text) for name, reference in registry.references(schema).items())
+    return WriterSchema(part, format, schema.text, references, b"\0" + schema.schema_id.to_bytes(4, "big"), message)
 
 
 def _registered(
@@ -134,8 +134,8 @@ def _registered(
     except RegistryFailed as error:
         not_registered = error.context.get("error_code") in _NOT_REGISTERED
         if not_registered and not options.auto_register_schemas:
-            which = "the schema of the column" if text is None else "it"
-            error.message += f"; to register {which}, set schema.registry.auto.register.schemas=true"
+            described = "the schema of the column" if text is None else "it"
+            error.message += f"; to register {described}, set schema.registry.auto.register.schemas=true"
         if not (not_registered and options.auto_register_schemas):
             raise
     if text is None and kind is None:

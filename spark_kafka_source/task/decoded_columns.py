@@ -33,12 +33,7 @@ _CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead le
 
 
 class TaskDecoder:
-    """Decodes the keys and values of one task.
-
-    Parameters
-    ----------
-    options : SourceOptions
-    """
+    """Decodes the keys and values of one task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._decoders = {part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.schemas}
@@ -72,7 +67,7 @@ class TaskDecoder:
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             if invalid:
                 self._report(part, batch, source_range, invalid)
-                errors.update({each.row: f"{part}: {each}" for each in invalid if each.row not in errors})
+                errors.update({failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors})
         if self._wants_errors:
             rows = np.array(sorted(errors), np.int64)
             texts = binaries([errors[row].encode() for row in rows.tolist()])
@@ -114,12 +109,7 @@ class TaskDecoder:
 
 
 class DeadLetters:
-    """Writes the records of one task that do not decode to `deadLetterTopic`, as they were, with the reason in headers.
-
-    Parameters
-    ----------
-    options : SourceOptions
-    """
+    """Writes records of a task that do not decode to `deadLetterTopic`, as they were, with the reason in headers."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

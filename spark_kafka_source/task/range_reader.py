@@ -77,10 +77,6 @@ class RangeReader(PickledForExecutors):
     """The readers' part for executors. Readers of the driver inherit it, and are pickled as this class.
 
     Executors therefore do not import the driver's modules.
-
-    Parameters
-    ----------
-    options : SourceOptions
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -150,16 +146,16 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
 
 def fetched_columns(options: SourceOptions) -> list[str]:
     """Return the columns of `protocol` that the rows need."""
-    found = [_DECODED[name] for name in options.row_columns if name in _DECODED]
+    names = [_DECODED[name] for name in options.row_columns if name in _DECODED]
     if options.schemas:
         # For the message of an invalid value, and its bytes.
-        found += [name for name in ("value", "offset") if name not in found]
+        names += [name for name in ("value", "offset") if name not in names]
         if options.on_decode_error == "dead-letter":
-            found += [name for name in ("key", "headers", "timestamp_ms") if name not in found]
-        elif options.schema_id_location == "header" and "headers" not in found:
-            found.append("headers")
+            names += [name for name in ("key", "headers", "timestamp_ms") if name not in names]
+        elif options.schema_id_location == "header" and "headers" not in names:
+            names.append("headers")
     # At least one column is needed to count the rows.
-    return found or ["offset"]
+    return names or ["offset"]
 
 
 def with_spark_columns(

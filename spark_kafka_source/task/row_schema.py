@@ -103,9 +103,9 @@ def spark_schema(columns: Sequence[str], schemas: Schemas = ()) -> StructType:
 def declared_versions(schema: StructType) -> dict[str, tuple[str, int]]:
     """Return subject and version by column, as `spark_schema` has noted them."""
     return {
-        each.name: (str(each.metadata[SUBJECT]), int(each.metadata[VERSION]))
-        for each in schema
-        if each.metadata and SUBJECT in each.metadata and VERSION in each.metadata
+        field.name: (str(field.metadata[SUBJECT]), int(field.metadata[VERSION]))
+        for field in schema
+        if field.metadata and SUBJECT in field.metadata and VERSION in field.metadata
     }
 
 
@@ -113,8 +113,8 @@ def spark_type(kind: pa.DataType) -> object:
     """Return Spark's type, as in its JSON, for the Arrow type of a decoded column."""
     if pa.types.is_struct(kind):
         fields = [
-            {"name": each.name, "type": spark_type(each.type), "nullable": each.nullable, "metadata": {}}
-            for each in kind
+            {"name": field.name, "type": spark_type(field.type), "nullable": field.nullable, "metadata": {}}
+            for field in kind
         ]
         return {"type": "struct", "fields": fields}
     if pa.types.is_list(kind):
@@ -137,22 +137,22 @@ def spark_type(kind: pa.DataType) -> object:
     return _SIMPLE[kind]
 
 
-def require_source_schema(given: StructType, columns: Sequence[str], schemas: Schemas = ()) -> None:
-    """Raise `ConfigurationError` if the user has set another schema, which Spark passes as `given`."""
+def require_source_schema(schema: StructType, columns: Sequence[str], schemas: Schemas = ()) -> None:
+    """Raise `ConfigurationError` if the user has set another schema, which Spark passes as `schema`."""
     own = spark_schema(columns, schemas)
-    if _without_comments(given) != _without_comments(own):
+    if _without_comments(schema) != _without_comments(own):
         raise ConfigurationError(
-            f".schema(...) sets ({_text(given)}), but records are always ({_text(own)}): leave .schema(...) "
+            f".schema(...) sets ({_text(schema)}), but records are always ({_text(own)}): leave .schema(...) "
             'out. Convert values in the query, for example with from_json(value.cast("string"), ...). '
             "The option columns selects columns, and includeHeaders adds the headers"
         )
 
 
 def _without_comments(schema: StructType) -> list[tuple[str, DataType, bool]]:
-    return [(each.name, each.dataType, each.nullable) for each in schema]
+    return [(field.name, field.dataType, field.nullable) for field in schema]
 
 
 def _text(schema: StructType) -> str:
     return ", ".join(
-        f"{each.name} {each.dataType.simpleString()}{'' if each.nullable else ' not null'}" for each in schema
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}" for field in schema
     )

@@ -55,7 +55,7 @@ def _task_socket(frame: FrameType | None) -> socket.socket | None:
     """Return the task socket of `pyspark.daemon.worker`, found up the stack; None in other processes."""
     while frame is not None:
         if frame.f_code.co_name == "worker" and isinstance(frame.f_locals.get("sock"), socket.socket):
-            found: socket.socket = frame.f_locals["sock"]
-            return found
+            sock: socket.socket = frame.f_locals["sock"]
+            return sock
         frame = frame.f_back
     return None

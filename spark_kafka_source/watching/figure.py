@@ -39,10 +39,10 @@ def draw(samples: Sequence[Sample], name: str) -> Figure:
     figure.suptitle(line(samples, name), fontsize=10)
     rates, durations, records, seconds = figure.subplots(2, 2, sharex=True).flat
     unit, times = _elapsed(samples)
-    _plot(rates, times, [each.input_rows_per_s for each in samples], "in")
-    _plot(rates, times, [each.processed_rows_per_s for each in samples], "processed")
+    _plot(rates, times, [sample.input_rows_per_s for sample in samples], "in")
+    _plot(rates, times, [sample.processed_rows_per_s for sample in samples], "processed")
     _finish(rates, "rows per second")
-    _plot(durations, times, [each.batch_s for each in samples], None)
+    _plot(durations, times, [sample.batch_s for sample in samples], None)
     _finish(durations, "batch time in seconds")
     _partitions(records, samples, times, lambda row: row.offsets_behind)
     _finish(records, "lag in records")
@@ -58,9 +58,9 @@ def draw(samples: Sequence[Sample], name: str) -> Figure:
 
 def _elapsed(samples: Sequence[Sample]) -> tuple[str, list[float]]:
     """Return a unit of time, and the times of the samples in it."""
-    seconds = [(each.time - samples[0].time).total_seconds() for each in samples]
-    unit, size = next((each for each in _UNITS if seconds and seconds[-1] > 3 * each[1]), _UNITS[-1])
-    return unit, [each / size for each in seconds]
+    seconds = [(sample.time - samples[0].time).total_seconds() for sample in samples]
+    unit, size = next((unit for unit in _UNITS if seconds and seconds[-1] > 3 * unit[1]), _UNITS[-1])
+    return unit, [second / size for second in seconds]
 
 
 def _partitions(
@@ -80,9 +80,9 @@ def _partitions(
 
 
 def _plot(axes: Axes, times: Sequence[float], values: Sequence[float | None], label: str | None) -> None:
-    known = [(time, value) for time, value in zip(times, values, strict=True) if value is not None]
-    if known:
-        axes.plot(*zip(*known, strict=True), marker=".", markersize=4, linewidth=1.2, label=label)
+    points = [(time, value) for time, value in zip(times, values, strict=True) if value is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), marker=".", markersize=4, linewidth=1.2, label=label)
 
 
 def _finish(axes: Axes, title: str) -> None:

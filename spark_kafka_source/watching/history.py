@@ -58,9 +58,9 @@ class QueryHistory:
 
     def poll(self) -> bool:
         """Add a sample for each new trigger. Returns True if there was one."""
-        reports = [_parsed(each) for each in self.query.recentProgress]
-        seen = [number for number, each in enumerate(reports) if _key(each) == self._last]
-        new = reports[seen[-1] + 1 :] if seen else reports
+        reports = [_parsed(text) for text in self.query.recentProgress]
+        numbers = [number for number, report in enumerate(reports) if _key(report) == self._last]
+        new = reports[numbers[-1] + 1 :] if numbers else reports
         for report in new:
             self.samples.append(self._sample(report, self._options if report is new[-1] else None))
         if new:
@@ -95,17 +95,17 @@ class QueryHistory:
 
     def _group_state(self, options: Options) -> str | None:
         config, _ = configs(options)
-        given = {} if isinstance(options, str) else {name.lower(): str(value) for name, value in options.items()}
-        group = given.get("kafka.group.id")
+        named = {} if isinstance(options, str) else {name.lower(): str(value) for name, value in options.items()}
+        group = named.get("kafka.group.id")
         if group is None:
             return None
         client = PROCESS.client(config)
         try:
-            found = describe_group(client, group, client.deadline(self._sample_ms))
+            description = describe_group(client, group, client.deadline(self._sample_ms))
         except KafkaError as error:
             log.debug("cannot describe group %s: %s", group, error)
             return None
-        return _group_text(found)
+        return _group_text(description)
 
 
 def _group_text(group: GroupDescription) -> str:

@@ -30,7 +30,7 @@ def line(samples: Sequence[Sample], name: str) -> str:
         if (left_s := _left_s(samples)) is not None:
             parts.append(f"{left_s:,.0f} s left")
     # Only the newest trigger of a poll asks for the group.
-    group = next((each.group for each in reversed(samples) if each.group is not None), None)
+    group = next((sample.group for sample in reversed(samples) if sample.group is not None), None)
     if group is not None:
         parts.append(f"group {group}")
     return ", ".join(parts)
@@ -39,8 +39,8 @@ def line(samples: Sequence[Sample], name: str) -> str:
 def _left_s(samples: Sequence[Sample]) -> float | None:
     """Return the time until the lag is 0, by its mean change in the newest samples; None if it does not fall."""
     newest = list(samples)[-_NEWEST:]
-    known = [(each.time, each.lag.offsets_behind) for each in newest if each.lag is not None]
-    (first, before), (last, now) = known[0], known[-1]
+    backlogs = [(sample.time, sample.lag.offsets_behind) for sample in newest if sample.lag is not None]
+    (first, before), (last, now) = backlogs[0], backlogs[-1]
     if not 0 < now < before:
         return None
     return now * (last - first).total_seconds() / (before - now)

@@ -93,7 +93,7 @@ class Run:
         """Repeat a command until its output no longer contains `deleted`."""
         wait_until(lambda: deleted not in _output(line))
 
-    def example(self, line: str, *, shown: bool = False, code: int = 0, given: str = "", follows: bool = False) -> None:
+    def example(self, line: str, *, shown: bool = False, code: int = 0, typed: str = "", follows: bool = False) -> None:
         """Run an example, and check its exit code.
 
         Parameters
@@ -104,7 +104,7 @@ class Run:
             Keep the output for the page.
         code : int
             Expected exit code.
-        given : str
+        typed : str
             Standard input.
         follows : bool
             The command runs until Ctrl-C; SIGINT is sent after 1.5 s.
@@ -115,14 +115,14 @@ class Run:
         if _SHELL.search(re.sub(r"'[^']*'", "", actual)) or actual.startswith("echo"):
             ended = subprocess.run(
                 ["bash", "-c", f'pykafka() {{ "{sys.executable}" -m spark_kafka_source.cli "$@"; }}; {actual}'],
-                capture_output=True, text=True, timeout=60, input=given,
+                capture_output=True, text=True, timeout=60, input=typed,
             )  # fmt: skip
             found, output = ended.returncode, ended.stdout + ended.stderr
-        elif given.startswith(_PASSWORD):
-            found, output = on_terminal(shlex.split(actual)[1:], given)
+        elif typed.startswith(_PASSWORD):
+            found, output = on_terminal(shlex.split(actual)[1:], typed)
         else:
             with _interrupted() if follows else ExitStack():
-                result = CliRunner().invoke(pykafka, shlex.split(actual)[1:], input=given or None)
+                result = CliRunner().invoke(pykafka, shlex.split(actual)[1:], input=typed or None)
             found, output = result.exit_code, result.output
         assert found == code, f"{line}: {found}\n{output}"
         assert _PASSWORD not in output
@@ -143,7 +143,7 @@ class Run:
         for place, name in replaced.items():
             output = re.sub(
                 rf"{re.escape(place)}(  +)?",
-                lambda found, name=name: name.ljust(len(found[0])) if found[1] else name,
+                lambda result, name=name: name.ljust(len(result[0])) if result[1] else name,
                 output,
             )
         return "\n".join(line.rstrip() for line in output.splitlines())
@@ -156,8 +156,8 @@ def _output(line: str) -> str:
 def _path(line: str) -> str:
     """Return the command of an example: `topics create`, or `consume`."""
     first, second, *_ = line[line.index("pykafka") :].replace(")", " ").split()[1:]
-    known = {path for path, _ in every_command()}
-    return next(path for path in (f"{first} {second}", first) if path in known)
+    paths = {path for path, _ in every_command()}
+    return next(path for path in (f"{first} {second}", first) if path in paths)
 
 
 @contextmanager
@@ -170,14 +170,14 @@ def _interrupted() -> Iterator[None]:
         timer.cancel()
 
 
-def on_terminal(arguments: list[str], given: str) -> tuple[int, str]:
-    """Run `pykafka` on a terminal, type `given`, and return the exit code and what the terminal shows."""
+def on_terminal(arguments: list[str], typed: str) -> tuple[int, str]:
+    """Run `pykafka` on a terminal, type `typed`, and return the exit code and what the terminal shows."""
     number, terminal = pty.fork()
     if number == 0:
         os.execv(sys.executable, [sys.executable, "-m", "spark_kafka_source.cli", *arguments])
     shown = b""
     try:
-        for line in given.splitlines(keepends=True):
+        for line in typed.splitlines(keepends=True):
             prompt = b""
             while not prompt.endswith(b": "):
                 prompt += os.read(terminal, 4096)
@@ -338,10 +338,10 @@ def _groups(run: Run) -> None:
     run.example("pykafka groups clone orders-etl orders-etl-test --topic orders --execute", shown=True)
     with _member(run, "orders-etl", group_instance_id="worker-3"):
         run.example("pykafka groups describe orders-etl payments-etl --members")
-        run.example("pykafka groups remove-members orders-etl --instance-id worker-3", given="y\n", shown=True)
+        run.example("pykafka groups remove-members orders-etl --instance-id worker-3", typed="y\n", shown=True)
     with _member(run, "orders-etl"):
         run.example("pykafka groups remove-members orders-etl --all --yes")
-    run.example("pykafka groups delete orders-test --bootstrap-server broker-1:9092", given="y\n", shown=True)
+    run.example("pykafka groups delete orders-test --bootstrap-server broker-1:9092", typed="y\n", shown=True)
     _commit(run, "orders-test", {("orders", 0): 1})
     run.example("pykafka groups delete orders-test payments-test --yes")
 
@@ -377,7 +377,7 @@ def _settings(run: Run) -> None:
     run.example("pykafka configs describe broker 1 default")
     run.example("pykafka configs list", shown=True)
     run.example("pykafka configs list --type client-metrics --type group -o json")
-    run.example("pykafka configs delete topic orders retention.ms", given="y\n", shown=True)
+    run.example("pykafka configs delete topic orders retention.ms", typed="y\n", shown=True)
     run.example("pykafka configs delete broker default log.cleaner.threads --yes")
 
 
@@ -387,9 +387,9 @@ def _security(run: Run) -> None:
     run.example("pykafka acls create --principal User:bob --operation describe --topic orders- --prefixed")
     run.shown_once("pykafka acls list --principal User:alice", "orders-etl")
     run.example("pykafka acls list --topic orders --pattern match -o csv")
-    run.example("pykafka acls delete --principal User:alice --topic orders", given="y\n", shown=True)
+    run.example("pykafka acls delete --principal User:alice --topic orders", typed="y\n", shown=True)
     run.example("pykafka acls delete --topic orders-test --yes")
-    run.example("pykafka users set alice", given=f"{_PASSWORD}\n{_PASSWORD}\n", shown=True)
+    run.example("pykafka users set alice", typed=f"{_PASSWORD}\n{_PASSWORD}\n", shown=True)
     run.example("pykafka users set alice --mechanism SCRAM-SHA-256 --password-from file:/run/secrets/alice")
     os.environ["BOB"] = _PASSWORD
     for name in ("alice", "bob"):
@@ -398,14 +398,14 @@ def _security(run: Run) -> None:
     run.example("pykafka users list alice bob -o json")
     run.example("pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes")
     run.until_gone("pykafka users list", "SCRAM-SHA-256")
-    run.example("pykafka users delete alice", given="y\n", shown=True)
+    run.example("pykafka users delete alice", typed="y\n", shown=True)
     run.example("pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152", shown=True)
     run.example("pykafka quotas set --client-id-default request_percentage=200")
     run.shown_once("pykafka quotas list", "request_percentage")
     run.example("pykafka quotas list --user alice -o json")
     run.example("pykafka quotas delete --user alice producer_byte_rate --yes")
     run.until_gone("pykafka quotas list", "producer_byte_rate")
-    run.example("pykafka quotas delete --user alice", given="y\n", shown=True)
+    run.example("pykafka quotas delete --user alice", typed="y\n", shown=True)
 
 
 def _cluster(run: Run) -> None:
@@ -467,7 +467,7 @@ def _others(run: Run) -> None:
 
 def _deletion(run: Run) -> None:
     run.example("pykafka topics trim orders:0,1 --before-offset 1200 --execute")
-    run.example("pykafka topics delete orders-test", given="y\n", shown=True)
+    run.example("pykafka topics delete orders-test", typed="y\n", shown=True)
     run.kafka.create_topic("orders-test", 1)
     run.example("pykafka topics delete orders-test payments-test --yes")
 

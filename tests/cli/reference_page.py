@@ -32,9 +32,9 @@ def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) 
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from every_command(found, (*path, name))
+            result = command.get_command(context, name)
+            assert result is not None
+            yield from every_command(result, (*path, name))
     else:
         yield " ".join(path), command
 
@@ -70,24 +70,28 @@ def _command(path: str, command: click.Command) -> list[str]:
     context = click.Context(command, info_name=f"pykafka {path}")
     usage = " ".join(["pykafka", path, *command.collect_usage_pieces(context)])
     text, _, _ = inspect.cleandoc(command.help or "").replace("\b\n", "").partition("Examples:\n")
-    shared = {each.name for each in pykafka_connection().params}
-    rows = [each for each in _parameters(command) if each[0] not in shared and "[table|json|yaml|csv]" not in each[1]]
-    connects = shared <= {each.name for each in command.params}
+    shared = {param.name for param in pykafka_connection().params}
+    rows = [
+        parameter
+        for parameter in _parameters(command)
+        if parameter[0] not in shared and "[table|json|yaml|csv]" not in parameter[1]
+    ]
+    connects = shared <= {param.name for param in command.params}
     ends = "Options of a connection, and:" if connects and rows else "Options of a connection." if connects else ""
     return [f"`{usage}`", *text.strip().split("\n\n"), *filter(None, [ends]), *([_table(rows)] if rows else [])]
 
 
 def _parameters(command: click.Command) -> list[tuple[str, str, str]]:
     """Return name, spelling and help of each option."""
-    context, found = click.Context(command), []
-    for each in command.params:
-        record = each.get_help_record(context)
-        if isinstance(each, click.Option) and record is not None:
+    context, result = click.Context(command), []
+    for param in command.params:
+        record = param.get_help_record(context)
+        if isinstance(param, click.Option) and record is not None:
             spelling, text = record[0], " ".join(record[1].split())
             if len(spelling) > _LONGEST_CHOICES:
-                spelling = re.sub(r"\[.*\|.*\]", each.opts[0].lstrip("-").upper(), spelling)
-            found.append((str(each.name), spelling, text))
-    return found
+                spelling = re.sub(r"\[.*\|.*\]", param.opts[0].lstrip("-").upper(), spelling)
+            result.append((str(param.name), spelling, text))
+    return result
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
@@ -100,13 +104,13 @@ def _table(rows: list[tuple[str, str, str]]) -> str:
 
 def outputs_of_page() -> dict[str, tuple[str, str]]:
     """Return the example and its output for each command, from the page."""
-    found = {}
+    values_by_key = {}
     for path, block in re.findall(
         r"^### pykafka ([^\n]+)\n.*?^```console\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     ):
         example, _, output = block.removeprefix("$ ").partition("\n")
-        found[path] = (example, output)
-    return found
+        values_by_key[path] = (example, output)
+    return values_by_key
 
 
 def shortened(output: str) -> str:

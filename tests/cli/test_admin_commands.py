@@ -22,9 +22,9 @@ from tests.support.wait_until import wait_until
 SECRET = "geheim-2b7"
 
 
-def invoke(kafka: LocalKafka, *arguments: str, code: int = 0, given: str | None = None, **env: str) -> Result:
+def invoke(kafka: LocalKafka, *arguments: str, code: int = 0, typed: str | None = None, **env: str) -> Result:
     result = CliRunner().invoke(
-        pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, **env}, input=given
+        pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, **env}, input=typed
     )
     assert result.exit_code == code, result.output
     return result
@@ -32,8 +32,8 @@ def invoke(kafka: LocalKafka, *arguments: str, code: int = 0, given: str | None 
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, **others: Any) -> Result:
-        return invoke(kafka1, *arguments, **others)
+    def call(*arguments: str, **further: Any) -> Result:
+        return invoke(kafka1, *arguments, **further)
 
     return call
 
@@ -60,8 +60,8 @@ def test_configs_set_and_delete_change_only_named_settings(run: Any, kafka1: Loc
         return dict(entries.result(10))
 
     def values() -> list[str]:
-        found = seen()
-        return [found[each].value for each in ("retention.ms", "segment.bytes", "cleanup.policy")]
+        result = seen()
+        return [result[name].value for name in ("retention.ms", "segment.bytes", "cleanup.policy")]
 
     wait_until(lambda: values() == ["2000", "1048576", "delete,compact"], values)
     run("configs", "set", "topic", name, "--subtract", "cleanup.policy=delete")
@@ -127,12 +127,12 @@ def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path
     user = "cli-user"
     file = tmp_path / "password"
     file.write_text(f"{SECRET}\n")
-    told = [
+    output = [
         run("users", "set", user, "--password-from", f"file:{file}"),
         run("users", "set", user, "--mechanism", "scram-sha-256", "--password-from", "env:P", P=SECRET),
-        run("users", "set", user, "--iterations", "4096", "--password-from", "file:-", given=SECRET),
+        run("users", "set", user, "--iterations", "4096", "--password-from", "file:-", typed=SECRET),
     ]
-    assert SECRET not in "".join(each.output for each in told)
+    assert SECRET not in "".join(line.output for line in output)
 
     def seen() -> set[tuple[str, int]]:
         found = rows(run("users", "list", "-o", "json"))
@@ -205,8 +205,8 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
 def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
     kafka, principal = secured.kafka, "User:cli-acl"
 
-    def run(*arguments: str, **others: Any) -> Result:
-        return invoke(kafka, "acls", *arguments, **others)
+    def run(*arguments: str, **further: Any) -> Result:
+        return invoke(kafka, "acls", *arguments, **further)
 
     def seen(*arguments: str) -> set[tuple[str, ...]]:
         found = rows(run("list", "--principal", principal, *arguments, "-o", "json"))
@@ -220,21 +220,21 @@ def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
         ("topic", "cli-orders", "describe", "literal"),
         ("group", "cli-etl", "read", "literal"),
     }
-    others = {("topic", "cli-", "describe", "prefixed"), ("cluster", "kafka-cluster", "describe", "literal")}
+    further = {("topic", "cli-", "describe", "prefixed"), ("cluster", "kafka-cluster", "describe", "literal")}
     denied = {("topic", "*", "write", "literal")}
-    wait_until(lambda: seen() == consumer | others | denied)
+    wait_until(lambda: seen() == consumer | further | denied)
     shown = tool(kafka, "AclCommand", "--list", "--principal", principal)
     assert "operation=READ, permissionType=ALLOW" in shown
     assert "host=10.0.0.1, operation=WRITE, permissionType=DENY" in shown
-    assert seen("--topic", "cli-orders") == {each for each in consumer if each[0] == "topic"}
+    assert seen("--topic", "cli-orders") == {acl for acl in consumer if acl[0] == "topic"}
     assert seen("--topic", "cli-orders", "--pattern", "match") == {
-        each for each in consumer | others | denied if each[0] == "topic"
+        acl for acl in consumer | further | denied if acl[0] == "topic"
     }
     assert seen("--permission", "deny") == denied
-    asked = run("delete", "--principal", principal, "--group", "cli-etl", code=1)
-    assert ("cli-etl" in asked.stdout, "Aborted" in asked.stderr) == (True, True)
+    result = run("delete", "--principal", principal, "--group", "cli-etl", code=1)
+    assert ("cli-etl" in result.stdout, "Aborted" in result.stderr) == (True, True)
     run("delete", "--principal", principal, "--topic", "cli-orders", "--operation", "describe", "--yes")
-    wait_until(lambda: seen() == (consumer | others | denied) - {("topic", "cli-orders", "describe", "literal")})
+    wait_until(lambda: seen() == (consumer | further | denied) - {("topic", "cli-orders", "describe", "literal")})
     run("delete", "--principal", principal, "--yes")
     wait_until(lambda: seen() == set())
     assert rows(run("delete", "--principal", principal, "--yes", "-o", "json")) == []
@@ -257,7 +257,7 @@ def test_cluster_commands_agree_with_kafkas_tools(run: Any, kafka1: LocalKafka, 
     listed = AdminClient({"bootstrap.servers": kafka1.bootstrap_servers}).list_topics(timeout=10)
     assert broker["cluster_id"] == listed.cluster_id
     features = {row["feature"]: row["level"] for row in rows(run("cluster", "features", "-o", "json"))}
-    line = next(each for each in tool(kafka1, "FeatureCommand", "describe").splitlines() if "group.version" in each)
+    line = next(line for line in tool(kafka1, "FeatureCommand", "describe").splitlines() if "group.version" in line)
     assert f"FinalizedVersionLevel: {features['group.version']}" in line
     (leader,) = rows(run("cluster", "quorum", "-o", "json"))
     assert (leader["replica"], leader["role"], leader["lag"]) == (1, "leader", 0)
@@ -269,8 +269,8 @@ def test_cluster_commands_agree_with_kafkas_tools(run: Any, kafka1: LocalKafka, 
 
 def test_set_features_without_execute_changes_nothing(run: Any) -> None:
     level = {row["feature"]: row["level"] for row in rows(run("cluster", "features", "-o", "json"))}["group.version"]
-    told = run("cluster", "set-features", f"group.version={level}")
-    assert "Nothing was changed" in told.stderr
+    output = run("cluster", "set-features", f"group.version={level}")
+    assert "Nothing was changed" in output.stderr
     assert "INVALID_UPDATE_VERSION" in run("cluster", "set-features", "group.version=99", code=1).stderr
     run("cluster", "set-features", "group.version=x", code=2)
 
@@ -279,10 +279,10 @@ def test_admin_commands_of_docs_succeed(
     run: Any, kafka1: LocalKafka, secured: SecuredKafka, topic1: TopicFactory
 ) -> None:
     name = topic1(1)
-    wanted = ("configs", "acls", "users", "quotas", "cluster")
+    expected = ("configs", "acls", "users", "quotas", "cluster")
     lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [words for words in map(shlex.split, lines) if words[1] in wanted]
-    assert {words[1] for words in examples} == set(wanted)
+    examples = [words for words in map(shlex.split, lines) if words[1] in expected]
+    assert {words[1] for words in examples} == set(expected)
     for words in examples:
         arguments = [word.replace("orders", name) if words[1] == "configs" else word for word in words[1:]]
         invoke(secured.kafka if words[1] == "acls" else kafka1, *arguments, ALICE_PASSWORD=SECRET)

@@ -87,6 +87,6 @@ def test_open_transaction_is_listed_with_its_id_or_why_that_is_unknown(
         producer.abort_transaction()
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)
-    known = VERSION >= (3, 0)
-    assert (row["start_offset"], row["transactional_id"]) == (0, f"of-{name}" if known else None)
-    assert result.stderr.startswith("Transactional ids are unknown: ") != known
+    remembered = VERSION >= (3, 0)
+    assert (row["start_offset"], row["transactional_id"]) == (0, f"of-{name}" if remembered else None)
+    assert result.stderr.startswith("Transactional ids are unknown: ") != remembered

@@ -40,7 +40,7 @@ def write_batch(folder: Path, number: int, *sources: Mapping[str, Any] | str, co
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "metadata").write_text('{"id":"47de275a-d0ec-4be7-96c7-3f4cf0082389"}')
-    lines = [each if isinstance(each, str) else json.dumps(each) for each in sources]
+    lines = [source if isinstance(source, str) else json.dumps(source) for source in sources]
     (folder / "offsets" / str(number)).write_text("\n".join(["v1", '{"batchTimestampMs":1769839200000}', *lines]))
     (folder / "offsets" / f".{number}.crc").write_bytes(b"crc")
     if committed:
@@ -66,6 +66,7 @@ def test_sources_of_an_offset_log_with_names_have_these_names(tmp_path: Path) ->
 def test_checkpoint_of_query_matches_its_progress(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
+    """Slow: the first test here starts Spark."""
     topic, folder = topic1(2), str(tmp_path / "checkpoint")
     group = f"g-{topic}"
 
@@ -82,7 +83,7 @@ def test_checkpoint_of_query_matches_its_progress(
             stream.writeStream.format("noop").option("checkpointLocation", folder).trigger(availableNow=True).start()
         )
         assert query.awaitTermination(120)
-        return [json.loads(each.json) for each in query.recentProgress]
+        return [json.loads(progress.json) for progress in query.recentProgress]
 
     produce(kafka1, topic, *map(str, range(10)))
     first = go_on()
@@ -90,7 +91,7 @@ def test_checkpoint_of_query_matches_its_progress(
     progress = [*first, *go_on()]
     batches = rows(run(None, "inspect", folder, "-o", "json"))
     assert all(row["committed"] and not row["unknown_starts"] for row in batches)
-    counts = {each["batchId"]: each["numInputRows"] for each in progress if each["numInputRows"]}
+    counts = {trigger["batchId"]: trigger["numInputRows"] for trigger in progress if trigger["numInputRows"]}
     assert {row["batch"]: row["offsets"] for row in batches if row["offsets"]} == counts
     assert sum(counts.values()) == 15
     last = rows(run(None, "inspect", folder, "--partitions", "--last", "1", "-o", "json"))

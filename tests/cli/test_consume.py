@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import nullcontext
 from pathlib import Path
@@ -80,8 +79,8 @@ def test_positions_select_offsets(
 ) -> None:
     topic = topic1(1)
     fill(kafka1, topic, 10)
-    found = words(run(topic, "-o", position, "-e", "-f", r"%o %v\n"))
-    assert found == [f"{number} value-{number}" for number in range(first, last + 1)]
+    result = words(run(topic, "-o", position, "-e", "-f", r"%o %v\n"))
+    assert result == [f"{number} value-{number}" for number in range(first, last + 1)]
 
 
 def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -146,7 +145,7 @@ def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory
         "timestamp_type": 0,
         "headers": [{"key": "number", "value": b"3"}],
     }
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
 def test_failed_export_leaves_no_file(run: Any, topic1: TopicFactory, tmp_path: Path) -> None:
@@ -183,10 +182,10 @@ def test_signal_ends_following_with_complete_file_and_then_commits(
         wait_until(lambda: admin.describe_groups([group])[group].state == "Stable", timeout_s=60, every_s=0.2)
         assert admin.list_consumer_group_offsets(group) == {}
         process.send_signal(number)
-        _, told = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
         # The signal may come before the records.
         count = pq.read_metadata(first).num_rows
-        assert (process.returncode, told) == (0, f"{count} records written to {first}\n")
+        assert (process.returncode, output) == (0, f"{count} records written to {first}\n")
         run(topic, "-o", "earliest", "--to", str(second), "-g", group)
         assert count + pq.read_metadata(second).num_rows == 5
         assert admin.list_consumer_group_offsets(group)[topic, 0].offset == 5
@@ -201,11 +200,11 @@ def test_batch_after_the_last_wanted_record_is_left_to_the_group(
     poll = KafkaConsumer.poll
 
     def two_batches(consumer: KafkaConsumer, timeout_ms: float) -> Any:
-        found = {}
+        values_by_key = {}
         for key, batches in poll(consumer, timeout_ms).items():
             rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-            found[key] = [rows.slice(0, 5), rows.slice(5)] if len(rows) > 5 else [rows]
-        return found
+            values_by_key[key] = [rows.slice(0, 5), rows.slice(5)] if len(rows) > 5 else [rows]
+        return values_by_key
 
     monkeypatch.setattr(KafkaConsumer, "poll", two_batches)
     assert words(run(topic, "-o", "earliest", "-g", group, "-n", "5")) == [f"value-{number}" for number in range(5)]
@@ -236,10 +235,9 @@ def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: Top
     with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "value-2\n"
-        time.sleep(0.5)
         fill(kafka1, topic, 2)
-        told, _ = process.communicate(timeout=30)
-    assert (process.returncode, told) == (0, "value-0\nvalue-1\n")
+        output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "value-0\nvalue-1\n")
 
 
 @pytest.mark.parametrize(
@@ -269,9 +267,9 @@ def test_consume_commands_of_docs_succeed(
 
     monkeypatch.chdir(tmp_path)
     examples = [
-        shlex.split(each.split("|")[0])[2:]
-        for each in sorted(commands())
-        if each.startswith("pykafka consume") and "--decode" not in each  # those: test_registry
+        shlex.split(command.split("|")[0])[2:]
+        for command in sorted(commands())
+        if command.startswith("pykafka consume") and "--decode" not in command  # those: test_registry
     ]
     assert len(examples) >= 6
     topic = topic1(2)

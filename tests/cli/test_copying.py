@@ -59,11 +59,11 @@ def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1, **heade
 
 
 def records(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[tuple[Any, ...]]:
-    found = [
-        (each.timestamp()[1], each.key(), each.value(), each.headers(), each.partition())
-        for each in read(kafka, topic, partitions)
+    collected = [
+        (message.timestamp()[1], message.key(), message.value(), message.headers(), message.partition())
+        for message in read(kafka, topic, partitions)
     ]
-    return sorted(found, key=lambda record: record[0])
+    return sorted(collected, key=lambda record: record[0])
 
 
 def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -71,7 +71,7 @@ def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, t
     fill(kafka1, source, 30, partitions=3)
     run("copy", source, target)
     expected = records(kafka1, source, 3)
-    assert [each[:4] for each in records(kafka1, target, 2)] == [each[:4] for each in expected]
+    assert [record[:4] for record in records(kafka1, target, 2)] == [record[:4] for record in expected]
     run("copy", source, same, "--keep-partitions")
     assert records(kafka1, same, 3) == expected
     assert "the same topic" in run("copy", source, source, code=2).stderr
@@ -81,27 +81,27 @@ def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, t
 def test_copy_takes_positions_and_a_limit_and_shows_offsets(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     source, target = topic1(1), topic1(1)
     fill(kafka1, source, 30)
-    told = run("copy", source, target, "-o", "5:20", "-n", "7", "--output", "json")
-    assert json.loads(told.stdout) == [
+    output = run("copy", source, target, "-o", "5:20", "-n", "7", "--output", "json")
+    assert json.loads(output.stdout) == [
         {"topic": target, "partition": 0, "first_offset": 0, "last_offset": 6, "records": 7}
     ]
-    assert [each[0] - TIME_MS for each in records(kafka1, target)] == list(range(5, 12))
+    assert [record[0] - TIME_MS for record in records(kafka1, target)] == list(range(5, 12))
 
 
 def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     source, target = topic1(1), topic1(1)
     fill(kafka1, source, 3)
-    other = ("--to-bootstrap-server", kafka1.bootstrap_servers, "--to-property", "linger.ms=0")
-    command = [sys.executable, "-m", "spark_kafka_source.cli", "copy", source, target, "--follow", *other]
+    second = ("--to-bootstrap-server", kafka1.bootstrap_servers, "--to-property", "linger.ms=0")
+    command = [sys.executable, "-m", "spark_kafka_source.cli", "copy", source, target, "--follow", *second]
     environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len(records(kafka1, target)) == 3, lambda: "not copied", every_s=0.2)
         fill(kafka1, source, 2)
         wait_until(lambda: len(records(kafka1, target)) == 5, lambda: "not followed", every_s=0.2)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert told.splitlines()[1].split() == [target, "0", "0", "4", "5"]
+    assert output.splitlines()[1].split() == [target, "0", "0", "4", "5"]
 
 
 def test_interrupted_copy_and_replay_fail_without_a_commit(
@@ -229,15 +229,15 @@ def test_replay_commits_the_leader_epoch_of_its_end(fake: FakeKafka) -> None:
     end = fake.log("orders", 0).end_offset
     result = on_fake(fake, "replay", "orders", "-p", "0", "--group", "g", "--topic-header", "none", "--execute")
     assert result.exit_code == 0, result.output
-    found = fake.offsets.committed["g"]["orders", 0]
-    assert (found.offset, found.leader_epoch) == (end, 3)
+    committed = fake.offsets.committed["g"]["orders", 0]
+    assert (committed.offset, committed.leader_epoch) == (end, 3)
 
 
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
     began_s = time.monotonic()
     with listening() as address:
-        other = ("--to-bootstrap-server", address, "--timeout", "2s")
-        result = on_fake(fake, "copy", "orders", "orders-copy", *other)
+        second = ("--to-bootstrap-server", address, "--timeout", "2s")
+        result = on_fake(fake, "copy", "orders", "orders-copy", *second)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
     assert time.monotonic() - began_s < 20
 

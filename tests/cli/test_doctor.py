@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import protocol
 from protocol.admin import AclBinding, AclOperation, Admin, ResourceType
+from protocol.testing import FakeKafka
 from spark_kafka_source.cli import doctor_checks
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
@@ -32,31 +34,31 @@ def findings(properties: dict[str, str], *arguments: str, code: int = 0, **env: 
     return {(row["check"], row["subject"]): row for row in json.loads(result.stdout)}
 
 
-def statuses(found: dict[tuple[str, str], Any]) -> set[str]:
-    return {row["status"] for row in found.values()}
+def statuses(result: dict[tuple[str, str], Any]) -> set[str]:
+    return {row["status"] for row in result.values()}
 
 
 def test_good_broker_passes_every_check(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic, servers = topic1(1), kafka1.bootstrap_servers
     options = ("--topic", topic, "--group", f"g-{topic}", "--write", topic)
-    found = findings({"bootstrap.servers": servers}, *options, PYSPARK_PYTHON=sys.executable)
-    assert statuses(found) == {"ok"}
-    assert found["dns", servers]["detail"] == "127.0.0.1"
-    assert "offset 0, acknowledged" in found["write", topic]["detail"]
-    assert Path(found["python", "import"]["detail"].removeprefix("protocol is ")).is_file()
+    findings_by_check = findings({"bootstrap.servers": servers}, *options, PYSPARK_PYTHON=sys.executable)
+    assert statuses(findings_by_check) == {"ok"}
+    assert findings_by_check["dns", servers]["detail"] == "127.0.0.1"
+    assert "offset 0, acknowledged" in findings_by_check["write", topic]["detail"]
+    assert Path(findings_by_check["python", "import"]["detail"].removeprefix("protocol is ")).is_file()
     again = findings({"bootstrap.servers": servers}, "--topic", topic)
     assert again["read", topic]["detail"] == "offset 0 of partition 0: 1 record"
 
 
 def test_certificate_is_shown_and_login_checked(secured: SecuredKafka) -> None:
     properties = secured.properties("SASL_SSL")
-    found = findings({**properties})
-    (tls,) = [row for (check, _), row in found.items() if check == "tls"]
+    findings_by_check = findings({**properties})
+    (tls,) = [row for (check, _), row in findings_by_check.items() if check == "tls"]
     # The certificates of a local Kafka are valid for ten days.
     assert (tls["status"], tls["remedy"]) == ("warning", "renew the broker's certificate")
     assert "127.0.0.1" in tls["detail"]
     assert "valid until" in tls["detail"]
-    assert "SASL_SSL" in found["connection", properties["bootstrap.servers"]]["detail"]
+    assert "SASL_SSL" in findings_by_check["connection", properties["bootstrap.servers"]]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -65,28 +67,28 @@ def test_certificate_is_shown_and_login_checked(secured: SecuredKafka) -> None:
 )
 def test_refused_certificate_is_named_with_remedy(secured: SecuredKafka, listener: str, says: str) -> None:
     properties = secured.properties(listener)
-    found = findings(properties, code=1)
+    findings_by_check = findings(properties, code=1)
     servers = properties["bootstrap.servers"]
-    assert found["tcp", servers]["status"] == "ok"
-    assert found["tls", servers]["status"] == "failed"
-    assert says in found["connection", servers]["detail"]
+    assert findings_by_check["tcp", servers]["status"] == "ok"
+    assert findings_by_check["tls", servers]["status"] == "failed"
+    assert says in findings_by_check["connection", servers]["detail"]
 
 
 def test_wrong_password_fails_at_connection(secured: SecuredKafka) -> None:
     properties = {**secured.properties("SASL_PLAINTEXT"), **BOB}
     properties["sasl.jaas.config"] = properties["sasl.jaas.config"].replace("bob-secret", "wrong-one")
-    found = findings(properties, code=1)
-    row = found["connection", properties["bootstrap.servers"]]
+    findings_by_check = findings(properties, code=1)
+    row = findings_by_check["connection", properties["bootstrap.servers"]]
     assert (row["status"], "sasl.jaas.config" in row["remedy"]) == ("failed", True)
-    assert "wrong-one" not in json.dumps(list(found.values()))
+    assert "wrong-one" not in json.dumps(list(findings_by_check.values()))
 
 
 def test_missing_acls_are_named(secured: SecuredKafka) -> None:
     properties, topic = {**secured.properties("SASL_PLAINTEXT"), **BOB}, "doctor-orders"
     secured.kafka.create_topic(topic)
-    found = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
-    assert found["topic", topic]["status"] == "failed"
-    assert "acls create" in found["topic", topic]["remedy"]
+    findings_by_check = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    assert findings_by_check["topic", topic]["status"] == "failed"
+    assert "acls create" in findings_by_check["topic", topic]["remedy"]
     with Admin(bootstrap_servers=secured.kafka.bootstrap_servers) as admin:
         admin.create_acls(
             [
@@ -95,21 +97,23 @@ def test_missing_acls_are_named(secured: SecuredKafka) -> None:
             ]
         )
     wait_until(lambda: ("topic ACLs", topic) in findings(properties, "--topic", topic))
-    found = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
-    assert found["topic ACLs", topic]["status"] == "warning"
-    assert found["topic ACLs", topic]["remedy"].endswith("missing to write: write")
-    assert found["read", topic]["status"] == "ok"
-    assert found["group ACLs", "doctor-etl"]["status"] == "failed"
-    assert found["clock", "controller"]["status"] == "skipped"
-    assert "--cluster" in found["clock", "controller"]["remedy"]
+    findings_by_check = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    assert findings_by_check["topic ACLs", topic]["status"] == "warning"
+    assert findings_by_check["topic ACLs", topic]["remedy"].endswith("missing to write: write")
+    assert findings_by_check["read", topic]["status"] == "ok"
+    assert findings_by_check["group ACLs", "doctor-etl"]["status"] == "failed"
+    assert findings_by_check["clock", "controller"]["status"] == "skipped"
+    assert "--cluster" in findings_by_check["clock", "controller"]["remedy"]
 
 
 def test_unknown_host_and_closed_port_are_told_apart() -> None:
-    found = findings({"bootstrap.servers": "no-such-host.invalid:9092,127.0.0.1:1"}, "--timeout", "2s", code=1)
-    assert found["dns", "no-such-host.invalid:9092"]["status"] == "failed"
-    assert found["dns", "127.0.0.1:1"]["status"] == "ok"
-    assert found["tcp", "127.0.0.1:1"]["status"] == "failed"
-    assert "connection" not in {check for check, _ in found}, "it would wait, and say the same"
+    findings_by_check = findings(
+        {"bootstrap.servers": "no-such-host.invalid:9092,127.0.0.1:1"}, "--timeout", "2s", code=1
+    )
+    assert findings_by_check["dns", "no-such-host.invalid:9092"]["status"] == "failed"
+    assert findings_by_check["dns", "127.0.0.1:1"]["status"] == "ok"
+    assert findings_by_check["tcp", "127.0.0.1:1"]["status"] == "failed"
+    assert "connection" not in {check for check, _ in findings_by_check}, "it would wait, and say the same"
 
 
 @pytest.mark.parametrize(("ahead_ms", "status"), [(5_000, "warning"), (-5_000, "warning"), (120_000, "failed")])
@@ -118,8 +122,8 @@ def test_clock_difference_is_measured(
 ) -> None:
     now_ms = doctor_checks.now_ms
     monkeypatch.setattr(doctor_checks, "now_ms", lambda: now_ms() + ahead_ms)
-    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=int(status == "failed"))
-    row = found["clock", "controller"]
+    findings_by_check = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=int(status == "failed"))
+    row = findings_by_check["clock", "controller"]
     assert row["status"] == status
     shown_ms = int(row["detail"].split()[3])
     assert abs(shown_ms - abs(ahead_ms)) < 1_000
@@ -139,10 +143,10 @@ def test_worker_without_packages_and_other_pykafka_are_found(
     bare = bare_python(tmp_path / "bare-python")
     (tmp_path / "pykafka.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1, PYSPARK_PYTHON=str(bare))
-    row = found["spark worker", str(bare)]
+    findings_by_check = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1, PYSPARK_PYTHON=str(bare))
+    row = findings_by_check["spark worker", str(bare)]
     assert (row["status"], "pip install" in row["remedy"]) == ("failed", True)
-    assert found["python", "pykafka"]["status"] == "warning"
+    assert findings_by_check["python", "pykafka"]["status"] == "warning"
 
 
 def test_python3_of_path_is_the_worker_without_pyspark_python(
@@ -157,15 +161,34 @@ def test_python3_of_path_is_the_worker_without_pyspark_python(
 
 def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor_checks, "PROJECT_FOLDER", tmp_path)
-    found = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1)
-    assert found["python", "import"]["status"] == "failed"
+    findings_by_check = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1)
+    assert findings_by_check["python", "import"]["status"] == "failed"
 
 
 def test_doctor_commands_of_docs_succeed(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(1)
-    examples = [shlex.split(each)[1:] for each in sorted(commands()) if each.startswith("pykafka doctor")]
+    examples = [shlex.split(command)[1:] for command in sorted(commands()) if command.startswith("pykafka doctor")]
     assert len(examples) >= 3
     for example in examples:
         words = [topic if word in ("orders", "doctor-test") else word for word in example]
         result = CliRunner().invoke(pykafka, words, env={"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers})
         assert result.exit_code == 0, result.output
+
+
+def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
+    secrets = {
+        "sasl.jaas.config": 'org.apache.kafka.common.security.plain.PlainLoginModule required password="hunter2-a";',
+        "ssl.keystore.password": "hunter2-b",
+        "sasl.oauthbearer.client.credentials.client.secret": "hunter2-c",
+        "schema.registry.basic.auth.user.info": "me:hunter2-d",
+        "schema.registry.url": "http://me:hunter2-e@127.0.0.1:1",
+    }
+    with FakeKafka() as fake:
+        options = [f"-X{name}={value}" for name, value in secrets.items()]
+        words = ["doctor", "--bootstrap-server", fake.bootstrap_servers, *options, "--topic", "a|b", "--report"]
+        result = CliRunner().invoke(pykafka, words, env={"PYSPARK_PYTHON": sys.executable})
+    assert result.exit_code == 1, result.output
+    assert "hunter2" not in result.output
+    assert f"| spark-kafka-source | {protocol.__version__} |" in result.output
+    assert "| schema.registry.url | http://[hidden]@127.0.0.1:1 |" in result.output
+    assert r"| topic | a\|b | failed | " in result.output

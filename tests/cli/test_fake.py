@@ -60,11 +60,11 @@ def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> N
         assert producer.flush(30) == 0
         consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.subscribe(["orders"])
-        found: list[bytes] = []
-        while len(found) < 100:
-            found += [each.value() for each in consumer.consume(100, 30)]
+        records: list[bytes] = []
+        while len(records) < 100:
+            records += [message.value() for message in consumer.consume(100, 30)]
         consumer.close()
-        assert sorted(found) == sorted(b"%d" % each for each in range(100))
+        assert sorted(records) == sorted(b"%d" % number for number in range(100))
         process.send_signal(number)
         assert process.wait(30) == 0
         assert process.stderr is not None
@@ -84,8 +84,8 @@ def test_examples_of_the_page_run_on_other_ports() -> None:
     assert len(examples) == 2
     for example in examples:
         port = free_ports(3)
-        with running(*(str(port) if each == "19092" else each for each in example)) as (_, found):
-            assert found.startswith(f"127.0.0.1:{port}")
+        with running(*(str(port) if name == "19092" else name for name in example)) as (_, result):
+            assert result.startswith(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: s
 
 
 def test_taken_port_is_explained() -> None:
-    with FakeKafka() as other:
-        port = other.addresses[1][1]
+    with FakeKafka() as kafka:
+        port = kafka.addresses[1][1]
         result = CliRunner().invoke(pykafka, ["fake", "--port", str(port)])
     assert result.exit_code == 1
     assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port." in result.stderr

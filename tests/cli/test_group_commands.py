@@ -53,15 +53,15 @@ def commit(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int]
 
 def committed(kafka: LocalKafka, group: str, topic: str, partitions: int = 1) -> list[int]:
     member = consumer(kafka, group)
-    found = member.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=10)
+    result = member.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=10)
     member.close()
-    return [each.offset for each in found]
+    return [record.offset for record in result]
 
 
 def test_offset_files_are_those_of_kafkas_tool(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    topic, ours, theirs = topic1(2), tmp_path / "ours.csv", tmp_path / "theirs.csv"
+    topic, ours, path = topic1(2), tmp_path / "ours.csv", tmp_path / "theirs.csv"
     for number in range(9):
         produce(kafka1, topic, str(number))
     group = f"g-{topic}"
@@ -70,17 +70,16 @@ def test_offset_files_are_those_of_kafkas_tool(
     with ours.open() as file:
         assert list(csv.reader(file)) == [[topic, "0", "1"], [topic, "1", "0"]]
     tool = ("--bootstrap-server", kafka1.bootstrap_servers, "--group", group, "--reset-offsets")
-    theirs.write_text(kafka1.run_tool(GROUPS_TOOL, *tool, "--all-topics", "--to-latest", "--export", "--dry-run"))
+    path.write_text(kafka1.run_tool(GROUPS_TOOL, *tool, "--all-topics", "--to-latest", "--export", "--dry-run"))
     latest = {
-        row["partition"]: row["new_offset"]
-        for row in rows(run("reset", group, "--from-file", str(theirs), "-o", "json"))
+        row["partition"]: row["new_offset"] for row in rows(run("reset", group, "--from-file", str(path), "-o", "json"))
     }
-    run("reset", group, "--from-file", str(theirs), "--execute")
+    run("reset", group, "--from-file", str(path), "--execute")
     assert committed(kafka1, group, topic, 2) == [latest[0], latest[1]]
     assert sum(latest.values()) == 9
     kafka1.run_tool(GROUPS_TOOL, *tool, "--from-file", str(ours), "--execute")
     assert committed(kafka1, group, topic, 2) == [1, 0]
-    only = rows(run("reset", group, "--from-file", str(theirs), "--topic", f"{topic}:1", "-o", "json"))
+    only = rows(run("reset", group, "--from-file", str(path), "--topic", f"{topic}:1", "-o", "json"))
     assert [row["partition"] for row in only] == [1]
 
 
@@ -185,7 +184,7 @@ def test_group_commands_of_docs_succeed(
     monkeypatch.chdir(tmp_path)
     topic = topic1(2)
     produce(kafka1, topic, "a", "b")
-    names = {each: f"{each}-{topic}" for each in ("orders-etl", "payments-etl", "orders-test")}
+    names = {name: f"{name}-{topic}" for name in ("orders-etl", "payments-etl", "orders-test")}
     for name in ("orders-etl", "payments-etl"):
         commit(kafka1, names[name], {(topic, 0): 1, (topic, 1): 1})
     lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]

@@ -36,15 +36,15 @@ def run(kafka1: LocalKafka) -> Any:
 def test_produce_prints_the_line_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(2)
     options = ("--topic", topic, "--num-records", "500", "--record-size", "10", "--throughput", "-1")
-    theirs = kafka1.run_tool(
+    tool = kafka1.run_tool(
         "org.apache.kafka.tools.ProducerPerformance", "--bootstrap-server", kafka1.bootstrap_servers, *options
     )
-    assert PRODUCED.search(theirs), theirs
+    assert PRODUCED.search(tool), tool
     ours = run("produce", topic, "-n", "1234", "--record-size", "10", "--rows", "100", "--warmup-records", "66")
     (line,) = ours.stdout.splitlines()
-    found = PRODUCED.fullmatch(line)
-    assert found is not None, line
-    count, _, average, maximum, *percentiles = map(float, found.groups())
+    match = PRODUCED.fullmatch(line)
+    assert match is not None, line
+    count, _, average, maximum, *percentiles = map(float, match.groups())
     assert count == 1234
     assert 0 < average <= maximum
     assert percentiles == sorted(percentiles)
@@ -55,23 +55,23 @@ def test_produce_prints_the_line_of_kafkas_tool(run: Any, kafka1: LocalKafka, to
 
 def test_throughput_is_limited(run: Any, topic1: TopicFactory) -> None:
     (line,) = run("produce", topic1(1), "-n", "2000", "--throughput", "1000", "--rows", "50").stdout.splitlines()
-    found = PRODUCED.fullmatch(line)
-    assert found is not None
-    assert 800 < float(found[2]) < 1100
+    match = PRODUCED.fullmatch(line)
+    assert match is not None
+    assert 800 < float(match[2]) < 1100
 
 
 def test_consume_prints_the_table_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(2)
     run("produce", topic, "-n", "3000", "--record-size", "1024")
     options = ("--topic", topic, "--num-records", "3000", "--bootstrap-server", kafka1.bootstrap_servers)
-    theirs = kafka1.run_tool("org.apache.kafka.tools.ConsumerPerformance", *options)
-    heading, figures = (line for line in theirs.splitlines() if line.count(",") == 9)
+    tool = kafka1.run_tool("org.apache.kafka.tools.ConsumerPerformance", *options)
+    heading, figures = (line for line in tool.splitlines() if line.count(",") == 9)
     ours = run("consume", topic, "-n", "3000").stdout.splitlines()
     assert ours[0] == heading
-    mine, his = ([each.strip() for each in line.split(",")] for line in (ours[1], figures))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d:\d{3}", mine[0])
-    assert len(mine[0]) == len(his[0])
-    assert (mine[2], mine[4]) == (his[2], his[4]) == ("2.9297", "3000")
+    own, his = ([part.strip() for part in line.split(",")] for line in (ours[1], figures))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d:\d{3}", own[0])
+    assert len(own[0]) == len(his[0])
+    assert (own[2], own[4]) == (his[2], his[4]) == ("2.9297", "3000")
 
 
 def test_consume_ends_when_idle_and_names_missing_records(run: Any, topic1: TopicFactory) -> None:

@@ -21,9 +21,9 @@ from tests.support.documents import commands
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, given: bytes = b"", code: int = 0) -> Result:
+    def call(*arguments: str, typed: bytes = b"", code: int = 0) -> Result:
         env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["produce", *arguments], env=env, input=given)
+        result = CliRunner().invoke(pykafka, ["produce", *arguments], env=env, input=typed)
         assert result.exit_code == code, result.output
         return result
 
@@ -35,16 +35,16 @@ def read(kafka: LocalKafka, topic: str, partitions: int = 1, isolation: str = "r
     config = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "unused", "isolation.level": isolation}
     consumer = Consumer({**config, "enable.partition.eof": True, "log_level": 0})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    found, ended = [], 0
+    result, ended = [], 0
     while ended < partitions:
         message = consumer.poll(30)
         assert message is not None
         if message.error() is None:
-            found.append(message)
+            result.append(message)
         else:
             ended += 1
     consumer.close()
-    return found
+    return result
 
 
 def pairs(messages: list[Message]) -> list[tuple[bytes | None, bytes | None]]:
@@ -53,9 +53,9 @@ def pairs(messages: list[Message]) -> list[tuple[bytes | None, bytes | None]]:
 
 def test_lines_are_values_and_offsets_are_printed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(1)
-    run(topic, given=b"zero\n")
-    told = run(topic, "-o", "json", "-z", "lz4", given="a\n\nnaïve\xff\nlast".encode("latin-1"))
-    assert json.loads(told.stdout) == [
+    run(topic, typed=b"zero\n")
+    output = run(topic, "-o", "json", "-z", "lz4", typed="a\n\nnaïve\xff\nlast".encode("latin-1"))
+    assert json.loads(output.stdout) == [
         {"topic": topic, "partition": 0, "first_offset": 1, "last_offset": 4, "records": 4}
     ]
     assert pairs(read(kafka1, topic)) == [
@@ -65,18 +65,18 @@ def test_lines_are_values_and_offsets_are_printed(run: Any, kafka1: LocalKafka, 
         (None, b"na\xefve\xff"),
         (None, b"last"),
     ]
-    assert run(topic, given=b"").stdout == ""
+    assert run(topic, typed=b"").stdout == ""
 
 
 def test_keys_headers_and_partition_are_sent(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(3)
-    run(topic, "-K", ":", "-H", "source=shell", "-H", "empty", "-p", "2", "-Z", given=b"k:v:w\nonly\ngone:\n:x\n")
-    found = read(kafka1, topic, 3)
-    assert {message.partition() for message in found} == {2}
-    assert pairs(found) == [(b"k", b"v:w"), (None, b"only"), (b"gone", None), (None, b"x")]
-    assert found[0].headers() == [("source", b"shell"), ("empty", None)]
-    run(topic, "-k", "fixed", "-K", r"\t", "--acks", "1", given=b"a\tb\nc\n")
-    assert {(b"a", b"b"), (b"fixed", b"c")} == {*pairs(read(kafka1, topic, 3))} - {*pairs(found)}
+    run(topic, "-K", ":", "-H", "source=shell", "-H", "empty", "-p", "2", "-Z", typed=b"k:v:w\nonly\ngone:\n:x\n")
+    records = read(kafka1, topic, 3)
+    assert {message.partition() for message in records} == {2}
+    assert pairs(records) == [(b"k", b"v:w"), (None, b"only"), (b"gone", None), (None, b"x")]
+    assert records[0].headers() == [("source", b"shell"), ("empty", None)]
+    run(topic, "-k", "fixed", "-K", r"\t", "--acks", "1", typed=b"a\tb\nc\n")
+    assert {(b"a", b"b"), (b"fixed", b"c")} == {*pairs(read(kafka1, topic, 3))} - {*pairs(records)}
 
 
 def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -86,21 +86,21 @@ def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: Loca
         b'{"key_base64": "/w==", "value": {"id": 7, "name": "na\xc3\xafve"}, "partition": 0}\n'
         b'{"value": null, "headers": [{"key": "h", "value_base64": "/g=="}], "partition": 0}\n'
     )
-    run(source, "-i", "json", given=lines)
+    run(source, "-i", "json", typed=lines)
     env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
     printed = CliRunner().invoke(pykafka, ["consume", source, "-e", "-o", "json"], env=env).stdout_bytes
-    run(target, "-i", "json", given=printed)
+    run(target, "-i", "json", typed=printed)
     first, second = (
         [
-            (each.partition(), each.key(), each.value(), each.headers(), each.timestamp())
-            for each in read(kafka1, name, 2)
+            (message.partition(), message.key(), message.value(), message.headers(), message.timestamp())
+            for message in read(kafka1, name, 2)
         ]
         for name in (source, target)
     )
     assert sorted(first, key=repr) == sorted(second, key=repr)
-    (dated,) = [each for each in first if each[0] == 1]
+    (dated,) = [record for record in first if record[0] == 1]
     assert dated == (1, b"k", b"v", [("h", b"1"), ("n", None)], (1, 1769839200000))
-    assert [each[1:4] for each in first if each[0] == 0] == [
+    assert [record[1:4] for record in first if record[0] == 0] == [
         (b"\xff", '{"id":7,"name":"naïve"}'.encode(), None),
         (None, None, [("h", b"\xfe")]),
     ]
@@ -129,7 +129,7 @@ def test_tables_are_records_or_rows_as_json(
     run(topic, str(path))
     save(orders)
     run(topic, str(path), "--key-column", "id")
-    run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", given=path.read_bytes())
+    run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", typed=path.read_bytes())
     found = read(kafka1, topic)
     assert found[1].timestamp() == (1, 1769839200001)
     rows = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
@@ -146,7 +146,7 @@ def test_parquet_export_is_imported_unchanged(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     source, target, path = topic1(2), topic1(2), str(tmp_path / "records.parquet")
-    run(source, "-K", ":", "-H", "n=1", given=b"".join(b"k%d:v%d\n" % (n, n) for n in range(100)))
+    run(source, "-K", ":", "-H", "n=1", typed=b"".join(b"k%d:v%d\n" % (n, n) for n in range(100)))
     env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
     assert CliRunner().invoke(pykafka, ["consume", source, "--to", path], env=env).exit_code == 0
     run(target, path)
@@ -163,23 +163,23 @@ def test_parquet_export_is_imported_unchanged(
 def test_transaction_is_all_or_nothing(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(1)
     transactional = (topic, "-i", "json", "--transactional-id", f"id-{topic}")
-    refused = run(*transactional, given=b'{"value": "1"}\n' * 70_000 + b"{}\n", code=1)
+    refused = run(*transactional, typed=b'{"value": "1"}\n' * 70_000 + b"{}\n", code=1)
     assert "line 70001: the field value is missing" in refused.stderr
     assert read(kafka1, topic) == []
-    run(*transactional, given=b'{"value": "1"}\n{"value": "2"}\n')
+    run(*transactional, typed=b'{"value": "1"}\n{"value": "2"}\n')
     assert [message.value() for message in read(kafka1, topic)] == [b"1", b"2"]
 
 
 def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(1)
-    failed = run(topic, "-i", "json", "-o", "csv", given=b'{"value": "%s"}\n' % (b"x" * 100) * 20_000 + b"x\n", code=1)
+    failed = run(topic, "-i", "json", "-o", "csv", typed=b'{"value": "%s"}\n' % (b"x" * 100) * 20_000 + b"x\n", code=1)
     assert "Error: line 20001: " in failed.stderr
     count = int(failed.stdout.splitlines()[1].split(",")[-1])
     assert count == len(read(kafka1, topic)) > 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "code", "says"),
+    ("arguments", "typed", "code", "says"),
     [
         (("-i", "json"), b"[1]\n", 1, "line 1: a record is a JSON object"),
         (("-p", "9", "-X", "max.block.ms=1000"), b"x\n", 1, "partition 9"),
@@ -189,11 +189,11 @@ def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: Loca
     ],
 )
 def test_wrong_input_and_usage_are_one_error(
-    run: Any, topic1: TopicFactory, arguments: tuple[str, ...], given: bytes, code: int, says: str
+    run: Any, topic1: TopicFactory, arguments: tuple[str, ...], typed: bytes, code: int, says: str
 ) -> None:
-    told = run(topic1(1), *arguments, given=given, code=code)
-    assert says in " ".join(told.stderr.split())
-    assert told.stdout == ""
+    output = run(topic1(1), *arguments, typed=typed, code=code)
+    assert says in " ".join(output.stderr.split())
+    assert output.stdout == ""
 
 
 def test_produce_commands_of_docs_succeed(
@@ -203,9 +203,9 @@ def test_produce_commands_of_docs_succeed(
     Path("orders.csv").write_text("id,name\n7,x\n")
     pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), "orders.parquet")
     topic = topic1(2)
-    examples = [each for each in sorted(commands()) if "pykafka produce" in each]
+    examples = [command for command in sorted(commands()) if "pykafka produce" in command]
     assert len(examples) >= 5
     for example in examples:
         words = shlex.split(example.split("pykafka produce")[1].split("<")[0])
-        given = b'{"value": "x"}\n' if "json" in words else b"customer-7:paid\n"
-        run(topic, *words[1:], given=given)
+        inputs = b'{"value": "x"}\n' if "json" in words else b"customer-7:paid\n"
+        run(topic, *words[1:], typed=inputs)

@@ -85,10 +85,10 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
 def test_profile_precedence(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     with FakeKafka() as kafka:
-        here = kafka.bootstrap_servers
+        local = kafka.bootstrap_servers
         write(
             tmp_path,
-            f'[profiles.good]\nbootstrap.servers = "{here}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
+            f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
         )
         listing = ("groups", "list", "--timeout", "1s")
         run(*listing, "--profile", "good")
@@ -96,15 +96,15 @@ def test_profile_precedence(run: Any, tmp_path: Path) -> None:
         run(*listing, "--profile", "bad", code=1)
         # An explicit profile is above the variable, and below the file and the option.
         run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
-        run(*listing, "--profile", "bad", "--bootstrap-server", here)
-        file.write_text(f"bootstrap.servers={here}\n")
+        run(*listing, "--profile", "bad", "--bootstrap-server", local)
+        file.write_text(f"bootstrap.servers={local}\n")
         run(*listing, "--profile", "bad", "--command-config", str(file))
         run("profile", "use", "good")
         run(*listing)
         # The profile in use is below everything.
         run(*listing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
         run("profile", "use", "bad")
-        run(*listing, KAFKA_BOOTSTRAP_SERVERS=here)
+        run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
         run(*listing, "--profile", "good")
         run(*listing, code=1)
     assert "has no profile 'stage'" in " ".join(run(*listing, "--profile", "stage", code=2).stderr.split())
@@ -120,9 +120,9 @@ def test_credentials_of_used_profile_are_not_sent_to_other_brokers(run: Any, tmp
 def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
     path = write(tmp_path, "[profiles.prod\n")
     assert "cannot be read" in run("profile", "list", code=2).stderr
-    other = tmp_path / "other.toml"
-    other.write_text('[profiles.x]\nbootstrap.servers = "x:1"\n')
-    assert "x:1" in run("profile", "list", PYKAFKA_CONFIG=str(other)).stdout
+    second = tmp_path / "other.toml"
+    second.write_text('[profiles.x]\nbootstrap.servers = "x:1"\n')
+    assert "x:1" in run("profile", "list", PYKAFKA_CONFIG=str(second)).stdout
     path.write_text('profiles = "none"\n')
     run("profile", "list", code=2)
 
@@ -130,12 +130,12 @@ def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
 def completed(words: str, tmp_path: Path, *, by_process: bool = False, **env: str) -> list[str]:
     """Return the words that bash offers for the last one; `by_process` runs the command as bash does."""
     variables = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    given = {"XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
+    properties = {"XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
     if by_process:
         command = [sys.executable, "-m", "spark_kafka_source.cli"]
-        output = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=60).stdout
+        output = subprocess.run(command, env=os.environ | properties, capture_output=True, text=True, timeout=60).stdout
     else:
-        output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=given).stdout
+        output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=properties).stdout
     return [line.partition(",")[2] for line in output.splitlines() if line]
 
 
@@ -147,8 +147,8 @@ def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> No
         write(tmp_path, f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n')
         servers = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
         for by_process in (True, False):
-            found = completed("pykafka consume ord", tmp_path, by_process=by_process, **servers)
-            assert found == ["orders", "orders-upper"]
+            result = completed("pykafka consume ord", tmp_path, by_process=by_process, **servers)
+            assert result == ["orders", "orders-upper"]
         assert completed("pykafka topics describe orders pay", tmp_path, **servers) == ["payments"]
         assert completed("pykafka groups describe ord", tmp_path, **servers) == ["orders-etl"]
         assert completed("pykafka consume orders -g o", tmp_path, **servers) == ["orders-etl"]
@@ -231,7 +231,7 @@ def test_completion_script_names_the_command(run: Any, shell: str) -> None:
 
 def test_profile_commands_of_docs_succeed(run: Any, tmp_path: Path) -> None:
     text = block("cli.md", "[profiles.prod]").text
-    lines = [line for each in blocks("cli.md") if each.language == "sh" for line in each.text.splitlines()]
+    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
     examples = [line.split() for line in lines if line.startswith(("pykafka profile", "PYKAFKA_PROFILE="))]
     assert len(examples) >= 5
     with FakeKafka() as kafka:

@@ -36,10 +36,10 @@ class Pipe(io.BufferedReader):
         super().__init__(Raw(), buffer_size=part_bytes)
 
 
-def rows(source: bytes | BinaryIO, kind: str, **given: Any) -> list[dict[str, Any]]:
+def rows(source: bytes | BinaryIO, kind: str, **arguments: Any) -> list[dict[str, Any]]:
     """Return the records of an input."""
     stream = io.BufferedReader(io.BytesIO(source)) if isinstance(source, bytes) else source  # type: ignore[arg-type]
-    return [row for batch in read_records(stream, InputFormat(kind, **given)) for row in batch.to_pylist()]
+    return [row for batch in read_records(stream, InputFormat(kind, **arguments)) for row in batch.to_pylist()]
 
 
 def saved(table: pa.Table, kind: str) -> bytes:
@@ -80,7 +80,7 @@ def test_json_lines_have_all_fields() -> None:
         {"key_base64": "/w==", "value": {"id": 7, "name": "naïve"}, "offset": 3, "topic": "t"},
         {"value": None, "headers": [{"key": "h", "value_base64": "/g=="}]},
     ]
-    text = b"\n\n".join(json.dumps(each).encode() for each in lines)
+    text = b"\n\n".join(json.dumps(line).encode() for line in lines)
     assert rows(text, "json") == [
         {"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}, {"key": "n", "value": None}],
          "timestamp_ms": TIME_MS, "partition": 1},
@@ -94,9 +94,9 @@ def test_json_lines_have_all_fields() -> None:
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "stream"])
 @pytest.mark.parametrize("seekable", [False, True])
 def test_tables_are_records_or_rows_as_json(kind: str, seekable: bool) -> None:
-    def found(table: pa.Table, **given: Any) -> list[dict[str, Any]]:
+    def found(table: pa.Table, **arguments: Any) -> list[dict[str, Any]]:
         data = saved(table, kind)
-        return rows(data if seekable else Pipe(data), "arrow" if kind == "stream" else kind, **given)
+        return rows(data if seekable else Pipe(data), "arrow" if kind == "stream" else kind, **arguments)
 
     records = pa.table({"key": ["a"], "value": ["1"], "timestamp_ms": [TIME_MS], "partition": [2], "offset": [9]})
     assert found(records) == [{"value": b"1", "timestamp_ms": TIME_MS, "partition": 2, "key": b"a"}]
@@ -117,7 +117,7 @@ def test_columns_of_other_types_are_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "text", "says"),
+    ("kind", "options", "text", "says"),
     [
         ("json", {}, b"[1]", "line 1: a record is a JSON object"),
         ("json", {}, b'{"value": 1}\n{', "line 2: "),
@@ -133,9 +133,9 @@ def test_columns_of_other_types_are_their_text() -> None:
         ("arrow", {}, b"ARROW0", "not arrow: "),
     ],
 )
-def test_wrong_input_is_refused(kind: str, given: dict[str, Any], text: bytes, says: str) -> None:
+def test_wrong_input_is_refused(kind: str, options: dict[str, Any], text: bytes, says: str) -> None:
     with pytest.raises(InputError, match=says.replace("?", r"\?")):
-        rows(text + b"\n" if kind == "json" else text, kind, **given)
+        rows(text + b"\n" if kind == "json" else text, kind, **options)
 
 
 def test_records_before_wrong_input_are_yielded() -> None:

@@ -29,7 +29,7 @@ def batch_of(*records: tuple[Any, Any, list[tuple[str, bytes | None]] | None]) -
             "offset": 7 + number,
             "timestamp_ms": TIME_MS + number,
             "timestamp_type": 0,
-            "headers": None if headers is None else [{"key": name, "value": each} for name, each in headers],
+            "headers": None if headers is None else [{"key": name, "value": value} for name, value in headers],
         }
         for number, (key, value, headers) in enumerate(records)
     ]
@@ -80,7 +80,9 @@ def test_format_of_slice_and_without_columns() -> None:
     assert text_format("%t").render("t", 0, batch) == b"tt"
 
 
-@pytest.mark.parametrize(("text", "says"), [("%z", "%z is not a field"), ("%", "at the end"), (r"\q", "escape")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("%z", "%z is not a field"), ("%", "at the end"), (r"\q", "escape"), ("json", "-J")]
+)
 def test_malformed_format_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         text_format(text)
@@ -104,11 +106,11 @@ def test_json_line_has_text_or_base64() -> None:
 
 @given(st.lists(st.tuples(st.none() | st.text(), st.none() | st.text()), min_size=1))
 def test_json_lines_hold_any_text(records: list[tuple[str | None, str | None]]) -> None:
-    rows = [tuple(None if each is None else each.encode(errors="ignore") for each in row) for row in records]
+    rows = [tuple(None if cell is None else cell.encode(errors="ignore") for cell in row) for row in records]
     lines = json_format().render("t", 0, batch_of(*((*row, None) for row in rows))).split(b"\n")[:-1]
     found = [json.loads(line) for line in lines]
-    assert [(each["key"], each["value"]) for each in found] == [
-        tuple(None if each is None else each.decode() for each in row) for row in rows
+    assert [(record["key"], record["value"]) for record in found] == [
+        tuple(None if cell is None else cell.decode() for cell in row) for row in rows
     ]
 
 

@@ -21,6 +21,7 @@ def test_reference_equals_the_commands() -> None:
 
 @pytest.mark.kafka
 def test_every_example_of_help_succeeds_on_a_real_broker(run: Run) -> None:
+    """Slow: runs every example on a separate Kafka, since examples delete topics and groups."""
     assert {line for _, command in every_command() for line in examples(command)} <= run.tried
 
 

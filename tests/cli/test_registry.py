@@ -71,9 +71,9 @@ def value(schema_id: int, schema: Any, number: int, **more: Any) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + file.getvalue()
 
 
-def run(*arguments: str, code: int = 0, given: str | None = None, **env: str | None) -> Result:
+def run(*arguments: str, code: int = 0, typed: str | None = None, **env: str | None) -> Result:
     without = {"KAFKA_BOOTSTRAP_SERVERS": None, "SCHEMA_REGISTRY_URL": None, "PYKAFKA_CONFIG": "none"}
-    result = CliRunner().invoke(pykafka, arguments, env={**without, **env}, input=given)
+    result = CliRunner().invoke(pykafka, arguments, env={**without, **env}, input=typed)
     assert result.exit_code == code, result.output
     return result
 
@@ -87,22 +87,22 @@ def consume(fake: FakeKafka, registry: FakeSchemaRegistry, topic: str, *argument
 
 
 def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    found = consume(fake, registry, "valid", "--decode")
-    assert found.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
-    one = consume(fake, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
-    assert one.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
+    result = consume(fake, registry, "valid", "--decode")
+    assert result.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
+    first = consume(fake, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
+    assert first.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
 
 
 def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
     lines = consume(fake, registry, "orders", "--decode", "-o", "json", code=1).stdout.splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [each["value"] and each["value"]["id"] for each in found] == [1, 2, None, None]
-    assert found[1]["value"] == {"id": 2, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.5, "note": "x"}
-    assert found[1]["headers"] == [{"key": "h", "value": "1"}]
+    rows = [json.loads(line) for line in lines]
+    assert [record["value"] and record["value"]["id"] for record in rows] == [1, 2, None, None]
+    assert rows[1]["value"] == {"id": 2, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.5, "note": "x"}
+    assert rows[1]["headers"] == [{"key": "h", "value": "1"}]
     # A batch without headers and errors is rendered by columns.
     (first,) = consume(fake, registry, "valid", "--decode", "-J", "--grep", '"id": 1,').stdout.splitlines()
-    assert json.loads(first) == {**found[0], "topic": "valid"}
-    assert [each.get("error") for each in found] == [
+    assert json.loads(first) == {**rows[0], "topic": "valid"}
+    assert [record.get("error") for record in rows] == [
         *(None, None, None),
         "value: it does not begin with a zero byte and a schema id",
     ]
@@ -124,7 +124,7 @@ def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSch
         consume(fake, registry, "valid", "--decode", "--to", str(file))
         table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
         assert table.column_names[:4] == ["topic", "partition", "key", "value"]
-        assert [each.name for each in table.schema.field("value").type] == ["id", "paid", "price", "note"]
+        assert [schema.name for schema in table.schema.field("value").type] == ["id", "paid", "price", "note"]
         assert table.column("value").to_pylist() == [
             {"id": 1, "paid": PAID, "price": Decimal("1.50"), "note": None},
             {"id": 2, "paid": PAID, "price": Decimal("1.50"), "note": "x"},
@@ -149,8 +149,8 @@ def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> 
             framed = [b"\0" + number.to_bytes(4, "big") for number in (key_id, key_id + 1)]
             producer.send("keyed", framed[1] + b"\6abc", key=framed[0] + b"\x0e")
         where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
-        found = run("consume", "keyed", "-e", "--decode-key", "-f", r"%k %v\n", *where)
-        assert found.stdout == '7 "abc"\n'
+        result = run("consume", "keyed", "-e", "--decode-key", "-f", r"%k %v\n", *where)
+        assert result.stdout == '7 "abc"\n'
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
         with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
             producer.send("other", b"\0" + schema_id.to_bytes(4, "big") + value)
         where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
-        found = json.loads(run("consume", "other", "-e", "--decode", *where).stdout)
-        assert (found["id"], found["counts"]) == (7, {"true": 2})
-        assert found["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
-        assert kind == "JSON" or found["next"]["id"] == 8
+        rows = json.loads(run("consume", "other", "-e", "--decode", *where).stdout)
+        assert (rows["id"], rows["counts"]) == (7, {"true": 2})
+        assert rows["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
+        assert kind == "JSON" or rows["next"]["id"] == 8
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_values_are_decoded_by_the_schema_of_a_file(
             for each in (value, None, b"\xff"):
                 producer.send("t", each, key=b"\0" + key_id.to_bytes(4, "big") + b"\x0e")
         message = ("--value-message", "Order") if format == "protobuf" else ()
-        given = ("--bootstrap-server", fake.bootstrap_servers, "--value-schema", str(file), "--value-format", format)
-        found = run("consume", "t", "-e", "--decode", *given, *message, code=1)
-        first, tombstone, invalid = found.stdout.splitlines()
+        inputs = ("--bootstrap-server", fake.bootstrap_servers, "--value-schema", str(file), "--value-format", format)
+        result = run("consume", "t", "-e", "--decode", *inputs, *message, code=1)
+        first, tombstone, invalid = result.stdout.splitlines()
         assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
-        assert "t-0, offset 2: does not decode: value: " in found.stderr
+        assert "t-0, offset 2: does not decode: value: " in result.stderr
         keys = ("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n")
-        assert run("consume", "t", "-e", *given, *message, *keys).stdout == "7\n"
-        run("consume", "t", "-e", "--decode", *given, *message, "--to", str(table), code=1)
+        assert run("consume", "t", "-e", *inputs, *message, *keys).stdout == "7\n"
+        run("consume", "t", "-e", "--decode", *inputs, *message, "--to", str(table), code=1)
     assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
 
 
@@ -247,8 +247,8 @@ def test_wrong_options_of_a_fixed_schema_are_named(
     where = ("--bootstrap-server", fake.bootstrap_servers)
     failed = run("consume", "valid", "-e", "--decode", *where, *arguments.format(file=file).split(), code=2)
     assert message in failed.stderr
-    given = ("--value-schema", str(file), "--value-format", "protobuf")
-    assert "--value-schema need --decode" in run("consume", "valid", "-e", *where, *given, code=2).stderr
+    inputs = ("--value-schema", str(file), "--value-format", "protobuf")
+    assert "--value-schema need --decode" in run("consume", "valid", "-e", *where, *inputs, code=2).stderr
 
 
 def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -309,7 +309,7 @@ def test_subjects_are_listed_with_their_latest_or_all_versions(registry: FakeSch
         "orders-value  2        2   AVRO  -",
     ]
     all_versions = run("registry", "subjects", SUBJECT, "-a", "-o", "json", *where)
-    assert [(each["version"], each["id"]) for each in json.loads(all_versions.stdout)] == [(1, 1), (2, 2)]
+    assert [(load["version"], load["id"]) for load in json.loads(all_versions.stdout)] == [(1, 1), (2, 2)]
 
 
 def test_schema_is_shown_by_subject_version_and_id(registry: FakeSchemaRegistry) -> None:
@@ -338,7 +338,7 @@ def test_new_version_is_checked_without_being_registered(registry: FakeSchemaReg
     wrong = check(WRONG, code=1)
     assert (wrong["compatible"], "country" in wrong["reason"]) == (False, True)
     assert len(run("registry", "subjects", SUBJECT, "--versions", **env).stdout.splitlines()) == 3
-    piped = run("registry", "check", SUBJECT, "-", given=json.dumps(NEWER), **env)
+    piped = run("registry", "check", SUBJECT, "-", typed=json.dumps(NEWER), **env)
     assert piped.stdout.splitlines()[1].split() == [SUBJECT, "True", "2", "2", "-"]
     file.write_text("{")
     assert "status 422" in run("registry", "check", SUBJECT, str(file), code=1, **env).stderr
@@ -354,8 +354,8 @@ def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> 
             'schema.registry.basic.auth.user.info = "alice:geheim"\n'
         )
         env = {"PYKAFKA_CONFIG": str(file)}
-        found = run("registry", "subjects", "--profile", "prod", **env)
-        assert found.stdout.splitlines() == ["SUBJECT  VERSION  ID  TYPE  REFERENCES"]
+        result = run("registry", "subjects", "--profile", "prod", **env)
+        assert result.stdout.splitlines() == ["SUBJECT  VERSION  ID  TYPE  REFERENCES"]
         run("topics", "list", "--profile", "prod", **env)
         shown = run("profile", "show", "prod", **env).stdout
         assert registry.url in shown
@@ -380,7 +380,9 @@ def test_registry_and_decode_commands_of_docs_succeed(
     (tmp_path / "order.avsc").write_text(json.dumps(NEWER))
     (tmp_path / "order.proto").write_text('syntax = "proto3"; message Order { bytes any = 1; }')
     fake.create_topic("orders-proto", 1)
-    examples = [each for each in sorted(commands()) if each.startswith("pykafka registry") or "--decode" in each]
+    examples = [
+        command for command in sorted(commands()) if command.startswith("pykafka registry") or "--decode" in command
+    ]
     assert len(examples) >= 8
     env = {"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
     for example in examples:

@@ -32,14 +32,14 @@ def test_table_in_terminal_has_bold_heading_and_borders(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
     print_rows(COLUMNS, [("a" * 70, 50, 1.25), *ROWS], "table")
-    told = capsys.readouterr().out
-    assert "\x1b[1m" in told, "the headings are bold"
-    assert "─" in told
-    assert "\x1b[31m" not in told
-    words = [word for line in told.splitlines() for word in line.split() if set(word) == {"a"}]
+    output = capsys.readouterr().out
+    assert "\x1b[1m" in output, "the headings are bold"
+    assert "─" in output
+    assert "\x1b[31m" not in output
+    words = [word for line in output.splitlines() for word in line.split() if set(word) == {"a"}]
     assert "".join(words) == "a" * 70, "a value wider than the terminal is wrapped"
     assert len(words) > 1
-    assert "[red]" in told
+    assert "[red]" in output
 
 
 def test_json_and_csv_contain_raw_values(capsys: pytest.CaptureFixture[str]) -> None:

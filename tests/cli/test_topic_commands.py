@@ -62,8 +62,8 @@ def test_alter_changes_partitions_and_settings(run: Any, kafka1: LocalKafka, top
 
     def seen() -> tuple[str, bool]:
         (entries,) = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name)]).values()
-        found = entries.result(10)
-        return found["max.message.bytes"].value, found["retention.ms"].is_default
+        result = entries.result(10)
+        return result["max.message.bytes"].value, result["retention.ms"].is_default
 
     wait_until(lambda: seen() == ("55555", True), seen)
     assert [(row["name"], row["value"]) for row in rows(run("describe", name, "--configs", "-o", "json"))] == [
@@ -112,7 +112,7 @@ def test_delete_asks_first_and_reports_each_topic(run: Any, kafka1: LocalKafka, 
 
 
 def test_topic_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    examples = [each.split()[2:] for each in sorted(commands()) if each.startswith("pykafka topics")]
+    examples = [command.split()[2:] for command in sorted(commands()) if command.startswith("pykafka topics")]
     name = topic1(2)
     tried = [example for example in examples if example[0] != "create"]
     assert {example[0] for example in tried} == {"alter", "analyze", "delete", "describe", "list", "trim"}
@@ -136,7 +136,7 @@ def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka
         return [partitions[number].replicas for number in sorted(partitions)]
 
     first, second, third = [ids[1], ids[0]], [ids[2], ids[1]], [ids[0], ids[2]]
-    two, three = (",".join(f"{a}:{b}" for a, b in each) for each in ([first, second], [first, second, third]))
+    two, three = (",".join(f"{a}:{b}" for a, b in replicas) for replicas in ([first, second], [first, second, third]))
     assert run("create", name, "--replica-assignment", two, "--validate-only") == f"valid: {name}\n"
     assert run("create", name, "--replica-assignment", two) == f"created {name}\n"
     wait_until_known(kafka, name, 2)

@@ -42,9 +42,9 @@ def test_topics_create_with_counts_beyond_kafkas_integers_exits_with_usage_error
 
 def test_topics_create_if_not_exists_leaves_an_existing_topic_alone() -> None:
     with FakeKafka() as kafka:
-        for said in ("created orders\n", "orders exists\n"):
+        for printed in ("created orders\n", "orders exists\n"):
             result = run(kafka, "topics", "create", "orders", "--if-not-exists")
-            assert (result.exit_code, result.output) == (0, said)
+            assert (result.exit_code, result.output) == (0, printed)
 
 
 @pytest.mark.parametrize(

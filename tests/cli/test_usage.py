@@ -27,9 +27,9 @@ ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
 
 def run(*arguments: str, **env: str) -> Result:
     """Run `pykafka groups`. A `--timeout` among the arguments overrides the 10 s given here."""
-    subject, *rest = arguments
+    subject, *remainder = arguments
     without = {"KAFKA_BOOTSTRAP_SERVERS": None}
-    return CliRunner().invoke(pykafka, ["groups", subject, "--timeout", "10s", *rest], env={**without, **env})
+    return CliRunner().invoke(pykafka, ["groups", subject, "--timeout", "10s", *remainder], env={**without, **env})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_summaries_of_commands_are_first_sentences_of_their_docstrings() -> None
     shown = {item.value: item.help for item in pykafka.shell_complete(context, "")}
     names = pykafka.list_commands(context)
     assert shown == {
-        name: found.get_short_help_str(1000) for name in names if (found := pykafka.get_command(context, name))
+        name: command.get_short_help_str(1000) for name in names if (command := pykafka.get_command(context, name))
     }
     assert len(shown) == len(names) >= 17
 
@@ -132,6 +132,24 @@ def test_summaries_of_commands_are_first_sentences_of_their_docstrings() -> None
 def test_unknown_command_is_wrong_usage() -> None:
     result = CliRunner().invoke(pykafka, ["topic", "list"])
     assert (result.exit_code, "No such command 'topic'" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("consume orders -b broker-1:9092", "No such option '-b'. Here it is --bootstrap-server."),
+        ("groups list -b broker-1:9092", "Here it is --bootstrap-server."),
+        ("consume orders --from-beginning", "Here it is --offset earliest."),
+        ("consume -t orders", "Here it is TOPIC."),
+        ("--bootstrap-server broker-1:9092 topics list", "Give --bootstrap-server after the command: pykafka topics"),
+        ("groups -b broker-1:9092 list", "Give --bootstrap-server after the command"),
+        ("groups list -c 5", "No such option '-c'.\n"),
+    ],
+)
+def test_option_of_another_tool_is_refused_with_the_one_here(line: str, says: str) -> None:
+    result = CliRunner().invoke(pykafka, line.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
 
 
 @pytest.mark.parametrize("path", [path for path, _ in every_command()])
@@ -202,6 +220,12 @@ def test_files_and_streams_that_cannot_be_used_are_no_traceback(
     assert (ended.returncode, says in ended.stderr, ended.stderr.count("\n")) == (code, True, code), ended.stderr
 
 
+def test_lag_of_a_group_without_offsets_is_an_error(records: FakeKafka) -> None:
+    result = run("lag", "order-etl", "--bootstrap-server", records.bootstrap_servers)
+    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    assert result.stderr.startswith("Error: no lag of order-etl: the group does not exist")
+
+
 def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
     file, link = tmp_path / "file.parquet", tmp_path / "link.parquet"
     file.write_text("old")
@@ -209,4 +233,4 @@ def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
     arguments = ["consume", "orders", "-e", "--to", str(link), "--bootstrap-server", records.bootstrap_servers]
     result = CliRunner().invoke(pykafka, arguments)
     assert (result.exit_code, link.is_symlink(), file.read_bytes()[:4]) == (0, True, b"PAR1"), result.output
-    assert {each.name for each in tmp_path.iterdir()} == {"file.parquet", "link.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == {"file.parquet", "link.parquet"}

@@ -36,11 +36,11 @@ def test_duration_beyond_64_bits_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [("orders", ("orders", None)), ("orders:0", ("orders", (0,))), ("orders:3,1,3", ("orders", (1, 3)))],
 )
-def test_topic_partitions_are_parsed(text: str, found: Any) -> None:
-    assert TOPIC_PARTITIONS.convert(text, None, None) == found
+def test_topic_partitions_are_parsed(text: str, result: Any) -> None:
+    assert TOPIC_PARTITIONS.convert(text, None, None) == result
 
 
 @pytest.mark.parametrize("text", ["orders:", "orders:x", "orders:1,", "orders:0:1", "orders:-1"])

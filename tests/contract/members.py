@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.schema import Api
 from tests.contract.raw_requests import Row
+from tests.support.wait_until import wait_until
 
 _numbers = itertools.count()
 
@@ -105,7 +105,9 @@ class GroupMember:
         return self
 
     def sync(self, assignments: Mapping[str, bytes] | None = None, **fields: Any) -> Reply:
-        rows = [{"member_id": member_id, "assignment": each} for member_id, each in (assignments or {}).items()]
+        rows = [
+            {"member_id": member_id, "assignment": assignment} for member_id, assignment in (assignments or {}).items()
+        ]
         protocol = {"protocol_type": "consumer", "protocol_name": self.joined.get("protocol_name", "range")}
         return self.send(SYNC_GROUP, **{**protocol, "assignments": rows, **fields})
 
@@ -114,11 +116,13 @@ class GroupMember:
 
     def await_rebalance(self) -> None:
         """Wait until the coordinator has received JoinGroup from another member, on another connection."""
-        deadline_s = time.monotonic() + 10
-        while (code := self.heartbeat()) != ErrorCode.REBALANCE_IN_PROGRESS:
-            assert code == 0
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+
+        def rebalances() -> bool:
+            code = self.heartbeat()
+            assert code in (0, ErrorCode.REBALANCE_IN_PROGRESS)
+            return code != 0
+
+        wait_until(rebalances, timeout_s=10, every_s=0.01)
 
     def leave(self) -> int:
         body = {"group_id": self.group, "members": [{"member_id": self.member_id, "group_instance_id": None}]}
@@ -137,8 +141,8 @@ def stable(client: Client, group: str, count: int = 1, **options: Any) -> list[G
         members[0].await_rebalance()
         replies = [member.send_join() for member in members]
         members.append(joining)
-        for member, each in zip(members, [*replies, reply], strict=True):
-            member.end(each)
+        for member, reply_of_member in zip(members, [*replies, reply], strict=True):
+            member.end(reply_of_member)
     sync_all(members)
     return members
 
@@ -148,12 +152,12 @@ def sync_all(members: Iterable[GroupMember]) -> dict[str, bytes]:
     everybody = list(members)
     plan = {member.member_id: member.member_id.encode() for member in everybody}
     replies = {member.member_id: member.sync(plan if member.leads else None) for member in everybody}
-    found = {}
+    values_by_key = {}
     for member in everybody:
         row = replies[member.member_id].result(member.client.deadline())
         assert row["error_code"] == 0, row
-        found[member.member_id] = bytes(row["assignment"])
-    return found
+        values_by_key[member.member_id] = bytes(row["assignment"])
+    return values_by_key
 
 
 # -- offsets ------------------------------------------------------------------------------------

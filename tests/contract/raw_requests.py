@@ -82,7 +82,7 @@ def fetch_all(client: Client, topic: str, offsets: dict[int, int], **fields: Any
     """Return the rows of a Fetch by partition, in the order of the reply."""
     reply = ask_leader(client, FETCH, fetch_body(client, topic, offsets, **fields), topic)
     assert reply["error_code"] == 0
-    return {row["partition_index"]: row for each in reply["responses"] for row in each["partitions"]}
+    return {row["partition_index"]: row for topic in reply["responses"] for row in topic["partitions"]}
 
 
 def fetch(client: Client, topic: str, offset: int = 0, **fields: Any) -> Row:
@@ -92,20 +92,22 @@ def fetch(client: Client, topic: str, offset: int = 0, **fields: Any) -> Row:
 
 def values_in(row: Row) -> list[bytes | None]:
     """Return the values in a row of a Fetch reply, without control records and a partial batch at the end."""
-    data, found = bytes(row["records"]), []
+    data, result = bytes(row["records"]), []
     while len(data) > 12 and len(data) >= 12 + int.from_bytes(data[8:12], "big"):
         size = 12 + int.from_bytes(data[8:12], "big")
         if not data[22] & 32:
-            found += [record.value for record in read_batch(data[:size]).records]
+            result += [record.value for record in read_batch(data[:size]).records]
         data = data[size:]
-    return found
+    return result
 
 
-def list_offset(client: Client, topic: str, timestamp: int, *, committed: bool = False, **fields: Any) -> Row:
+def list_offset(
+    client: Client, topic: str, timestamp: int, *, committed: bool = False, version: int | None = None, **fields: Any
+) -> Row:
     """Return the row of partition 0."""
     rows = [{"partition_index": 0, "timestamp": timestamp, **fields}]
     body = {"isolation_level": int(committed), "topics": [{"name": topic, "partitions": rows}]}
-    row: Row = ask_leader(client, LIST_OFFSETS, body, topic)["topics"][0]["partitions"][0]
+    row: Row = ask_leader(client, LIST_OFFSETS, body, topic, version=version)["topics"][0]["partitions"][0]
     return row
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import protocol
 from protocol.admin import AlterConfigOp, AlterConfigOpType, quota_entity, topic_resource
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.errors import AdminFailed
+from protocol.errors import AdminFailed, ConnectFailed
+from protocol.version import CLIENT_SOFTWARE
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -22,6 +24,7 @@ from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m60_describe_cluster import DESCRIBE_CLUSTER
 from tests.contract.members import ask_coordinator, commit, committed, new_group, stable, subscription
@@ -49,30 +52,30 @@ def admin(client: Client) -> Iterator[protocol.Admin]:
 
 
 def configs(admin: protocol.Admin, topic: str) -> dict[str, Any]:
-    (found,) = admin.describe_configs([topic_resource(topic)]).values()
-    return dict(found)
+    (entries,) = admin.describe_configs([topic_resource(topic)]).values()
+    return dict(entries)
 
 
 class TestConfigs:
     def test_own_configs_of_a_topic_are_distinguished_from_defaults(
         self, admin: protocol.Admin, new_topic: Any
     ) -> None:
-        found = configs(admin, new_topic(config={"retention.ms": "5000"}))
-        own = {name: each.value for name, each in found.items() if not each.is_default}
+        result = configs(admin, new_topic(config={"retention.ms": "5000"}))
+        own = {name: entry.value for name, entry in result.items() if not entry.is_default}
         assert own["retention.ms"] == "5000"
-        assert (found["cleanup.policy"].value, found["cleanup.policy"].is_default) == ("delete", True)
-        assert found["max.message.bytes"].value == "1048588"
+        assert (result["cleanup.policy"].value, result["cleanup.policy"].is_default) == ("delete", True)
+        assert result["max.message.bytes"].value == "1048588"
 
     def test_incremental_changes_set_append_subtract_and_delete(self, admin: protocol.Admin, new_topic: Any) -> None:
         topic = new_topic()
 
         def change_to(expected: tuple[str, str], *operations: AlterConfigOp) -> None:
             admin.incremental_alter_configs({topic_resource(topic): operations})
-            wait_until(lambda: policy_and_size() == expected, what=policy_and_size)  # brokers learn it later
+            wait_until(lambda: policy_and_size() == expected, describe=policy_and_size)  # brokers learn it later
 
         def policy_and_size() -> tuple[str, str]:
-            found = configs(admin, topic)
-            return found["cleanup.policy"].value, found["max.message.bytes"].value
+            result = configs(admin, topic)
+            return result["cleanup.policy"].value, result["max.message.bytes"].value
 
         kind = AlterConfigOpType
         change_to(("delete,compact", "1048588"), AlterConfigOp("cleanup.policy", "compact", kind.APPEND))
@@ -97,7 +100,7 @@ class TestConfigs:
         keys = ["retention.ms", "no.such"]
         resource = {"resource_type": 2, "resource_name": new_topic(), "configuration_keys": keys}
         (result,) = ask(client, DESCRIBE_CONFIGS, {"resources": [resource]})["results"]
-        assert [each["name"] for each in result["configs"]] == ["retention.ms"]
+        assert [config["name"] for config in result["configs"]] == ["retention.ms"]
 
 
 class TestGroups:
@@ -119,12 +122,12 @@ class TestGroups:
     def test_offsets_of_subscribed_topics_are_not_deleted(
         self, admin: protocol.Admin, client: Client, new_topic: Any
     ) -> None:
-        group, subscribed, other = new_group(), new_topic(), new_topic()
-        for topic in (subscribed, other):
+        group, subscribed, second = new_group(), new_topic(), new_topic()
+        for topic in (subscribed, second):
             assert commit(client, group, topic, 5) == 0
         (member,) = stable(client, group, protocols={"range": subscription(subscribed)})
         with pytest.raises(AdminFailed, match="GROUP_SUBSCRIBED_TO_TOPIC"):
-            admin.delete_consumer_group_offsets(group, [(subscribed, 0), (other, 0)])
+            admin.delete_consumer_group_offsets(group, [(subscribed, 0), (second, 0)])
         assert admin.list_consumer_group_offsets(group) == {(subscribed, 0): protocol.CommittedOffset(5, 0)}
         member.leave()
 
@@ -132,9 +135,9 @@ class TestGroups:
         empty, full = new_group(), new_group()
         assert commit(client, empty, new_topic(), 5) == 0
         (member,) = stable(client, full)
-        found = {each.group: each.state for each in admin.list_groups(states=["Stable"])}
-        assert found[full] == "Stable"
-        assert empty not in found
+        result = {group.group: group.state for group in admin.list_groups(states=["Stable"])}
+        assert result[full] == "Stable"
+        assert empty not in result
         member.leave()
 
 
@@ -256,6 +259,25 @@ def test_cluster_is_described(client: Client) -> None:
     assert reply["cluster_id"] == client.metadata([]).cluster_id
 
 
+def test_broker_compares_the_ids_in_api_versions_with_its_own(client: Client) -> None:
+    cluster_id, ((node_id, broker),) = client.metadata([]).cluster_id, client.brokers().items()
+    codes = {
+        (cluster_id, node_id): ErrorCode.NONE,
+        (None, -1): ErrorCode.NONE,
+        ("another", node_id): ErrorCode.REBOOTSTRAP_REQUIRED,
+        (cluster_id, node_id + 1): ErrorCode.REBOOTSTRAP_REQUIRED,
+        (cluster_id, -1): ErrorCode.INVALID_REQUEST,
+        (None, node_id): ErrorCode.INVALID_REQUEST,
+    }
+    for (cluster, node), code in codes.items():
+        body = {**CLIENT_SOFTWARE, "cluster_id": cluster, "node_id": node}
+        reply = ask(client, API_VERSIONS, body, 5)
+        assert (reply["error_code"], bool(reply["api_keys"])) == (code, code == ErrorCode.NONE)
+        assert ask(client, API_VERSIONS, body, 4)["error_code"] == ErrorCode.NONE
+    with pytest.raises(ConnectFailed, match=f"this is not broker {node_id + 1} of cluster {cluster_id}"):
+        client.connection(replace(broker, node_id=node_id + 1), PRODUCE.name, client.deadline())
+
+
 def test_producers_of_a_partition_show_an_open_transaction(
     admin: protocol.Admin, client: Client, new_topic: Any
 ) -> None:
@@ -276,7 +298,7 @@ class TestOlderVersions:
     def test_metadata(self, client: Client, new_topic: Any, version: int) -> None:
         topic = new_topic(2)
         (row,) = ask(client, METADATA, {"topics": [{"name": topic}]}, version)["topics"]
-        assert {each["partition_index"] for each in row["partitions"]} == {0, 1}
+        assert {partition["partition_index"] for partition in row["partitions"]} == {0, 1}
 
     @pytest.mark.parametrize("version", [0, 1, 3, 4])
     def test_find_coordinator(self, client: Client, version: int) -> None:
@@ -290,8 +312,8 @@ class TestOlderVersions:
     def test_offset_fetch(self, client: Client, new_topic: Any, version: int) -> None:
         group, topic = new_group(), new_topic()
         assert commit(client, group, topic, 5) == 0
-        wanted = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
-        body = {"groups": [wanted]} if version >= 8 else wanted
+        expected = {"group_id": group, "topics": [{"name": topic, "partition_indexes": [0]}]}
+        body = {"groups": [expected]} if version >= 8 else expected
         reply = ask_coordinator(client, group, OFFSET_FETCH, body, version)
         row = reply["groups"][0] if version >= 8 else reply
         (partition,) = row["topics"][0]["partitions"]
@@ -304,9 +326,9 @@ class TestOlderVersions:
         body = {"group_id": group, "protocol_type": "consumer", "protocols": protocols, **timeouts}
         joined = ask_coordinator(client, group, JOIN_GROUP, body, 3)
         assert (joined["error_code"], joined["generation_id"], joined["leader"]) == (0, 1, joined["member_id"])
-        left = {"group_id": group, "member_id": joined["member_id"]}
-        assert ask_coordinator(client, group, LEAVE_GROUP, left, 1)["error_code"] == 0
-        assert ask_coordinator(client, group, LEAVE_GROUP, left, 1)["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+        remaining = {"group_id": group, "member_id": joined["member_id"]}
+        assert ask_coordinator(client, group, LEAVE_GROUP, remaining, 1)["error_code"] == 0
+        assert ask_coordinator(client, group, LEAVE_GROUP, remaining, 1)["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
 
     def test_unknown_group_is_dead(self, client: Client) -> None:
         group = f"unknown-{uuid.uuid4().hex}"

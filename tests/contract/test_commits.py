@@ -36,7 +36,9 @@ def flushed(client: Client, manager: OffsetManager) -> bool:
 
 def found(client: Client, manager: OffsetManager) -> dict[int, int]:
     """Return the committed offset of each partition."""
-    return {key[1]: each.offset for key, each in fetch_offsets(client, manager.group, None, client.deadline()).items()}
+    return {
+        key[1]: offset.offset for key, offset in fetch_offsets(client, manager.group, None, client.deadline()).items()
+    }
 
 
 def as_committer(joined: Joined) -> GroupMember:
@@ -45,25 +47,25 @@ def as_committer(joined: Joined) -> GroupMember:
 
 def rejoin_with_another(member: Joined) -> Joined:
     """Start another generation of the group."""
-    other = Joined(member.client, member.group)
-    waiting = other.begin()
+    second = Joined(member.client, member.group)
+    waiting = second.begin()
     member.await_rebalance()
     reply = member.send_join()
-    member.end(reply), other.end(waiting)
-    sync_all([member, other])
-    return other
+    member.end(reply), second.end(waiting)
+    sync_all([member, second])
+    return second
 
 
-def test_mark_raises_and_reset_lowers_the_committed_offset(
+def test_staged_offsets_raise_and_lower_the_committed_ones(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic(2)
-    seen = []
-    for act, offsets in [(manager.mark, {0: 5, 1: 5}), (manager.mark, {0: 3, 1: 7}), (manager.reset, {0: 3})]:
-        act({(name, number): CommittedOffset(offset) for number, offset in offsets.items()})
+    observed = []
+    for offsets in ({0: 5, 1: 5}, {1: 7}, {0: 3, 1: 7}):
+        manager.stage({(name, number): CommittedOffset(offset) for number, offset in offsets.items()})
         assert flushed(client, manager)
-        seen.append(found(client, manager))
-    assert seen == [{0: 5, 1: 5}, {0: 5, 1: 7}, {0: 3, 1: 7}]
+        observed.append(found(client, manager))
+    assert observed == [{0: 5, 1: 5}, {0: 5, 1: 7}, {0: 3, 1: 7}]
 
 
 def test_member_commit_in_old_generation_is_refused_and_dropped(
@@ -74,19 +76,19 @@ def test_member_commit_in_old_generation_is_refused_and_dropped(
     (joined,) = stable(client, manager.group)
     before = as_committer(joined)
     manager.set_member(before)
-    manager.mark({key: CommittedOffset(5)}, before)
+    manager.stage({key: CommittedOffset(5)}, before)
     assert flushed(client, manager)
     rejoin_with_another(joined)
-    manager.mark({key: CommittedOffset(6)}, before)
+    manager.stage({key: CommittedOffset(6)}, before)
     wait_until(lambda: manager.counts.failed == 1)
     assert not manager.flush(client.deadline(0))
     assert "ILLEGAL_GENERATION" in str(manager.counts.last_failure)
     assert manager.healthy, "a commit refused for its generation is not retried"
     manager.set_member(as_committer(joined))
-    manager.mark({key: CommittedOffset(9)}, before)
+    manager.stage({key: CommittedOffset(9)}, before)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 5}, "neither the refused offset nor one of the old generation"
-    manager.mark({key: CommittedOffset(6)}, as_committer(joined))
+    manager.stage({key: CommittedOffset(6)}, as_committer(joined))
     assert flushed(client, manager)
     assert found(client, manager) == {0: 6}
     assert (manager.counts.succeeded, manager.counts.failed) == (2, 1)
@@ -98,7 +100,7 @@ def test_former_member_commit_is_refused_once(client: Client, manager: OffsetMan
     rejoin_with_another(joined)
     assert joined.leave() == 0
     manager.set_member(as_committer(joined))
-    manager.mark({(name, 0): CommittedOffset(5)}, as_committer(joined))
+    manager.stage({(name, 0): CommittedOffset(5)}, as_committer(joined))
     assert not flushed(client, manager)
     assert "UNKNOWN_MEMBER_ID" in str(manager.counts.last_failure)
     assert "live members" not in str(manager.counts.last_failure), "the message for a client without membership"
@@ -112,13 +114,15 @@ def test_static_member_commit_after_restart_is_fenced_once(
     (joined,) = stable(client, manager.group, instance_id="a")
     again = Joined(client, manager.group, instance_id="a")
     again.end(again.begin())
-    now, before = (GroupMember(each.member_id, each.generation, group_instance_id="a") for each in (again, joined))
+    now, before = (
+        GroupMember(member.member_id, member.generation, group_instance_id="a") for member in (again, joined)
+    )
     manager.set_member(before)
-    manager.mark({(name, 0): CommittedOffset(5)}, before)
+    manager.stage({(name, 0): CommittedOffset(5)}, before)
     assert not flushed(client, manager)
     assert "FENCED_INSTANCE_ID" in str(manager.counts.last_failure)
     manager.set_member(now)
-    manager.mark({(name, 0): CommittedOffset(7)}, now)
+    manager.stage({(name, 0): CommittedOffset(7)}, now)
     assert flushed(client, manager)
     assert found(client, manager) == {0: 7}
 
@@ -155,7 +159,7 @@ def test_flush_waits_until_the_commit_is_counted(
         go_on.wait(30)
 
     monkeypatch.setattr(offset_manager, "commit_offsets", commit_and_wait)
-    manager.mark({(new_topic(), 0): CommittedOffset(5)})
+    manager.stage({(new_topic(), 0): CommittedOffset(5)})
     assert committed.wait(30)
     assert not manager.flush(client.deadline(100))
     go_on.set()
@@ -168,7 +172,7 @@ def test_non_member_commit_is_retried_until_the_group_is_empty(
 ) -> None:
     name = new_topic()
     (joined,) = stable(client, manager.group)
-    manager.mark({(name, 0): CommittedOffset(5)})
+    manager.stage({(name, 0): CommittedOffset(5)})
     assert not manager.flush(client.deadline(1_000))
     wait_until(lambda: manager.counts.failed >= 2)  # the commit is retried
     assert not manager.healthy
@@ -182,12 +186,12 @@ def test_oversized_metadata_drops_only_its_partition(
     client: Client, manager: OffsetManager, new_topic: NewTopic
 ) -> None:
     name = new_topic(3)
-    manager.mark({(name, number): CommittedOffset(5, metadata="." * 5_000 * (number == 1)) for number in range(3)})
+    manager.stage({(name, number): CommittedOffset(5, metadata="." * 5_000 * (number == 1)) for number in range(3)})
     assert not flushed(client, manager)
     assert f"{name}-1" in str(manager.counts.last_failure)
     assert manager.healthy
     assert found(client, manager) == {0: 5, 2: 5}
-    manager.mark({(name, 1): CommittedOffset(5, metadata="a word")})
+    manager.stage({(name, 1): CommittedOffset(5, metadata="a word")})
     assert flushed(client, manager)
     assert found(client, manager) == {0: 5, 1: 5, 2: 5}
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 1)

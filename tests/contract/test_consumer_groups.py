@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from tests.contract.conftest import NewTopic
 from tests.contract.members import ask_coordinator, commit, new_group
 from tests.contract.raw_requests import Row
+from tests.support.wait_until import wait_until
 
 JOINS = {"rebalance_timeout_ms": 60_000, "topic_partitions": []}
 
@@ -53,11 +53,12 @@ class Member:
 
     def beat_until(self, *numbers: int) -> None:
         """Send heartbeats until these partitions are assigned."""
-        deadline_s = time.monotonic() + 20
-        while self.assigned != list(numbers):
-            assert time.monotonic() < deadline_s
-            assert self.beat() == 0
-            time.sleep(0.02)
+
+        def assigned() -> bool:
+            assert self.assigned == list(numbers) or self.beat() == 0
+            return self.assigned == list(numbers)
+
+        wait_until(assigned, every_s=0.02)
 
 
 @pytest.fixture
@@ -76,8 +77,8 @@ def member(client: Client, topic: str) -> Member:
     return first
 
 
-def join_second_member(member: Member, **given: str) -> Member:
-    return Member(member.client, member.group, member.topic, **given)
+def join_second_member(member: Member, **arguments: str) -> Member:
+    return Member(member.client, member.group, member.topic, **arguments)
 
 
 def test_short_heartbeat_reply_omits_unchanged_assignment(member: Member) -> None:
@@ -90,25 +91,25 @@ def test_short_heartbeat_reply_omits_unchanged_assignment(member: Member) -> Non
 
 
 def test_partition_is_assigned_to_another_member_after_its_revocation(member: Member) -> None:
-    other = join_second_member(member)
-    assert other.join() == 0
-    assert (other.assigned, other.epoch) == ([], member.epoch + 1)
+    second = join_second_member(member)
+    assert second.join() == 0
+    assert (second.assigned, second.epoch) == ([], member.epoch + 1)
     assert member.beat() == 0
-    (kept,) = member.assigned
-    assert member.epoch == other.epoch - 1
-    assert other.beat() == 0
-    assert other.assigned == []
-    assert member.own(kept) == 0
-    assert member.epoch == other.epoch
-    other.beat_until(1 - kept)
+    (retained,) = member.assigned
+    assert member.epoch == second.epoch - 1
+    assert second.beat() == 0
+    assert second.assigned == []
+    assert member.own(retained) == 0
+    assert member.epoch == second.epoch
+    second.beat_until(1 - retained)
 
 
 def test_member_after_leaving_is_unknown_and_owns_nothing(member: Member) -> None:
-    other = join_second_member(member)
-    other.join()
+    second = join_second_member(member)
+    second.join()
     assert member.beat(member_epoch=-1) == 0
     assert member.reply["member_epoch"] == -1
-    other.beat_until(0, 1)
+    second.beat_until(0, 1)
     member.epoch = 5
     assert member.beat() == ErrorCode.UNKNOWN_MEMBER_ID
 
@@ -137,8 +138,8 @@ def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client
     epoch, again = first.epoch, join_second_member(first, instance_id="a")
     assert again.join() == ErrorCode.UNRELEASED_INSTANCE_ID
     assert first.beat(member_epoch=-2) == 0
-    other = join_second_member(first)
-    assert other.join() == 0
+    second = join_second_member(first)
+    assert second.join() == 0
     assert again.join() == 0
     again.beat_until(*again.assigned)
     assert len(again.assigned) >= 1
@@ -159,8 +160,8 @@ def test_join_with_invalid_fields_is_refused(
     client: Client, topic: str, fields: dict[str, object], code: ErrorCode
 ) -> None:
     refused = Member(client, new_group(), topic)
-    given = {"subscribed_topic_names": [topic], **JOINS, **fields}
-    assert refused.beat(**given) == code
+    options = {"subscribed_topic_names": [topic], **JOINS, **fields}
+    assert refused.beat(**options) == code
 
 
 def test_member_subscribed_by_pattern_gets_partitions_of_matching_topics(client: Client, topic: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from protocol.cluster.client import Client
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from tests.contract.members import GroupMember, ask_coordinator, new_group, stable, subscription, sync_all
+from tests.support.wait_until import comes_true, wait_until
 
 
 class TestRebalances:
@@ -28,7 +28,7 @@ class TestRebalances:
         joined = member.end(member.begin()).joined
         fields = ("generation_id", "protocol_type", "protocol_name", "leader", "skip_assignment")
         assert [joined[field] for field in fields] == [1, "consumer", "range", member.member_id, False]
-        assert [(each["member_id"], bytes(each["metadata"])) for each in joined["members"]] == [
+        assert [(member["member_id"], bytes(member["metadata"])) for member in joined["members"]] == [
             (member.member_id, subscription("mine"))
         ]
         assert describe_group(client, group).state == "CompletingRebalance"
@@ -49,13 +49,12 @@ class TestRebalances:
         first.end(reply), second.end(waiting)
         assert first.generation == second.generation == 2
         assert (first.leads, second.leads) == (True, False)
-        assert {each["member_id"] for each in first.joined["members"]} == {first.member_id, second.member_id}
+        assert {member["member_id"] for member in first.joined["members"]} == {first.member_id, second.member_id}
         assert second.joined["members"] == [], "only the leader receives the members"
         follows = second.sync()
-        time.sleep(0.2)
-        assert not follows.done, "followers wait for the leader's SyncGroup"
+        assert not comes_true(lambda: follows.done, 0.2), "followers wait for the leader's SyncGroup"
         leads = first.sync({first.member_id: b"one half", second.member_id: b"the other"})
-        assert [bytes(each.result(client.deadline())["assignment"]) for each in (leads, follows)] == [
+        assert [bytes(reply.result(client.deadline())["assignment"]) for reply in (leads, follows)] == [
             b"one half",
             b"the other",
         ]
@@ -76,7 +75,7 @@ class TestRebalances:
         reply = first.send_join()
         first.end(reply), second.end(waiting)
         assert second.joined["protocol_name"] == "range"
-        metadata = {bytes(each["metadata"]) for each in first.joined["members"]}
+        metadata = {bytes(member["metadata"]) for member in first.joined["members"]}
         assert metadata == {subscription("2"), subscription("3")}
         third = GroupMember(client, first.group, protocols={"sticky": subscription("4")})
         row = third.send_join().result(client.deadline())
@@ -113,11 +112,11 @@ class TestRebalances:
     def test_groups_are_listed_with_their_state(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         (broker,) = client.brokers().values()
-        for wanted, there in (([], True), (["Stable"], True), (["Empty"], False)):
-            reply = client.ask(broker, LIST_GROUPS, {"states_filter": wanted}, client.deadline())
+        for expected, present in (([], True), (["Stable"], True), (["Empty"], False)):
+            reply = client.ask(broker, LIST_GROUPS, {"states_filter": expected}, client.deadline())
             rows = {row["group_id"]: row for row in reply["groups"]}
-            assert (member.group in rows) == there
-            if there:
+            assert (member.group in rows) == present
+            if present:
                 row = rows[member.group]
                 assert (row["protocol_type"], row["group_state"], row["group_type"]) == (
                     "consumer",
@@ -135,7 +134,7 @@ class TestLeavingMembers:
         assert second.leave() == ErrorCode.UNKNOWN_MEMBER_ID
         first.end(first.send_join())
         assert first.generation == 3
-        assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
+        assert [member["member_id"] for member in first.joined["members"]] == [first.member_id]
         assert sync_all([first]) == {first.member_id: first.member_id.encode()}
 
     def test_leader_leaving_makes_another_member_leader(self, client: Client) -> None:
@@ -156,7 +155,7 @@ class TestLeavingMembers:
     def test_member_not_rejoining_before_rebalance_timeout_is_removed(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2, rebalance_timeout_ms=2_500)
         first.end(first.send_join())
-        assert [each["member_id"] for each in first.joined["members"]] == [first.member_id]
+        assert [member["member_id"] for member in first.joined["members"]] == [first.member_id]
         assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
 
     def test_member_without_heartbeats_is_removed_after_session_timeout(self, client: Client) -> None:
@@ -167,10 +166,7 @@ class TestLeavingMembers:
         reply = first.send_join()
         first.end(reply), second.end(waiting)
         sync_all([first, second])
-        deadline_s = time.monotonic() + 20
-        while first.heartbeat() == 0:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wait_until(lambda: first.heartbeat() != 0, every_s=0.05)
         assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
         first.end(first.send_join())
         assert len(first.joined["members"]) == 1

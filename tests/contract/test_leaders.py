@@ -36,6 +36,7 @@ from tests.contract.raw_requests import (
     values_in,
     written,
 )
+from tests.support.wait_until import attempts
 
 _NO_COORDINATOR_YET = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -94,23 +95,24 @@ def topic_with_new_leader(
     first, _ = client.leader(name, 0)
     brokers.stop(first.node_id)
     try:
-        known = until(client, name, lambda each: each.leader not in (first.node_id, -1) and len(each.isr) == 2)
-        assert known.leader_epoch >= 1
-        assert (set(known.replicas), set(known.isr)) == ({1, 2, 3}, {1, 2, 3} - {first.node_id})
+        partition = until(
+            client, name, lambda partition: partition.leader not in (first.node_id, -1) and len(partition.isr) == 2
+        )
+        assert partition.leader_epoch >= 1
+        assert (set(partition.replicas), set(partition.isr)) == ({1, 2, 3}, {1, 2, 3} - {first.node_id})
         assert written(client, name, b"c") == 2
         yield name
     finally:
         brokers.start(first.node_id)
-    until(client, name, lambda each: len(each.isr) == 3)
+    until(client, name, lambda partition: len(partition.isr) == 3)
 
 
 def until(client: Client, name: str, so: Callable[[Partition], bool]) -> Partition:
     """Return the metadata of partition 0 as soon as `so` returns True for it."""
-    deadline_s = time.monotonic() + 60
-    while not so(known := client.metadata([name]).topic(name).partitions[0]):
-        assert time.monotonic() < deadline_s, known
-        time.sleep(0.05)
-    return known
+    for _ in attempts(60, 0.05):
+        if so(partition := client.metadata([name]).topic(name).partitions[0]):
+            return partition
+    raise AssertionError(partition)
 
 
 def ask_broker(client: Client, broker_id: int, api: Any, body: Row) -> Row:
@@ -120,8 +122,8 @@ def ask_broker(client: Client, broker_id: int, api: Any, body: Row) -> Row:
 def test_follower_serves_fetches_and_refuses_produce(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(replication_factor=3)
     written(client, name, b"a")
-    leader, known = client.leader(name, 0)
-    follower = next(each for each in known.replicas if each != leader.node_id)
+    leader, partition = client.leader(name, 0)
+    follower = next(replica for replica in partition.replicas if replica != leader.node_id)
     deadline_s = time.monotonic() + 20
     while True:
         body = fetch_body(client, name, {0: 0}, max_wait_ms=100)
@@ -134,25 +136,29 @@ def test_follower_serves_fetches_and_refuses_produce(client: Client, replicated:
     reply = ask_broker(client, follower, PRODUCE, {"acks": 1, "timeout_ms": 1_000, "topic_data": topics})
     (row,) = reply["responses"][0]["partition_responses"]
     assert (row["error_code"], row["base_offset"]) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
-    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": known.leader_epoch}
-    assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
+    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": partition.leader_epoch}
+    assert [(broker["node_id"], broker["port"]) for broker in reply["node_endpoints"]] == [
+        (leader.node_id, leader.port)
+    ]
 
 
 def test_broker_without_replica_refuses_partition_requests(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(1, 1)
-    leader, known = client.leader(name, 0)
-    assert known.replicas == (leader.node_id,)
-    stranger = next(each for each in (1, 2, 3) if each != leader.node_id)
+    leader, partition = client.leader(name, 0)
+    assert partition.replicas == (leader.node_id,)
+    stranger = next(broker for broker in (1, 2, 3) if broker != leader.node_id)
     reply = ask_broker(client, stranger, FETCH, fetch_body(client, name, {0: 0}))
     (row,) = reply["responses"][0]["partitions"]
     assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": known.leader_epoch}
-    assert [(each["node_id"], each["port"]) for each in reply["node_endpoints"]] == [(leader.node_id, leader.port)]
+    assert row["current_leader"] == {"leader_id": leader.node_id, "leader_epoch": partition.leader_epoch}
+    assert [(broker["node_id"], broker["port"]) for broker in reply["node_endpoints"]] == [
+        (leader.node_id, leader.port)
+    ]
 
 
 def test_leaders_are_spread_over_brokers(client: Client, replicated: Callable[..., str]) -> None:
     name = replicated(3, 3)
-    assert {each.leader for each in client.topic(name).partitions.values()} == {1, 2, 3}
+    assert {partition.leader for partition in client.topic(name).partitions.values()} == {1, 2, 3}
 
 
 def test_group_has_one_coordinator(client: Client) -> None:
@@ -161,16 +167,16 @@ def test_group_has_one_coordinator(client: Client) -> None:
     coordinator = client.coordinator(group_coordinator(group), client.deadline()).node_id
     for broker in client.brokers():
         (row,) = ask_broker(client, broker, DESCRIBE_GROUPS, {"groups": [group]})["groups"]
-        there = broker == coordinator
-        assert row["error_code"] == (ErrorCode.GROUP_ID_NOT_FOUND if there else ErrorCode.NOT_COORDINATOR)
+        present = broker == coordinator
+        assert row["error_code"] == (ErrorCode.GROUP_ID_NOT_FOUND if present else ErrorCode.NOT_COORDINATOR)
 
 
 class TestNewLeader:
     def test_old_leader_epoch_is_fenced(self, client: Client, topic_with_new_leader: str) -> None:
-        known = client.topic(topic_with_new_leader).partitions[0]
+        partition = client.topic(topic_with_new_leader).partitions[0]
         row = fetch(client, topic_with_new_leader, 0, current_leader_epoch=0)
         assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
-        assert row["current_leader"] == {"leader_id": known.leader, "leader_epoch": known.leader_epoch}
+        assert row["current_leader"] == {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}
         listed = list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=0)
         assert (listed["error_code"], listed["offset"]) == (ErrorCode.FENCED_LEADER_EPOCH, -1)
 
@@ -179,8 +185,8 @@ class TestNewLeader:
         assert values_in(fetch(client, topic_with_new_leader, 0, current_leader_epoch=epoch)) == [b"a", b"b", b"c"]
         assert list_offset(client, topic_with_new_leader, LATEST, current_leader_epoch=epoch)["leader_epoch"] == epoch
         assert list_offset(client, topic_with_new_leader, EARLIEST)["leader_epoch"] == 0
-        asked: dict[str, Any] = {"current_leader_epoch": epoch + 1}
-        assert fetch(client, topic_with_new_leader, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        requested: dict[str, Any] = {"current_leader_epoch": epoch + 1}
+        assert fetch(client, topic_with_new_leader, 0, **requested)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
 
     def test_end_offsets_of_epochs_follow_leader_changes(self, client: Client, topic_with_new_leader: str) -> None:
         epoch = client.topic(topic_with_new_leader).partitions[0].leader_epoch
@@ -199,7 +205,7 @@ class TestNewLeader:
     def test_produce_below_min_insync_replicas_is_refused(
         self, client: Client, all_in_sync_topic: str, topic_with_new_leader: str
     ) -> None:
-        until(client, all_in_sync_topic, lambda each: each.leader != -1 and len(each.isr) == 2)
+        until(client, all_in_sync_topic, lambda partition: partition.leader != -1 and len(partition.isr) == 2)
         assert produce(client, all_in_sync_topic, batch(b"a"))["error_code"] == ErrorCode.NOT_ENOUGH_REPLICAS
         assert produce(client, all_in_sync_topic, batch(b"b"), acks=1)["base_offset"] == 0
         assert fetch(client, all_in_sync_topic)["high_watermark"] == 0, (
@@ -236,22 +242,20 @@ class TestNewCoordinator:
     @staticmethod
     def heartbeat(member: GroupMember) -> int:
         """Return the code of a heartbeat once a coordinator has loaded the group."""
-        deadline_s = time.monotonic() + 60
-        while True:
+        for _ in attempts(60, 0.05):
             with suppress(ConnectionLost):
                 code = member.heartbeat()
                 if code not in _NO_COORDINATOR_YET:
                     return code
             member.client.forget_coordinator(group_coordinator(member.group))
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        raise AssertionError("no coordinator in time")
 
     def test_rebalance_that_is_not_complete_is_forgotten(self, brokers: Any, client: Client) -> None:
         first, second = stable(client, new_group(), 2, session_timeout_ms=60_000, rebalance_timeout_ms=60_000)
         assert second.leave() == 0
         assert first.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
         with self.moved(brokers, client, first.group):
-            assert [self.heartbeat(each) for each in (first, second)] == [0, 0]
+            assert [self.heartbeat(member) for member in (first, second)] == [0, 0]
             assert bytes(first.sync().result(client.deadline())["assignment"]) == first.member_id.encode()
             assert self.heartbeat(first) == 0
 

@@ -15,8 +15,9 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
 from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.log_offsets import Range
-from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.consumer.list_offsets import list_offsets
+from protocol.consumer.log_offsets import ListedOffset, Range
+from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD, LATEST, LATEST_TIERED, MAX_TIMESTAMP
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
@@ -43,10 +44,10 @@ class TestRecords:
             rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
             producer.send_columns(name, rows, np.arange(1_000, dtype=np.int32) % 3)
         ranges = [Range(name, number, 0, len(range(number, 1_000, 3))) for number in range(3)]
-        found: dict[int, list[bytes]] = {number: [] for number in range(3)}
-        for wanted, rows in BoundedReader(client, parse_consumer({}), ranges):
-            found[wanted.partition] += rows["value"].to_pylist()
-        assert found == {number: values[number::3] for number in range(3)}
+        values_by_key: dict[int, list[bytes]] = {number: [] for number in range(3)}
+        for expected, rows in BoundedReader(client, parse_consumer({}), ranges):
+            values_by_key[expected.partition] += rows["value"].to_pylist()
+        assert values_by_key == {number: values[number::3] for number in range(3)}
 
     def test_offsets_are_consecutive_across_batches(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
@@ -60,15 +61,15 @@ class TestRecords:
 
     def test_invalid_batches_are_refused(self, client: Client, new_topic: Any) -> None:
         name = new_topic(config={"max.message.bytes": "1000"})
-        whole = batch(b"a")
+        complete = batch(b"a")
         refused = {
             "too large": (batch(b"." * 2_000), ErrorCode.MESSAGE_TOO_LARGE),
-            "corrupted": (whole[:-1] + b"\1", ErrorCode.CORRUPT_MESSAGE),
-            "two in one": (whole * 2, ErrorCode.INVALID_RECORD),
+            "corrupted": (complete[:-1] + b"\1", ErrorCode.CORRUPT_MESSAGE),
+            "two in one": (complete * 2, ErrorCode.INVALID_RECORD),
         }
-        answers = {what: produce(client, name, records) for what, (records, _) in refused.items()}
-        assert {what: (row["error_code"], row["base_offset"]) for what, row in answers.items()} == {
-            what: (code, -1) for what, (_, code) in refused.items()
+        answers = {measure: produce(client, name, records) for measure, (records, _) in refused.items()}
+        assert {measure: (row["error_code"], row["base_offset"]) for measure, row in answers.items()} == {
+            measure: (code, -1) for measure, (_, code) in refused.items()
         }
         assert written(client, name, b"a") == 0
 
@@ -158,7 +159,7 @@ class TestFetchSessions:
         def ask(offsets: dict[int, int], **fields: Any) -> tuple[int, dict[int, list[bytes | None]]]:
             reply = ask_leader(client, FETCH, fetch_body(client, name, offsets, **fields), name)
             assert reply["error_code"] == 0
-            rows = [row for each in reply["responses"] for row in each["partitions"]]
+            rows = [row for topic in reply["responses"] for row in topic["partitions"]]
             return reply["session_id"], {row["partition_index"]: values_in(row) for row in rows}
 
         session, rows = ask({0: 0, 1: 0, 2: 0}, session_epoch=0)
@@ -200,7 +201,7 @@ class TestListOffsets:
         for half in (rows.slice(0, 2), rows.slice(2)):
             produce(client, name, bytes(encode(half)))
         delete_records(client, {(name, 0): 1})
-        for asked, offset, at_ms in (
+        for requested, offset, at_ms in (
             (EARLIEST, 1, -1),
             (LATEST, 4, -1),
             (0, 1, NOW_MS + 3_000),
@@ -209,16 +210,38 @@ class TestListOffsets:
             (NOW_MS + 3_001, 3, NOW_MS + 4_000),
             (NOW_MS + 4_000, 3, NOW_MS + 4_000),
         ):
-            row = list_offset(client, name, asked)
-            assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (offset, at_ms, 0), asked
+            row = list_offset(client, name, requested)
+            assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (offset, at_ms, 0), requested
         row = list_offset(client, name, NOW_MS + 4_001)
         assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (-1, -1, -1)
+
+    def test_topic_without_tiered_storage_has_no_offset_in_it(self, client: Client, new_topic: Any) -> None:
+        name = new_topic()
+        written(client, name, b"a", b"b")
+        offsets = {EARLIEST_LOCAL: (0, 0), LATEST_TIERED: (-1, -1), EARLIEST_PENDING_UPLOAD: (-1, -1)}
+        for timestamp, (offset, leader_epoch) in offsets.items():
+            listed = list_offsets(client, {(name, 0): timestamp})
+            assert listed == {(name, 0): ListedOffset(offset, leader_epoch, timestamp_ms=-1)}, timestamp
+
+    @pytest.mark.parametrize(
+        ("timestamp", "version"),
+        [(MAX_TIMESTAMP, 7), (EARLIEST_LOCAL, 8), (LATEST_TIERED, 9), (EARLIEST_PENDING_UPLOAD, 11)],
+    )
+    def test_negative_timestamp_is_refused_before_its_version(
+        self, client: Client, new_topic: Any, timestamp: int, version: int
+    ) -> None:
+        name = new_topic()
+        codes = [list_offset(client, name, timestamp, version=asked)["error_code"] for asked in (version - 1, version)]
+        assert codes == [ErrorCode.UNSUPPORTED_VERSION, ErrorCode.NONE]
+
+    def test_undefined_timestamp_is_refused(self, client: Client, new_topic: Any) -> None:
+        assert list_offset(client, new_topic(), -7)["error_code"] == ErrorCode.UNSUPPORTED_VERSION
 
     def test_fetch_of_deleted_records_is_out_of_range(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
         written(client, name, b"a", b"b")
         assert delete_records(client, {(name, 0): -1}) == {(name, 0): 2}
-        assert [list_offset(client, name, each)["offset"] for each in (EARLIEST, LATEST)] == [2, 2]
+        assert [list_offset(client, name, timestamp)["offset"] for timestamp in (EARLIEST, LATEST)] == [2, 2]
         assert written(client, name, b"c") == 2
 
 
@@ -227,9 +250,9 @@ class TestEpochs:
 
     def test_future_leader_epoch_is_refused(self, client: Client, new_topic: Any) -> None:
         name = new_topic()
-        asked: dict[str, Any] = {"current_leader_epoch": 5}
-        assert fetch(client, name, 0, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
-        assert list_offset(client, name, LATEST, **asked)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        requested: dict[str, Any] = {"current_leader_epoch": 5}
+        assert fetch(client, name, 0, **requested)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
+        assert list_offset(client, name, LATEST, **requested)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
 
     @pytest.mark.parametrize(("epoch", "end"), [(0, (0, 2)), (3, (-1, -1)), (-1, (-1, -1))])
     def test_end_offset_of_an_epoch_is_the_log_end(

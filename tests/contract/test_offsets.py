@@ -73,13 +73,13 @@ def test_commit_to_a_group_with_members_needs_membership(client: Client, new_top
 def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, new_topic: Any) -> None:
     name = new_topic()
     (member,) = stable(client, new_group())
-    other = GroupMember(client, member.group)
-    waiting = other.begin()
+    second = GroupMember(client, member.group)
+    waiting = second.begin()
     member.await_rebalance()
     me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
     assert commit(client, member.group, name, 1, **me) == 0, "the last commit before the partitions are revoked"
     reply = member.send_join()
-    member.end(reply), other.end(waiting)
+    member.end(reply), second.end(waiting)
     assert commit(client, member.group, name, 2, **me) == ErrorCode.ILLEGAL_GENERATION
     me["generation_id_or_member_epoch"] = member.generation
     assert commit(client, member.group, name, 3, **me) == ErrorCode.REBALANCE_IN_PROGRESS, (

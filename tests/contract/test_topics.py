@@ -17,9 +17,9 @@ from protocol.wire.messages.m03_metadata import METADATA
 from tests.contract.raw_requests import Row, ask, fetch_body, written
 
 
-def metadata(client: Client, **asked: Any) -> Row:
+def metadata(client: Client, **requested: Any) -> Row:
     """Return the row of one topic."""
-    row: Row = ask(client, METADATA, {"topics": [{"name": None, **asked}], "allow_auto_topic_creation": False})[
+    row: Row = ask(client, METADATA, {"topics": [{"name": None, **requested}], "allow_auto_topic_creation": False})[
         "topics"
     ][0]
     return row
@@ -30,12 +30,12 @@ def test_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic: 
     row = metadata(client, name=name)
     assert (row["error_code"], row["name"], row["is_internal"]) == (0, name, False)
     assert metadata(client, topic_id=row["topic_id"])["name"] == name
-    partitions = sorted(row["partitions"], key=lambda each: each["partition_index"])
-    assert [each["partition_index"] for each in partitions] == [0, 1, 2]
-    assert {(each["error_code"], each["leader_epoch"]) for each in partitions} == {(0, 0)}
+    partitions = sorted(row["partitions"], key=lambda partition: partition["partition_index"])
+    assert [partition["partition_index"] for partition in partitions] == [0, 1, 2]
+    assert {(partition["error_code"], partition["leader_epoch"]) for partition in partitions} == {(0, 0)}
     (broker,) = client.brokers().values()
-    assert {each["leader_id"] for each in partitions} == {broker.node_id}
-    assert all(each["replica_nodes"] == each["isr_nodes"] == [broker.node_id] for each in partitions)
+    assert {partition["leader_id"] for partition in partitions} == {broker.node_id}
+    assert all(partition["replica_nodes"] == partition["isr_nodes"] == [broker.node_id] for partition in partitions)
 
 
 def test_metadata_lists_all_topics_for_null_and_none_for_empty(client: Client, new_topic: Any) -> None:
@@ -56,16 +56,16 @@ def test_unknown_topic_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "code"),
+    ("expected", "code"),
     [
         (NewTopic("no such name", 1), ErrorCode.INVALID_TOPIC_EXCEPTION),
         (NewTopic("contract-copies", 1, 7), ErrorCode.INVALID_REPLICATION_FACTOR),
         (NewTopic("contract-none", 0), ErrorCode.INVALID_PARTITIONS),
     ],
 )
-def test_invalid_topics_are_not_created(client: Client, wanted: NewTopic, code: ErrorCode) -> None:
+def test_invalid_topics_are_not_created(client: Client, expected: NewTopic, code: ErrorCode) -> None:
     with pytest.raises(BrokerError) as refused:
-        create_topic(client, wanted)
+        create_topic(client, expected)
     assert refused.value.code == code
 
 

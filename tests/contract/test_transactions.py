@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,8 @@ from protocol.config import parse_consumer
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.log_offsets import Range
 from protocol.kafka_terms import LATEST
-from tests.contract.members import commit, committed, new_group, stable
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from tests.contract.members import ask_coordinator, commit, committed, new_group, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.support.wait_until import wait_until
@@ -25,17 +25,16 @@ V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", 
 
 def visible_ends(client: Client, name: str) -> tuple[int, int]:
     """Return the end offsets for a reader of committed records and for a reader of all records."""
-    committed, every = (list_offset(client, name, LATEST, committed=each)["offset"] for each in (True, False))
+    committed, every = (
+        list_offset(client, name, LATEST, committed=is_committed)["offset"] for is_committed in (True, False)
+    )
     return committed, every
 
 
 def wait_for_markers(client: Client, name: str) -> int:
     """Wait until the markers are written, since the coordinator replies before; return the log end offset."""
-    deadline_s = time.monotonic() + 20
-    while (found := visible_ends(client, name))[0] != found[1]:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    return found[1]
+    wait_until(lambda: len(set(visible_ends(client, name))) == 1, every_s=0.01)
+    return visible_ends(client, name)[1]
 
 
 def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
@@ -251,20 +250,20 @@ class TestTransactionAdmin:
     def test_transactions_are_listed_and_described(self, client: Client, new_topic: Any, v2: bool) -> None:
         name, producer = new_topic(2), TransactionalProducer(client, v2).init()
         listed = partial(list_transactions, client, prefix=producer.transactional_id)
-        assert [each.state for each in listed()] == ["Empty"]
+        assert [transaction.state for transaction in listed()] == ["Empty"]
         producer.send(name, b"a", partition=1)
-        assert [each.producer_id for each in listed(states=["Ongoing"])] == [producer.producer_id]
+        assert [transaction.producer_id for transaction in listed(states=["Ongoing"])] == [producer.producer_id]
         assert listed(states=["Empty", "CompleteCommit"]) == []
         unknown = f"{producer.transactional_id}-2"
-        (known,) = describe_transactions(client, [producer.transactional_id, unknown]).values()
-        identity = (known.identity.producer_id, known.identity.producer_epoch)
-        assert (*identity, known.state) == (producer.producer_id, producer.epoch, "Ongoing")
-        assert (known.timeout_ms, known.partitions) == (60_000, {(name, 1)})
-        assert known.start_ms is not None
+        (remembered,) = describe_transactions(client, [producer.transactional_id, unknown]).values()
+        identity = (remembered.identity.producer_id, remembered.identity.producer_epoch)
+        assert (*identity, remembered.state) == (producer.producer_id, producer.epoch, "Ongoing")
+        assert (remembered.timeout_ms, remembered.partitions) == (60_000, {(name, 1)})
+        assert remembered.start_ms is not None
         producer.end(commit=True)
         wait_for_markers(client, name)
         # Its partitions are removed shortly before the transaction is logged as complete.
-        wait_until(lambda: [each.state for each in listed()] == ["CompleteCommit"])
+        wait_until(lambda: [transaction.state for transaction in listed()] == ["CompleteCommit"])
         assert not describe_transactions(client, [producer.transactional_id])[producer.transactional_id].partitions
 
 
@@ -279,11 +278,14 @@ class TestOffsets:
         producer.commit_offset(group, name, 8)
         assert committed(client, group, name) == (0, 3)
         assert committed(client, group, name, stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
+        every = {"groups": [{"group_id": group, "topics": None}], "require_stable": True}
+        (row,) = ask_coordinator(client, group, OFFSET_FETCH, every)["groups"]
+        assert (row["error_code"], row["topics"][0]["partitions"][0]["error_code"]) == (
+            ErrorCode.NONE,
+            ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        )
         producer.end(commit=commits)
-        deadline_s = time.monotonic() + 20
-        while committed(client, group, name, stable=True)[0]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: not committed(client, group, name, stable=True)[0], every_s=0.01)
         assert committed(client, group, name) == (0, 8 if commits else 3)
 
     def test_offset_commit_needs_the_current_generation_and_member(

@@ -59,13 +59,13 @@ class TransactionalProducer:
         self._patiently("InitProducerId", self.try_init)
         return self
 
-    def _patiently(self, what: str, attempt: Any) -> None:
+    def _patiently(self, label: str, attempt: Any) -> None:
         def once() -> None:
             code = attempt()
             if code:
-                raise broker_error(code, what)
+                raise broker_error(code, label)
 
-        self.client.retrying(what, once, self.client.deadline())
+        self.client.retrying(label, once, self.client.deadline())
 
     # -- partitions, records and offsets ------------------------------------------------------
 
@@ -79,7 +79,9 @@ class TransactionalProducer:
         }
         reply = self.ask_coordinator(ADD_PARTITIONS_TO_TXN, body, at_most=LAST_CLIENT_VERSION)
         (row,) = reply["results_by_topic_v3_and_below"]
-        return {each["partition_index"]: each["partition_error_code"] for each in row["results_by_partition"]}
+        return {
+            partition["partition_index"]: partition["partition_error_code"] for partition in row["results_by_partition"]
+        }
 
     def add(self, topic: str, partition: int = 0) -> None:
         self._patiently("AddPartitionsToTxn", lambda: self.try_add(topic, partition)[partition])

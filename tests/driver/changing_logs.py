@@ -72,10 +72,10 @@ class Cluster(FakeKafka):
 BOTH = [("a", 0), ("a", 1)]
 
 
-def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
+def read_to(offset: int, second: int = 20, epoch: int = 5, topic_id: bytes = OLD_ID) -> JsonDict:
     """Return the end of a batch that has read a-0 and a-1 up to these offsets."""
     return {
-        "a": {"0": offset, "1": other},
+        "a": {"0": offset, "1": second},
         "@ids": {"a": topic_id_text(topic_id)},
         "@epochs": {"a": {"0": epoch, "1": epoch}},
         "@cluster": {"id": "fake"},
@@ -84,7 +84,11 @@ def read_to(offset: int, other: int = 20, epoch: int = 5, topic_id: bytes = OLD_
 
 def ranges(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[tuple[int, int, int]]:
     tasks = reader.partitions(begin, end)
-    return sorted((each.partition, each.from_offset, each.until_offset) for task in tasks for each in task.ranges)
+    return sorted(
+        (source_range.partition, source_range.from_offset, source_range.until_offset)
+        for task in tasks
+        for source_range in task.ranges
+    )
 
 
 def offsets_read(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[int]:

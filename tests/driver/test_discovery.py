@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from protocol import once
 from protocol.broker_errors import ErrorCode
 from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
@@ -49,13 +50,13 @@ def test_topic_unknown_for_ten_seconds_counts_as_deleted(clock: ManualClock, tim
 
 def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock: ManualClock) -> None:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
-    gone = ("orders", 7)
+    deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         options = parse_source_options(options_on(broker), streaming=True)
-        assignment = assign_all(client, options, [*EXISTING, gone], client.deadline())
+        assignment = assign_all(client, options, [*EXISTING, deleted], client.deadline())
     assert assignment == QueryAssignment(EXISTING)
-    read = Offsets({**dict.fromkeys(EXISTING, 5), gone: 5})
-    assert LogSnapshot(read, assignment, {}).deleted() == [gone]
+    read = Offsets({**dict.fromkeys(EXISTING, 5), deleted: 5})
+    assert LogSnapshot(read, assignment, {}).deleted() == [deleted]
     assert 10 < clock.at_s < 13
 
 
@@ -177,12 +178,31 @@ def test_replies_of_possible_zookeeper_cluster_prove_no_deletion(clock: ManualCl
 # -- assign ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(5)
 @pytest.mark.parametrize("streaming", [True, False])
-def test_assigned_partition_that_does_not_exist_is_refused_by_name(cluster: Cluster, streaming: bool) -> None:
+@pytest.mark.parametrize("numbers", ["0, 7", "7"])
+def test_assigned_partition_that_does_not_exist_is_refused_by_name(
+    cluster: Cluster, numbers: str, streaming: bool
+) -> None:
     """Spark's connector skips it: a misspelled number would read nothing."""
-    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": '{"a": [0, 7]}'}
+    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": f'{{"a": [{numbers}]}}'}
     options = parse_source_options(given, streaming=streaming)
     client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as raised:
         discover(client, options, client.deadline())
-    assert str(raised.value).startswith("assign: the partition(s) a-7 do not exist; existing ones: a-0.")
+    assert str(raised.value) == (
+        "assign: the partition(s) a-7 do not exist; a has 2, counted from 0. Correct the option assign"
+    )
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_pattern_without_a_topic_is_a_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, streaming: bool
+) -> None:
+    once.reset()
+    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribePattern": "paid.*"}
+    options = parse_source_options(given, streaming=streaming)
+    client = PROCESS.client(options.client)
+    assert discover(client, options, client.deadline()) == {}
+    (line,) = caplog.messages
+    assert line.startswith("subscribePattern=paid.* matches no topic of the cluster at 127.0.0.1:")

@@ -26,10 +26,10 @@ def test_costly_idle_triggers_without_pause_log_one_hint(
     caplog: pytest.LogCaptureFixture, pause_s: float, cpu_s: float, idle: bool, triggers: int, hinted: int
 ) -> None:
     once.reset()
-    seen, now_s = IdleTriggers(), 0.0
+    observed, now_s = IdleTriggers(), 0.0
     for _ in range(triggers):
         now_s += pause_s + cpu_s
-        seen.ended(idle=idle, ended_s=now_s, cpu_s=cpu_s, partitions=PARTITIONS)
+        observed.ended(idle=idle, ended_s=now_s, cpu_s=cpu_s, partitions=PARTITIONS)
     hints = [entry.getMessage() for entry in caplog.records]
     assert len(hints) == hinted
     assert all("3000 partitions" in hint and "processingTime" in hint for hint in hints)

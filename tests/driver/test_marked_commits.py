@@ -13,6 +13,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.position import Position
 from spark_kafka_source.driver import group_commits, trigger
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
@@ -34,7 +35,7 @@ class Marks:
     def retain(self, owned: Iterable[tuple[str, int]]) -> None:
         self.kept = list(owned)
 
-    def reset(
+    def stage(
         self,
         offsets: Mapping[tuple[str, int], CommittedOffset],
         member: GroupMember,
@@ -51,24 +52,24 @@ class Marks:
         return True
 
 
-@pytest.mark.parametrize("what", ["recreated", "recreated, and read", "deleted"])
+@pytest.mark.parametrize("label", ["recreated", "recreated, and read", "deleted"])
 def test_recreated_or_deleted_topic_gets_no_commit(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, what: str
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
-    reader = cluster.reader(onTopicRecreated="earliest" if what.endswith("read") else "fail")
+    reader = cluster.reader(onTopicRecreated="earliest" if label.endswith("read") else "fail")
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
     reader.query.running = True
     begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
     assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
     assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
-    if what == "deleted":
+    if label == "deleted":
         cluster.delete_topic("a")
     else:
         cluster.recreate("a", (0, 20), (0, 20))
     marks.marked.clear()
-    if what.endswith("read"):
+    if label.endswith("read"):
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
         reader.commit(begin)
         assert marks.marked == [{("b", 0): 3}] * 2
@@ -79,7 +80,7 @@ def test_recreated_or_deleted_topic_gets_no_commit(
             reader.latestOffset(begin, reader.getDefaultReadLimit())
         assert marks.marked == [{("b", 0): 3}]
     # A failing trigger also waits for the commit.
-    assert marks.flushes == (3 if what.endswith("read") else 2)
+    assert marks.flushes == (3 if label.endswith("read") else 2)
 
 
 def test_revoked_partition_gets_no_commit_and_no_warning(
@@ -96,7 +97,7 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     assert end == read_to(20)
     assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-    assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): 30})
+    assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): Position(30)})
     after = reader.latestOffset(end, reader.getDefaultReadLimit())
     reader.commit(end)
     assert ranges(reader, end, after) == [(1, 30, 40)]

@@ -69,15 +69,19 @@ def test_available_now_waits_for_assignment(
     """Another member owns all partitions and revokes some of them slowly."""
     name, group = topic1(2), f"group-{uuid.uuid4().hex[:8]}"
     fill(kafka1, name, 2, 10)
-    given = {f"kafka.{key}": str(value) for key, value in properties.items()}
-    reader = reader_of(kafka1.bootstrap_servers, name, group, **given)
-    with client_of(kafka1) as client, member_of(client, name, group, properties) as other, ThreadPoolExecutor() as pool:
+    options = {f"kafka.{key}": str(value) for key, value in properties.items()}
+    reader = reader_of(kafka1.bootstrap_servers, name, group, **options)
+    with (
+        client_of(kafka1) as client,
+        member_of(client, name, group, properties) as membership,
+        ThreadPoolExecutor() as pool,
+    ):
         reader.prepareForTriggerAvailableNow()
         planned = pool.submit(reader.latestOffset, reader.initialOffset(), reader.getDefaultReadLimit())
         while not planned.done():
-            if other.rebalance_pending is not None:
+            if membership.rebalance_pending is not None:
                 wait([planned], 0.3)
-                other.poll_rebalance(client.deadline(100))
+                membership.poll_rebalance(client.deadline(100))
             wait([planned], 0.05)
         (end,) = planned.result()[name].values()
         assert end == 10
@@ -160,7 +164,9 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
 
         wait_until(planned)
         (task,) = reader.partitions(begin, end)
-        assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 0, 30)]
+        assert [
+            (source_range.topic, source_range.from_offset, source_range.until_offset) for source_range in task.ranges
+        ] == [("a", 0, 30)]
         assert set(committed) <= {None, 0}, "the position in the old topic is not committed for the new one"
         reader.stop()
 
@@ -185,7 +191,7 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
             cluster.grow(5)
 
         reader.latestOffset(begin, limit)
-        wait_until(lambda: {each.offset for each in cluster.offsets.committed.get("g", {}).values()} == {10})
+        wait_until(lambda: {committed.offset for committed in cluster.offsets.committed.get("g", {}).values()} == {10})
         cluster.before[LIST_OFFSETS] = stand_still
         end = reader.latestOffset(begin, limit)
         assert ranges(reader, begin, end) == [(0, 20, 25), (1, 20, 25)]
@@ -194,17 +200,17 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
 
 def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
     """The member owns its partitions until it rejoins; waiting for the group first would plan an empty batch."""
-    given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+    options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **given)
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **options)
         limit = reader.getDefaultReadLimit()
         begin = reader.latestOffset(reader.initialOffset(), limit)
-        other = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        membership = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
         joining = []
 
         def join(body: Any) -> None:
             del cluster.before[LIST_OFFSETS]
-            joining.append(pool.submit(other.poll_rebalance, client.deadline(20_000)))
+            joining.append(pool.submit(membership.poll_rebalance, client.deadline(20_000)))
             wait_for_rebalance(reader)
 
         cluster.before[LIST_OFFSETS] = join
@@ -212,14 +218,18 @@ def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
         assert ranges(reader, begin, end) == [(0, 4, 8), (1, 4, 8)]
         reader.stop()
         joining[0].result()
-        other.close()
+        membership.close()
 
 
 def test_available_now_fails_if_members_do_not_revoke_partitions() -> None:
-    given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
-    given |= {"kafka.default.api.timeout.ms": "1500", "kafka.request.timeout.ms": "1400", "fetchOffset.numRetries": "0"}
+    options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+    options |= {
+        "kafka.default.api.timeout.ms": "1500",
+        "kafka.request.timeout.ms": "1400",
+        "fetchOffset.numRetries": "0",
+    }
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **options)
         with member_of(client, "orders", "g", EAGER):
             reader.prepareForTriggerAvailableNow()
             with pytest.raises(DeadlineExceeded, match="the group has not assigned its partitions to this query yet"):
@@ -244,8 +254,8 @@ def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) ->
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
         cluster.grow(10)
         cluster.offsets.committed["g"] = {("orders", number): Committed(20, 0, "") for number in (0, 1)}
-        given = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **FROM_EARLIEST, **given)
+        options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **FROM_EARLIEST, **options)
         limit = reader.getDefaultReadLimit()
         requests: list[Any] = []
 
@@ -262,14 +272,14 @@ def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) ->
         cluster.before[LIST_OFFSETS] = truncate
         after = reader.latestOffset(reader.initialOffset(), limit)
         assert ranges(reader, reader.initialOffset(), after) == [(0, 10, end), (1, 10, end)]
-        other = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
-        joining = pool.submit(other.poll_rebalance, client.deadline(20_000))
+        membership = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        joining = pool.submit(membership.poll_rebalance, client.deadline(20_000))
         wait_for_rebalance(reader)
         reader.latestOffset(after, limit)
         joining.result()
-        offsets = {(each.offset, each.leader_epoch) for each in cluster.offsets.committed["g"].values()}
+        offsets = {(committed.offset, committed.leader_epoch) for committed in cluster.offsets.committed["g"].values()}
         assert offsets == {(end, 1)}
-        other.close()
+        membership.close()
         reader.stop()
 
 
@@ -309,14 +319,14 @@ def test_failed_commit_is_dropped_with_revoked_partition(
     """The next owner continues from the group's offset; a late commit would rewind the group."""
     monkeypatch.setattr(group_commits, "AWAIT_LAST_COMMIT_MS", 100)
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
-        given = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **given)
+        options = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **options)
         limit = reader.getDefaultReadLimit()
         end = reader.latestOffset(reader.initialOffset(), limit)
         manager, member = reader.query.commits.manager, reader.query.membership.membership
         cluster.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-        other = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member.machine.subscription)
-        other.poll_rebalance(client.deadline(20_000))
+        membership = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member.machine.subscription)
+        membership.poll_rebalance(client.deadline(20_000))
         wait_for_rebalance(reader)
         marked = []
         cluster.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
@@ -324,7 +334,7 @@ def test_failed_commit_is_dropped_with_revoked_partition(
         assert len(member.owned) == 1
         assert marked
         assert all(keys <= member.owned for keys in marked)
-        other.close()
+        membership.close()
         reader.stop()
 
 
@@ -332,8 +342,8 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
     """The topic is deleted between the last Metadata request and the commit."""
     with Cluster(20) as cluster:
         cluster.create("b", 3)
-        given = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}
-        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **given)
+        options = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}
+        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **options)
         reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
         commits = reader.query.commits
         manager = commits.manager
@@ -341,7 +351,7 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         cluster.delete_topic("b")
         since_s = time.monotonic()
         for offset in (5, 6, 7):
-            manager.reset({("a", 0): CommittedOffset(offset), ("b", 0): CommittedOffset(3)})
+            manager.stage({("a", 0): CommittedOffset(offset), ("b", 0): CommittedOffset(3)})
             commits.await_last_commit("the next run commits it")
             assert cluster.committed("g") == {("a", 0): offset}
         assert time.monotonic() - since_s < 8

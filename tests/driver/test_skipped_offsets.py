@@ -139,7 +139,7 @@ def test_second_truncation_loses_no_record_written_after_the_first(cluster: Clus
         cluster.set_leader_epoch("a", 0, epoch)
         cluster.log("a", 0).begin_epoch(epoch)
         if end > offset:
-            cluster.write("a", 0, b"".join(records(each, 1, epoch=epoch) for each in range(offset, end)))
+            cluster.write("a", 0, b"".join(records(number, 1, epoch=epoch) for number in range(offset, end)))
 
     truncated(4, 6, 20)
     planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -198,8 +198,8 @@ def test_query_with_fail_on_data_loss_requests_no_log_start_offsets(cluster: Clu
 
 def test_batch_read_of_deleted_offsets_error_says_to_load_again(cluster: Cluster) -> None:
     """Spark plans a DataFrame once, at its first action."""
-    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a"}
-    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a"}
+    reader = KafkaBatchReader(parse_source_options(options, streaming=False))
     task, _ = reader.partitions()
     cluster.set_log("a", 0, 15, 25)
     with pytest.raises(DataLoss, match=r"failOnDataLoss=false.* Call load\(\) again"):

@@ -55,20 +55,43 @@ def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
             reader.partitions(start, end)
     else:
         (task,) = reader.partitions(start, end)
-        assert [(each.topic, each.from_offset, each.until_offset) for each in task.ranges] == [("a", 5, 8)]
+        assert [
+            (source_range.topic, source_range.from_offset, source_range.until_offset) for source_range in task.ranges
+        ] == [("a", 5, 8)]
 
 
 @pytest.mark.timeout(5)
 @pytest.mark.parametrize("replayed", [True, False])
-def test_checkpoint_of_another_query_is_refused_at_once(cluster: Cluster, replayed: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "topics", "says"),
+    [
+        ("subscribe", "b,c", "b, c"),
+        ("subscribePattern", "^b$", "subscribePattern=^b$"),
+        ("assign", '{"b": [0]}', "b"),
+    ],
+)
+def test_checkpoint_of_another_query_is_refused_at_once(
+    cluster: Cluster, how: str, topics: str, says: str, replayed: bool
+) -> None:
     """Also for a batch that is replayed: it would read the topics of the other query."""
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
-    reader = cluster.reader(subscribe="b")
+    reader = cluster.reader(**{"subscribe": None, how: topics})
     read = partial(reader.partitions, read_to(5)) if replayed else reader.latestOffset
-    with pytest.raises(DataLoss, match="another query: it has a-0 up to offset 10, a-1 up to offset 20") as raised:
+    with pytest.raises(ConfigurationError) as raised:
         read(read_to(10))
-    assert "failOnDataLoss" not in str(raised.value)
-    assert "Use the checkpointLocation that belongs to this query" in str(raised.value)
+    assert str(raised.value) == (
+        f"The checkpoint belongs to another query: it has offsets of a, and this query subscribes to {says}. Nothing "
+        "is read or committed. Use the checkpointLocation that belongs to this query, or a new one"
+    )
+
+
+def test_checkpoint_of_other_topics_is_a_warning_without_fail_on_data_loss(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(subscribe="b", failOnDataLoss="false")
+    assert reader.latestOffset(read_to(10), reader.getDefaultReadLimit())["b"] == {"0": 3}
+    assert "the checkpoint has a-0 up to offset 10, a-1 up to offset 20, and this query does not" in caplog.text
 
 
 READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
@@ -118,7 +141,7 @@ def test_repeated_planning_warns_once(
     end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
     assert end["a"] == {"0": 20, "1": 20}
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
-    assert len([each for each in warnings if "topic a was deleted and created again" in each]) == 1, warnings
+    assert len([warning for warning in warnings if "topic a was deleted and created again" in warning]) == 1, warnings
 
 
 def test_query_without_topics_before_pyspark_4_2_reads_new_ones_from_beginning(
@@ -169,10 +192,10 @@ def test_stale_leader_moves_no_position(
     assert reader.reportLatestOffset() == {"a": {"1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
 
     cluster.set_log("a", 1, 0, 21)
-    other = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    assert other == read_to(10, 21)
+    second = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    assert second == read_to(10, 21)
     cluster.set_log("a", 0, 0, 12, epoch=6)
-    end = reader.latestOffset(other, reader.getDefaultReadLimit())
+    end = reader.latestOffset(second, reader.getDefaultReadLimit())
     assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
 
 
@@ -200,8 +223,8 @@ def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch
     cluster.before[LIST_OFFSETS] = replace_on_fourth_request
     options = {"startingOffsets": "group", "kafka.group.id": "g", "kafka.retry.backoff.ms": "20"}
     reader = cluster.reader(**options)
-    given = cluster.options(**options)
-    begins = start_offsets.starting_offsets(reader.query.client, given, BOTH, Deadline.after_ms(9_000))
+    source_options = cluster.options(**options)
+    begins = start_offsets.starting_offsets(reader.query.client, source_options, BOTH, Deadline.after_ms(9_000))
     assert begins == {("a", 0): CommittedOffset(10, 5), ("a", 1): CommittedOffset(20, 5)}
     assert len(cluster.request_bodies(LIST_OFFSETS)) == 4
 
@@ -224,15 +247,15 @@ def test_task_range_has_leader_epochs_of_its_plan(cluster: Cluster, monkeypatch:
     reader = cluster.reader()
     begin = read_to(10)
     (task,) = reader.partitions(begin, reader.latestOffset(begin, reader.getDefaultReadLimit()))
-    asked: list[Range] = []
+    requested: list[Range] = []
 
     def read(client: Client, config: ConsumerConfig, ranges: list[Range], **_: object) -> list[Any]:
-        asked.extend(ranges)
+        requested.extend(ranges)
         return []
 
     monkeypatch.setattr(range_reader, "BoundedReader", read)
     assert list(reader.read(task)) == []
-    assert asked == [Range("a", 0, 10, 12, OLD_ID, from_epoch=5, until_epoch=6)]
+    assert requested == [Range("a", 0, 10, 12, OLD_ID, from_epoch=5, until_epoch=6)]
 
 
 def test_older_leader_epoch_without_topic_id_is_data_loss(cluster: Cluster) -> None:
@@ -296,11 +319,11 @@ def test_log_truncated_and_grown_again_to_the_position_is_data_loss(cluster: Clu
         reader.prepareForTriggerAvailableNow()
     end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
     assert offsets_read(reader, read_to(20), end) == list(range(14, 20))
-    asked = len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH))
+    requested = len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH))
     cluster.set_leader_epoch("a", 0, 7)
     for _ in range(3):
         assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-    assert len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)) == asked + 1
+    assert len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)) == requested + 1
 
 
 def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
@@ -360,10 +383,10 @@ def test_replay_of_first_batch_sends_no_request_for_deleted_topic(cluster: Clust
     end = first_batch(cluster)
     assert end == {**read_to(20), "@joined": {"a": {"0": 5, "1": 20}}}
     cluster.delete_topic("a")
-    asked = len(cluster.requests)
+    requested = len(cluster.requests)
     reader = cluster.reader(subscribe="a", startingOffsets='{"a": {"0": 5, "1": -1}}')
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
-    assert len(cluster.requests) == asked
+    assert len(cluster.requests) == requested
 
 
 def test_only_a_replayed_first_batch_warns_that_starting_offsets_are_not_used(
@@ -373,7 +396,7 @@ def test_only_a_replayed_first_batch_warns_that_starting_offsets_are_not_used(
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert ranges(reader, start, end) == [(0, 0, 20), (1, 0, 20)]
-    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     resumed = cluster.reader(startingOffsets="latest")
     assert ranges(resumed, resumed.initialOffset(), end) == [(0, 0, 20), (1, 0, 20)]
     assert "it is read again from its recorded start, not from startingOffsets" in caplog.text
@@ -414,6 +437,6 @@ def test_batch_longer_than_max_poll_interval_warning_names_option(
     assert membership is not None
     wait_until(lambda: membership.rebalance_pending, timeout_s=10)
     reader.latestOffset(read, reader.getDefaultReadLimit())
-    message, *_ = (each.message for each in caplog.records if each.levelno == logging.WARNING)
+    message, *_ = (record.message for record in caplog.records if record.levelno == logging.WARNING)
     assert message.startswith("group g: all partitions are lost: kafka.max.poll.interval.ms: ")
     reader.stop()

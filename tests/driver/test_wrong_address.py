@@ -50,8 +50,8 @@ QUERIES: dict[str, Callable[[Options], None]] = {
 def test_query_at_address_without_broker_fails_within_30_s(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     monkeypatch.setattr(process_state, "Client", partial(Client, clock=clock))
-    with kept_port() as kept:
-        host, port = kept.getsockname()
+    with kept_port() as closed_port:
+        host, port = closed_port.getsockname()
         with pytest.raises(DeadlineExceeded, match=r"check kafka\.bootstrap\.servers and kafka\.security\.protocol"):
             QUERIES[query]({"kafka.bootstrap.servers": f"{host}:{port}"})
     assert 25 < clock.now_s() <= 30

@@ -18,9 +18,9 @@ _OF_SOURCE = ("maxOffsetsPerTrigger", "kafka.group.id")
 
 
 def main(bootstrap: str, source: str, target: str, checkpoint: str, *options: str) -> None:
-    given = dict(option.split("=", 1) for option in options)
+    properties = dict(option.split("=", 1) for option in options)
     spark = SparkSession.builder.appName("copy exactly once").getOrCreate()
-    start(spark, bootstrap, source, target, checkpoint, given).awaitTermination()
+    start(spark, bootstrap, source, target, checkpoint, properties).awaitTermination()
 
 
 def start(

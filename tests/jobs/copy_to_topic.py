@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark_kafka_source import foreach_batch_writer, watch
 from spark_kafka_source.lag import LagListener, lag_of_query
+from tests.support.wait_until import comes_true
 
 COLUMNS = ["key", "value", "headers", "partition", "timestamp"]
 
@@ -54,16 +54,14 @@ def main(
         .start()
     )
     watched = watch(query)
-    deadline_s = time.monotonic() + 30
-    while len(listener.history) < len(query.recentProgress) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
+    comes_true(lambda: len(listener.history) >= len(query.recentProgress), 30)
     rows = spark.read.format("pykafka-group").options(**common, subscribe=streamed).load().select(*COLUMNS)
     rows.write.format("pykafka-group").options(**common, topic=batched).mode("append").save()
     report = {
         "session": type(spark).__module__,
         "streamed": [progress.numInputRows for progress in query.recentProgress],
-        "lag": [each.lag.offsets_behind for each in listener.history],
-        "watched": [each.lag and each.lag.offsets_behind for each in watched.samples],
+        "lag": [sample.lag.offsets_behind for sample in listener.history],
+        "watched": [sample.lag and sample.lag.offsets_behind for sample in watched.samples],
         "last_lag": lag_of_query(query).offsets_behind,
         "executors": len({row.pid for row in rows.mapInArrow(python_daemon, "pid long").collect()}),
     }

@@ -28,9 +28,9 @@ from protocol.kafka_terms import TopicPartition
 _printing = threading.Lock()
 
 
-def say(what: object) -> None:
+def say(label: object) -> None:
     with _printing:
-        print(json.dumps(what), flush=True)
+        print(json.dumps(label), flush=True)
 
 
 def say_handled(key: TopicPartition, first: int, last: int) -> None:
@@ -58,8 +58,8 @@ class Handler:
         pass
 
 
-def handle(client: Client, topic: str, given: dict[str, str], ended: threading.Event) -> None:
-    group = ConsumerGroup(client, parse_group_consumer({"auto.commit.interval.ms": "200", **given}))
+def handle(client: Client, topic: str, options: dict[str, str], ended: threading.Event) -> None:
+    group = ConsumerGroup(client, parse_group_consumer({"auto.commit.interval.ms": "200", **options}))
 
     def close() -> None:
         ended.wait()
@@ -72,9 +72,9 @@ def handle(client: Client, topic: str, given: dict[str, str], ended: threading.E
     closing.join()
 
 
-def poll(client: Client, topic: str, given: dict[str, str], ended: threading.Event) -> None:
+def poll(client: Client, topic: str, options: dict[str, str], ended: threading.Event) -> None:
     last_reported: object = None
-    with KafkaConsumer(client, parse_group_consumer({"enable.auto.commit": False, **given})) as consumer:
+    with KafkaConsumer(client, parse_group_consumer({"enable.auto.commit": False, **options})) as consumer:
         consumer.subscribe([topic])
         while not ended.is_set():
             records = consumer.poll(200)
@@ -89,8 +89,8 @@ def poll(client: Client, topic: str, given: dict[str, str], ended: threading.Eve
                 consumer.commit_sync()
 
 
-def poll_librdkafka(bootstrap: str, topic: str, given: dict[str, str], ended: threading.Event) -> None:
-    settings = {"bootstrap.servers": bootstrap, "enable.auto.commit": "false", "log_level": 0, **given}
+def poll_librdkafka(bootstrap: str, topic: str, options: dict[str, str], ended: threading.Event) -> None:
+    settings = {"bootstrap.servers": bootstrap, "enable.auto.commit": "false", "log_level": 0, **options}
     consumer = confluent_kafka.Consumer(settings)
     consumer.subscribe([topic])
     while not ended.is_set():

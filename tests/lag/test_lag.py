@@ -65,8 +65,8 @@ def progress_event(progress: dict[str, Any]) -> Any:
 
 
 def test_query_progress_sums_its_partitions() -> None:
-    for given in (PROGRESS, json.dumps(PROGRESS)):
-        lag = lag_of_query(given)
+    for inputs in (PROGRESS, json.dumps(PROGRESS)):
+        lag = lag_of_query(inputs)
         assert [(row.topic, row.partition, row.committed, row.end, row.offsets_behind) for row in lag] == [
             ("a", 0, 5, 12, 7),
             ("orders", 0, 10, 14, 4),
@@ -159,11 +159,11 @@ def test_lag_from_the_repr_of_offsets() -> None:
 
 def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.LogCaptureFixture) -> None:
     once.reset()
-    seen: list[LagAtTime] = []
-    listener = LagListener(seen.append)
+    times: list[LagAtTime] = []
+    listener = LagListener(times.append)
     for _ in range(3):
         listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=spark_4_0(BATCH_ENDS[1]))))
-    assert seen == []
+    assert times == []
     (warning,) = caplog.messages
     assert "LagListener" in warning
 
@@ -177,8 +177,8 @@ def test_skipped_offsets_of_a_deleted_partition_still_count() -> None:
     )
     assert (lag.skipped, lag.offsets_behind, lag.metrics()["minOffsetsBehindLatest"]) == (41, 4, 4)
     # Only skipped offsets of deleted partitions are left.
-    gone = {"endOffset": {"@skippedDeleted": {"b": {"2": 40}}}, "latestOffset": {}}
-    assert lag_of_query({**PROGRESS, "sources": [gone]}).skipped == 40
+    deleted = {"endOffset": {"@skippedDeleted": {"b": {"2": 40}}}, "latestOffset": {}}
+    assert lag_of_query({**PROGRESS, "sources": [deleted]}).skipped == 40
 
 
 def test_unknown_offsets_are_not_counted() -> None:
@@ -262,15 +262,15 @@ def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
         assert time.monotonic() - started_s < 12
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
         wait_until(lambda: kafka.request_bodies(FETCH))
-        (asked,) = kafka.request_bodies(FETCH)
-        assert [len(topic["partitions"]) for topic in asked["topics"]] == [1]
+        (requested,) = kafka.request_bodies(FETCH)
+        assert [len(topic["partitions"]) for topic in requested["topics"]] == [1]
 
 
 def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
     event = progress_event(PROGRESS)
-    seen: list[LagAtTime] = []
-    LagListener(seen.append, kept=1).onQueryProgress(event)
-    assert [(each.query, each.batch, each.lag.offsets_behind, each.time.year) for each in seen] == [
+    times: list[LagAtTime] = []
+    LagListener(times.append, kept=1).onQueryProgress(event)
+    assert [(sample.query, sample.batch, sample.lag.offsets_behind, sample.time.year) for sample in times] == [
         ("etl", 4, 11, 2026)
     ]
     LagListener(lambda _: 1 / 0).onQueryProgress(event)  # type: ignore[arg-type, return-value]
@@ -294,7 +294,7 @@ def test_latest_keeps_a_running_query_pushed_out_of_the_history() -> None:
     assert {query: lag.offsets_behind for query, lag in listener.latest.items()} == {"stuck": 99, "ended": 1}
     for batch in range(3):
         listener.onQueryProgress(progress_event(trigger("busy", batch)))
-    assert [each.query for each in listener.history] == ["busy"] * 3
+    assert [sample.query for sample in listener.history] == ["busy"] * 3
     assert {query: lag.offsets_behind for query, lag in listener.latest.items()} == {"stuck": 99, "busy": 0}
     listener.onQueryTerminated(SimpleNamespace(id="id of stuck"))
     assert list(listener.latest) == ["busy"]
@@ -318,28 +318,32 @@ def test_history_of_many_partitions_needs_little_memory() -> None:
 
 
 def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger() -> None:
-    asked = threading.Semaphore(0)
+    semaphore = threading.Semaphore(0)
     answer = threading.Event()
     with FakeKafka() as kafka:
         kafka.create_topic("t", 1)
         kafka.write("t", 0, records(0, 9))
 
         def wait(body: dict[str, Any]) -> None:
-            asked.release()
+            semaphore.release()
             assert answer.wait(60)
 
         kafka.before[FETCH] = wait
-        seen: list[LagAtTime] = []
-        listener = LagListener(seen.append, options=kafka.bootstrap_servers, sample_ms=60_000)
+        times: list[LagAtTime] = []
+        listener = LagListener(times.append, options=kafka.bootstrap_servers, sample_ms=60_000)
         listener.onQueryProgress(progress_event(trigger("etl", 1, behind=8)))
-        assert asked.acquire(timeout=60)
+        assert semaphore.acquire(timeout=60)
         for batch in (2, 3):
             listener.onQueryProgress(progress_event(trigger("etl", batch, behind=2)))
-        assert seen == []
+        assert times == []
         answer.set()
-        wait_until(lambda: len(seen) == 3)
-    assert [(each.batch, each.lag.seconds_behind is None) for each in seen] == [(1, False), (2, True), (3, False)]
-    assert [each.batch for each in listener.history] == [1, 2, 3]
+        wait_until(lambda: len(times) == 3)
+    assert [(sample.batch, sample.lag.seconds_behind is None) for sample in times] == [
+        (1, False),
+        (2, True),
+        (3, False),
+    ]
+    assert [sample.batch for sample in listener.history] == [1, 2, 3]
 
 
 def test_seconds_behind_of_two_sources_with_the_same_partition() -> None:

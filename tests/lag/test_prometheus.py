@@ -28,7 +28,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         text = response.read().decode()
     families = list(text_string_to_metric_families(text))
-    assert {each.name for each in families} <= NAMES.keys()
+    assert {family.name for family in families} <= NAMES.keys()
     labels = ("consumergroup", "query", "topic", "partition")
     return {
         (sample.name, *(sample.labels[label] for label in labels if sample.labels.get(label))): sample.value
@@ -39,10 +39,10 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 
 def test_lag_of_groups_is_served_and_unknown_values_are_left_out() -> None:
     server, thread = serve(0, lambda: [NamedLag("etl", LAG, members=2), NamedLag("copy", LAG)], "127.0.0.1")
-    found = scrape(server.server_port)
+    scraped = scrape(server.server_port)
     server.shutdown()
     thread.join()
-    assert found == {
+    assert scraped == {
         **{("kafka_consumergroup_lag", name, "orders", "0"): 4 for name in ("etl", "copy")},
         **{("kafka_consumergroup_current_offset", name, "orders", "0"): 5 for name in ("etl", "copy")},
         **{("kafka_consumergroup_group_lag_seconds", name, "orders", "0"): 1.5 for name in ("etl", "copy")},
@@ -58,11 +58,11 @@ def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
     assert scrape(server.server_port) == {}
     rates = {"inputRowsPerSecond": 10.0, "processedRowsPerSecond": 20.0, "batchDuration": 1500}
     listener.onQueryProgress(progress_event({**PROGRESS, **rates}))
-    found = scrape(server.server_port)
+    scraped = scrape(server.server_port)
     server.shutdown()
     thread.join()
-    assert sum(value for (name, *_), value in found.items() if name == "kafka_consumergroup_lag") == 11
-    assert [found[f"spark_streaming_{name}", "etl"] for name in (
+    assert sum(value for (name, *_), value in scraped.items() if name == "kafka_consumergroup_lag") == 11
+    assert [scraped[f"spark_streaming_{name}", "etl"] for name in (
         "input_rows_per_second", "processed_rows_per_second", "batch_duration_seconds")] == [10, 20, 1.5]  # fmt: skip
 
 
@@ -103,10 +103,10 @@ def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
         listener.onQueryProgress(progress_event(progress))
         wait_until(lambda: scrape(server.server_port).get(("kafka_consumergroup_lag", "etl", "etl", "t", "0")) == 0)
         kafka.write("t", 0, records(5, 40))
-        found = scrape(server.server_port)
-        assert found["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 40
-        assert ("kafka_consumergroup_group_lag_seconds", "etl", "etl", "t", "0") in found
-        assert found["spark_streaming_query_active", "etl"] == 1
+        scraped = scrape(server.server_port)
+        assert scraped["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 40
+        assert ("kafka_consumergroup_group_lag_seconds", "etl", "etl", "t", "0") in scraped
+        assert scraped["spark_streaming_query_active", "etl"] == 1
         kafka.silence(1)
         assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 0, "the last known one"
         listener.onQueryTerminated(SimpleNamespace(id="id of etl"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
+from tests.support.loopback_server import LoopbackServer
 
 
 @pytest.fixture
@@ -30,5 +34,15 @@ def test_host_names_are_no_critical_extension_beside_a_subject(authority: Certif
     names = read(authority.issue("broker", ["localhost", "127.0.0.1"])).get_extension_for_class(
         x509.SubjectAlternativeName
     )
-    assert [str(each.value) for each in names.value] == ["localhost", "127.0.0.1"]
+    assert [str(name.value) for name in names.value] == ["localhost", "127.0.0.1"]
     assert not names.critical
+
+
+def test_strict_clients_accept_the_certificates(authority: CertificateAuthority) -> None:
+    """Python's default context is strict since 3.13."""
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    with LoopbackServer(BaseHTTPRequestHandler, authority.issue("broker", ["127.0.0.1"])) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port)), 10) as sock, context.wrap_socket(sock, server_hostname=host):
+            pass

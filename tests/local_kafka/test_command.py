@@ -24,7 +24,7 @@ def test_acls_of_command_apply_to_its_users(
 ) -> None:
     class InMemory(FakeLocalKafka):
         def __init__(
-            self, brokers: int, version: str, settings: Mapping[str, str], *, users: Mapping[str, str], **others: Any
+            self, brokers: int, version: str, settings: Mapping[str, str], *, users: Mapping[str, str], **further: Any
         ) -> None:
             assert settings == {**acl_settings(), "log.dirs": "x"}
             super().__init__(brokers, users=users, anonymous=True, settings=acl_settings())
@@ -59,9 +59,10 @@ def test_acls_of_command_apply_to_its_users(
         ((*SASL, "--acl", "alice:read:orders"), "such as User:alice:read:topic:orders"),
         ((*SASL, "--acl", "User:alice:look:topic:orders"), "such as User:alice:read:topic:orders"),
         (("--user", "alice:secret"), "add --security sasl_plaintext"),
+        (("--set", "log.retention.ms"), "such as log.retention.ms=60000"),
     ],
 )
-def test_wrong_users_and_acls_are_refused_without_the_password(
+def test_wrong_arguments_are_refused_without_the_password(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

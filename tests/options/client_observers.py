@@ -26,86 +26,88 @@ def closed_port() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def other_cluster_is_used(cluster: SmallCluster, given: dict[str, str]) -> bool:
-    given["bootstrap.servers"] = given["bootstrap.servers"].replace("<cluster>", cluster.bootstrap_servers)
-    with SmallCluster() as other:
-        address = given["bootstrap.servers"].replace("<other>", other.bootstrap_servers)
+def other_cluster_is_used(cluster: SmallCluster, options: dict[str, str]) -> bool:
+    options["bootstrap.servers"] = options["bootstrap.servers"].replace("<cluster>", cluster.bootstrap_servers)
+    with SmallCluster() as second:
+        address = options["bootstrap.servers"].replace("<other>", second.bootstrap_servers)
         client_of(cluster, {"bootstrap.servers": address}).metadata([])
-        return bool(other.request_bodies(METADATA))
+        return bool(second.request_bodies(METADATA))
 
 
-def client_ids_in_headers(cluster: SmallCluster, given: dict[str, str]) -> object:
-    client_of(cluster, given).metadata([])
+def client_ids_in_headers(cluster: SmallCluster, options: dict[str, str]) -> object:
+    client_of(cluster, options).metadata([])
     return set(cluster.listeners[1].client_ids)
 
 
-def plaintext_outcome(cluster: SmallCluster, given: dict[str, str]) -> str:
+def plaintext_outcome(cluster: SmallCluster, options: dict[str, str]) -> str:
     """Return whether the client reaches a listener without TLS, where a TLS handshake times out."""
-    timeout_ms = "300" if given["security.protocol"] == "SSL" else "20000"
-    return outcome(lambda: client_of(cluster, {**given, "default.api.timeout.ms": timeout_ms}).metadata([]))
+    timeout_ms = "300" if options["security.protocol"] == "SSL" else "20000"
+    return outcome(lambda: client_of(cluster, {**options, "default.api.timeout.ms": timeout_ms}).metadata([]))
 
 
-def seconds_until_timeout(cluster: SmallCluster, given: dict[str, str]) -> int:
+def seconds_until_timeout(cluster: SmallCluster, options: dict[str, str]) -> int:
     clock = ManualClock()
-    client = client_of(cluster, {"retry.backoff.max.ms": "100", **given, "bootstrap.servers": closed_port()}, clock)
+    client = client_of(cluster, {"retry.backoff.max.ms": "100", **options, "bootstrap.servers": closed_port()}, clock)
     assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
     return round(sum(clock.slept))
 
 
-def retry_delays_ms(cluster: SmallCluster, given: dict[str, str]) -> list[float]:
+def retry_delays_ms(cluster: SmallCluster, options: dict[str, str]) -> list[float]:
     """Return the delays between the attempts of a request that fails, in ms."""
     cluster.refuse(FIND_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ALWAYS)
     clock = ManualClock()
-    client = client_of(cluster, given, clock)
+    client = client_of(cluster, options, clock)
     deadline, group = client.deadline(), group_coordinator("g")
     assert outcome(lambda: client.retrying("it", lambda: client.coordinator(group, deadline), deadline)) != "done"
     return [1_000 * each_s for each_s in clock.slept]
 
 
-def waits_long_for_setup(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def waits_long_for_setup(cluster: SmallCluster, options: dict[str, str]) -> bool:
     cluster.silent_to(API_VERSIONS)
-    client = client_of(cluster, given)
+    client = client_of(cluster, options)
     where = Broker(1, *cluster.addresses[1])
     return took_long(lambda: client.connection(where, CONTROL, client.deadline(5_000)))
 
 
-def reconnect_delays_ms(cluster: SmallCluster, given: dict[str, str]) -> list[float]:
+def reconnect_delays_ms(cluster: SmallCluster, options: dict[str, str]) -> list[float]:
     """Return the delay before a closed port is tried again, after each failure, in ms."""
     clock = ManualClock()
-    client = client_of(cluster, given, clock)
+    client = client_of(cluster, options, clock)
     host, port = closed_port().split(":")
-    found = []
+    collected = []
     for _ in range(12):
         for _ in range(2):
             with pytest.raises(KafkaError) as raised:
                 client.connection(Broker(1, host, int(port)), CONTROL, client.deadline())
         wait_ms = float(str(raised.value).split(" in back-off for another ")[1].split(" ms")[0])
         clock.at_s += wait_ms / 1_000 + 0.001
-        found.append(wait_ms)
-    return found
+        collected.append(wait_ms)
+    return collected
 
 
-def metadata_requests(cluster: SmallCluster, given: dict[str, str]) -> int:
+def metadata_requests(cluster: SmallCluster, options: dict[str, str]) -> int:
     clock = ManualClock()
-    client = client_of(cluster, given, clock)
+    client = client_of(cluster, options, clock)
     for _ in range(2):
         client.topic("orders")
         clock.at_s += 10
     return len(cluster.request_bodies(METADATA))
 
 
-def connections(cluster: SmallCluster, given: dict[str, str]) -> int:
+def connections(cluster: SmallCluster, options: dict[str, str]) -> int:
     clock = ManualClock()
-    client = client_of(cluster, given, clock)
+    client = client_of(cluster, options, clock)
+    opened = set()
     for _ in range(2):
         client.metadata([])
+        opened.update(client.pool.connections.values())
         clock.at_s += 10
-    return len(cluster.request_bodies(API_VERSIONS))
+    return len(opened)
 
 
 def socket_option(option: int) -> Observe:
-    def observe(cluster: SmallCluster, given: dict[str, str]) -> int:
-        client = client_of(cluster, given)
+    def observe(cluster: SmallCluster, options: dict[str, str]) -> int:
+        client = client_of(cluster, options)
         where = Broker(1, *cluster.addresses[1])
         connection = client.connection(where, CONTROL, client.deadline())
         # Linux doubles the requested size.
@@ -114,9 +116,9 @@ def socket_option(option: int) -> Observe:
     return observe
 
 
-def large_reply(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def large_reply(cluster: SmallCluster, options: dict[str, str]) -> bool:
     cluster.edit_replies(METADATA, lambda body: {**body, "cluster_id": "x" * 5_000})
-    client = client_of(cluster, given)
+    client = client_of(cluster, options)
     where = Broker(1, *cluster.addresses[1])
     return outcome(lambda: client.ask(where, METADATA, {"topics": []}, client.deadline())) == "FrameTooLarge"
 
@@ -128,10 +130,13 @@ CLIENT_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "security.protocol": (plaintext_outcome, {"PLAINTEXT": "done", "SSL": "DeadlineExceeded"}),
     "default.api.timeout.ms": (seconds_until_timeout, {"1000": 1, "4000": 4}),
     "socket.connection.setup.timeout.ms": (waits_long_for_setup, {SHORT: False, LONG: True}),
-    "reconnect.backoff.ms": (lambda *given: tens(reconnect_delays_ms(*given)[0]), {"10": 10, "1000": 1000}),
-    "reconnect.backoff.max.ms": (lambda *given: tens(reconnect_delays_ms(*given)[-1]), {"100": 100, "10000": 10000}),
-    "retry.backoff.ms": (lambda *given: tens(retry_delays_ms(*given)[0]), {"10": 10, "1000": 1000}),
-    "retry.backoff.max.ms": (lambda *given: tens(max(retry_delays_ms(*given))), {"100": 100, "10000": 10000}),
+    "reconnect.backoff.ms": (lambda *arguments: tens(reconnect_delays_ms(*arguments)[0]), {"10": 10, "1000": 1000}),
+    "reconnect.backoff.max.ms": (
+        lambda *arguments: tens(reconnect_delays_ms(*arguments)[-1]),
+        {"100": 100, "10000": 10000},
+    ),
+    "retry.backoff.ms": (lambda *arguments: tens(retry_delays_ms(*arguments)[0]), {"10": 10, "1000": 1000}),
+    "retry.backoff.max.ms": (lambda *arguments: tens(max(retry_delays_ms(*arguments))), {"100": 100, "10000": 10000}),
     "metadata.max.age.ms": (metadata_requests, {"5000": 2, "60000": 1}),
     "connections.max.idle.ms": (connections, {"5000": 2, "60000": 1}),
     "receive.buffer.bytes": (socket_option(socket.SO_RCVBUF), {"20000": 20000, "50000": 50000}),

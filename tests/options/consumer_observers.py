@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK
 from protocol.config import parse_consumer
 from protocol.consumer.bounded_reader import BoundedReader
 from protocol.consumer.consumer import Consumer
@@ -26,6 +24,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
 from tests.support.small_cluster import SmallCluster, small_batch
+from tests.support.wait_until import comes_true
 
 
 def first_batch(cluster: SmallCluster, given: Properties) -> JsonDict:
@@ -39,94 +38,88 @@ def first_batch(cluster: SmallCluster, given: Properties) -> JsonDict:
         reader.stop()
 
 
-def coordinator_keys(cluster: SmallCluster, given: dict[str, str]) -> object:
-    first_batch(cluster, given)
+def coordinator_keys(cluster: SmallCluster, options: dict[str, str]) -> object:
+    first_batch(cluster, options)
     return {key for body in cluster.request_bodies(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
-def join_field(api: Api, what: Callable[[dict[str, Any]], object]) -> Observe:
+def join_field(api: Api, label: Callable[[dict[str, Any]], object]) -> Observe:
     """Observe the first request of one kind with which a member joins its group."""
 
-    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
+    def observe(cluster: SmallCluster, options: dict[str, str]) -> object:
         protocol = "classic" if api is JOIN_GROUP else "consumer"
-        with member_of(cluster, {"group.protocol": protocol, **given}):
-            return what(cluster.request_bodies(api)[0])
+        with member_of(cluster, {"group.protocol": protocol, **options}):
+            return label(cluster.request_bodies(api)[0])
 
     return observe
 
 
 @contextmanager
-def member_of(cluster: SmallCluster, given: Properties) -> Iterator[Membership]:
+def member_of(cluster: SmallCluster, options: Properties) -> Iterator[Membership]:
     client = client_of(cluster, {})
-    config = parse_consumer({"group.id": "g", **given})
+    config = parse_consumer({"group.id": "g", **options})
     with Membership(client, config, TopicSubscription(frozenset({"orders"}))) as member:
         member.poll_rebalance(client.deadline(5_000))
         yield member
 
 
-def group_protocol_used(cluster: SmallCluster, given: dict[str, str]) -> object:
-    result = outcome(lambda: member_of(cluster, given).__enter__().close())
+def group_protocol_used(cluster: SmallCluster, options: dict[str, str]) -> object:
+    result = outcome(lambda: member_of(cluster, options).__enter__().close())
     return result, bool(cluster.request_bodies(JOIN_GROUP)), bool(cluster.request_bodies(CONSUMER_GROUP_HEARTBEAT))
 
 
-def sends_heartbeat(cluster: SmallCluster, given: dict[str, str]) -> bool:
-    with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **given}):
-        deadline = SYSTEM_CLOCK.now_s() + BETWEEN_S
-        while not cluster.request_bodies(HEARTBEAT) and SYSTEM_CLOCK.now_s() < deadline:
-            time.sleep(0.01)
-        return bool(cluster.request_bodies(HEARTBEAT))
+def sends_heartbeat(cluster: SmallCluster, options: dict[str, str]) -> bool:
+    with member_of(cluster, {"group.protocol": "classic", "session.timeout.ms": "90000", **options}):
+        return comes_true(lambda: cluster.request_bodies(HEARTBEAT), BETWEEN_S)
 
 
-def start_offset(cluster: SmallCluster, given: dict[str, str]) -> object:
-    given = {**given, "group.id": "g"}
-    if outcome(lambda: first_batch(cluster, given)) != "done":
+def start_offset(cluster: SmallCluster, arguments: dict[str, str]) -> object:
+    arguments = {**arguments, "group.id": "g"}
+    if outcome(lambda: first_batch(cluster, arguments)) != "done":
         return "error"
-    return first_batch(cluster, given)["@joined"]["orders"]["0"]
+    return first_batch(cluster, arguments)["@joined"]["orders"]["0"]
 
 
-def read(cluster: SmallCluster, given: Properties) -> int:
+def read(cluster: SmallCluster, options: Properties) -> int:
     """Return the number of rows."""
     client = client_of(cluster, {})
-    consumer = parse_consumer(given)
+    consumer = parse_consumer(options)
     ranges = [Range("orders", 0, 0, 10, topic_id=client.topic("orders").topic_id)]
     return sum(batch.num_rows for _, batch in BoundedReader(client, consumer, ranges, poll_timeout_ms=20_000))
 
 
 def fetch_field(name: str) -> Observe:
-    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
-        assert read(cluster, given) == 10
+    def observe(cluster: SmallCluster, options: dict[str, str]) -> object:
+        assert read(cluster, options) == 10
         return cluster.request_bodies(FETCH)[0][name]
 
     return observe
 
 
-def partition_max_bytes(cluster: SmallCluster, given: dict[str, str]) -> object:
-    assert read(cluster, given) == 10
+def partition_max_bytes(cluster: SmallCluster, options: dict[str, str]) -> object:
+    assert read(cluster, options) == 10
     return cluster.request_bodies(FETCH)[0]["topics"][0]["partitions"][0]["partition_max_bytes"]
 
 
-def reads_corrupt_records(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def reads_corrupt_records(cluster: SmallCluster, options: dict[str, str]) -> bool:
     records = bytearray(small_batch())
     records[-2] ^= 1
     cluster.rewrite_all(bytes(records))
-    return outcome(lambda: read(cluster, given)) == "done"
+    return outcome(lambda: read(cluster, options)) == "done"
 
 
-def decompresses(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def decompresses(cluster: SmallCluster, options: dict[str, str]) -> bool:
     cluster.rewrite_all(small_batch("gzip", size=5_000))
-    return outcome(lambda: read(cluster, given)) == "done"
+    return outcome(lambda: read(cluster, options)) == "done"
 
 
-def expires_when_unread(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def expires_when_unread(cluster: SmallCluster, options: dict[str, str]) -> bool:
     """Return whether a partition that is not read is soon dropped from the fetches."""
     cluster.grow(10, times=20)
     one_batch = {"fetch.max.wait.ms": "10", "max.partition.fetch.bytes": "300"}
-    with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**given, **one_batch})) as consumer:
+    with client_of(cluster, {}) as client, Consumer(client, parse_consumer({**options, **one_batch})) as consumer:
         stream = consumer.consume_partition("orders", 0, EARLIEST)
-        deadline_s = time.monotonic() + 2 * BETWEEN_S
-        while time.monotonic() < deadline_s and not stream.expired:
-            time.sleep(0.01)
-        return stream.expired
+        return comes_true(lambda: stream.expired, 2 * BETWEEN_S)
 
 
 # property -> observe function, and its result for each value.

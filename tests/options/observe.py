@@ -20,8 +20,8 @@ Observe = Callable[[SmallCluster, dict[str, str]], object]
 SHORT, LONG, BETWEEN_S = "20", "2500", 2.0
 
 
-def client_of(cluster: SmallCluster, given: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
-    return Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers, **given}), clock)
+def client_of(cluster: SmallCluster, options: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
+    return Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers, **options}), clock)
 
 
 def outcome(action: Callable[[], object]) -> str:

@@ -288,12 +288,13 @@ SECURE = [
 ]
 
 OPTION_SETS = [*PLAIN, *TUNED, *STRAYS, *REFUSED, *SECURE]
-READS = [one for one in OPTION_SETS if one.rows and one.use != "sink"]
-SINKS = [one for one in OPTION_SETS if one.rows and one.use == "sink"]
+READS = [option_set for option_set in OPTION_SETS if option_set.rows and option_set.use != "sink"]
+SINKS = [option_set for option_set in OPTION_SETS if option_set.rows and option_set.use == "sink"]
 
 
-def filled(one: OptionSet, names: Mapping[str, str]) -> dict[str, str]:
+def filled(option_set: OptionSet, names: Mapping[str, str]) -> dict[str, str]:
     """Return the options with the placeholders replaced by `names`."""
     return {
-        key: reduce(lambda text, name: text.replace(name, names[name]), names, one.options[key]) for key in one.options
+        key: reduce(lambda text, name: text.replace(name, names[name]), names, option_set.options[key])
+        for key in option_set.options
     }

@@ -24,18 +24,18 @@ def sink(**more: str) -> SinkOptions:
     return parse_sink_options(with_dots(BROKERS, more))
 
 
-def with_dots(given: dict[str, str], more: dict[str, str]) -> dict[str, str]:
+def with_dots(options: dict[str, str], more: dict[str, str]) -> dict[str, str]:
     """Return all options; `kafka_group_id="g"` becomes the option kafka.group.id."""
-    return {**given, **{key.replace("_", "."): value for key, value in more.items()}}
+    return {**options, **{key.replace("_", "."): value for key, value in more.items()}}
 
 
-def refusal(given: dict[str, str], *, streaming: bool = True) -> str:
+def refusal(options: dict[str, str], *, streaming: bool = True) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        parse_source_options({**BROKERS, **given}, streaming=streaming)
+        parse_source_options({**BROKERS, **options}, streaming=streaming)
     return str(raised.value)
 
 
-def sink_refusal(given: dict[str, str]) -> str:
+def sink_refusal(options: dict[str, str]) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        parse_sink_options({**BROKERS, **given})
+        parse_sink_options({**BROKERS, **options})
     return str(raised.value)

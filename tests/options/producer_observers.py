@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.options.observe import (
 )
 from tests.support.internals import assembler_of
 from tests.support.small_cluster import SmallCluster
-from tests.support.wait_until import wait_until
+from tests.support.wait_until import comes_true, wait_until
 
 
 def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
@@ -45,13 +44,13 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def produce(cluster: SmallCluster, given: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
+def produce(cluster: SmallCluster, options: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
     """Write rows, without keys to partition 0. Return the outcome."""
-    producer = Producer(client_of(cluster, client_properties(given), clock), parse_producer(given))
-    here = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
+    producer = Producer(client_of(cluster, client_properties(options), clock), parse_producer(options))
+    local = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
 
     def write() -> None:
-        producer.send_columns("orders", written, here)
+        producer.send_columns("orders", written, local)
         producer.flush()
 
     try:
@@ -60,20 +59,18 @@ def produce(cluster: SmallCluster, given: Properties, written: pa.RecordBatch, c
         producer.abort()
 
 
-def client_properties(given: Properties) -> dict[str, str]:
+def client_properties(options: Properties) -> dict[str, str]:
     return {
-        name: given[name]
+        name: options[name]
         for name in ("request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms")
-        if name in given
+        if name in options
     }
 
 
 def produce_requests(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:
-    def observe(cluster: SmallCluster, given: dict[str, str]) -> object:
-        assert produce(cluster, given, written) == "done"
-        deadline_s = time.monotonic() + 5  # acks=0 gets no reply
-        while not cluster.request_bodies(PRODUCE) and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+    def observe(cluster: SmallCluster, options: dict[str, str]) -> object:
+        assert produce(cluster, options, written) == "done"
+        comes_true(lambda: cluster.request_bodies(PRODUCE), 5)  # acks=0 gets no reply
         return [look(body) for body in cluster.request_bodies(PRODUCE)]
 
     return observe
@@ -96,46 +93,45 @@ def values_by_partition(body: dict[str, Any]) -> object:
 def size_at_level(name: str) -> Observe:
     text = pa.array([b"".join(b"%d " % (number * number) for number in range(3_000))], pa.binary())
     observe = produce_requests(lambda body: len(record_batches(body)), pa.RecordBatch.from_pydict({"value": text}))
-    return lambda cluster, given: observe(cluster, {**given, "compression.type": name})
+    return lambda cluster, arguments: observe(cluster, {**arguments, "compression.type": name})
 
 
-def requests_of_many_rows(cluster: SmallCluster, given: dict[str, str]) -> bool:
-    assert produce(cluster, given, rows(100, size=100)) == "done"
+def requests_of_many_rows(cluster: SmallCluster, options: dict[str, str]) -> bool:
+    assert produce(cluster, options, rows(100, size=100)) == "done"
     return len(cluster.request_bodies(PRODUCE)) > 1
 
 
-def sends_without_flush(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def sends_without_flush(cluster: SmallCluster, options: dict[str, str]) -> bool:
     """Return whether rows are soon written without a flush."""
-    producer = Producer(client_of(cluster, {}), parse_producer(given))
+    producer = Producer(client_of(cluster, {}), parse_producer(options))
     sent = producer.send_columns("orders", rows(), np.zeros(1, np.int32))
     written = outcome(lambda: sent.result(BETWEEN_S * 1_000)) == "done"
     producer.abort()
     return written
 
 
-def requests_in_flight(cluster: SmallCluster, given: dict[str, str]) -> int:
+def requests_in_flight(cluster: SmallCluster, options: dict[str, str]) -> int:
     """Return the number of requests in flight at once."""
     # One record batch in each request.
-    small = {**given, "batch.size": "1000", "max.request.size": "1000"}
+    small = {**options, "batch.size": "1000", "max.request.size": "1000"}
     producer = Producer(client_of(cluster, {}), parse_producer(small))
-    here = np.zeros(100, np.int32)
-    producer.send_columns("orders", rows(100, size=100), here)
+    zeros = np.zeros(100, np.int32)
+    producer.send_columns("orders", rows(100, size=100), zeros)
     producer.flush()
     # A partition has one request in flight until its first is acknowledged.
     cluster.silent_to(PRODUCE)
     before = producer.requests
-    producer.send_columns("orders", rows(100, size=100), here)
-    most, deadline_s = int(given["max.in.flight.requests.per.connection"]), time.monotonic() + 5
-    while producer.requests - before < most and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    time.sleep(0.1)  # no request beyond the limit
+    producer.send_columns("orders", rows(100, size=100), zeros)
+    most = int(options["max.in.flight.requests.per.connection"])
+    comes_true(lambda: producer.requests - before >= most, 5)
+    comes_true(lambda: producer.requests - before > most, 0.1)
     sent = producer.requests - before
     producer.abort()
     return sent
 
 
-def commit_in_transaction(cluster: SmallCluster, given: dict[str, str]) -> None:
-    config = parse_producer({"transactional.id": "etl-0", **given})
+def commit_in_transaction(cluster: SmallCluster, options: dict[str, str]) -> None:
+    config = parse_producer({"transactional.id": "etl-0", **options})
     with TransactionalProducer(client_of(cluster, {}), config) as producer:
         producer.init_transactions()
         producer.begin_transaction()
@@ -143,27 +139,27 @@ def commit_in_transaction(cluster: SmallCluster, given: dict[str, str]) -> None:
         producer.commit_transaction()
 
 
-def committed_transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
-    commit_in_transaction(cluster, given)
+def committed_transactional_ids(cluster: SmallCluster, options: dict[str, str]) -> object:
+    commit_in_transaction(cluster, options)
     return [body["transactional_id"] for body in cluster.request_bodies(END_TXN)]
 
 
-def transaction_timeout(cluster: SmallCluster, given: dict[str, str]) -> object:
-    commit_in_transaction(cluster, given)
+def transaction_timeout(cluster: SmallCluster, options: dict[str, str]) -> object:
+    commit_in_transaction(cluster, options)
     return [body["transaction_timeout_ms"] for body in cluster.request_bodies(INIT_PRODUCER_ID)]
 
 
-def attempts(cluster: SmallCluster, given: dict[str, str]) -> int:
+def attempts(cluster: SmallCluster, options: dict[str, str]) -> int:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"enable.idempotence": "false", "retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
-    assert produce(cluster, {**quick, **given}, rows()) != "done"
+    assert produce(cluster, {**quick, **options}, rows()) != "done"
     return len(cluster.request_bodies(PRODUCE))
 
 
-def delivery_takes_long(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def delivery_takes_long(cluster: SmallCluster, options: dict[str, str]) -> bool:
     cluster.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS)
     quick = {"request.timeout.ms": "100", "retry.backoff.ms": "10", "retry.backoff.max.ms": "10"}
-    return took_long(lambda: _raise(produce(cluster, {**quick, **given}, rows())))
+    return took_long(lambda: _raise(produce(cluster, {**quick, **options}, rows())))
 
 
 def _raise(outcome: str) -> None:
@@ -178,11 +174,11 @@ def client_with_metadata(cluster: SmallCluster) -> Client:
     return client
 
 
-def accepts_beyond_5_kb(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def accepts_beyond_5_kb(cluster: SmallCluster, options: dict[str, str]) -> bool:
     """Return whether 5 kB and then 50 kB are accepted while no batch is acknowledged."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "max.block.ms": SHORT}
-    producer = Producer(client_with_metadata(cluster), parse_producer({**given, **limits}))
+    producer = Producer(client_with_metadata(cluster), parse_producer({**options, **limits}))
     try:
         producer.send_columns("orders", rows(50, size=100), np.zeros(50, np.int32))
         return outcome(lambda: producer.send_columns("orders", rows(500, size=100), np.zeros(500, np.int32))) == "done"
@@ -190,15 +186,15 @@ def accepts_beyond_5_kb(cluster: SmallCluster, given: dict[str, str]) -> bool:
         producer.abort()
 
 
-def blocks_for_long(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def blocks_for_long(cluster: SmallCluster, options: dict[str, str]) -> bool:
     """Return whether a send with full memory blocks for long."""
     cluster.silent_to(PRODUCE)
     limits = {"batch.size": "1000", "buffer.memory": "5000", "delivery.timeout.ms": "100000"}
-    producer = Producer(client_with_metadata(cluster), parse_producer({**given, **limits}))
-    here = np.zeros(50, np.int32)
+    producer = Producer(client_with_metadata(cluster), parse_producer({**options, **limits}))
+    zeros = np.zeros(50, np.int32)
     try:
-        producer.send_columns("orders", rows(50, size=100), here)
-        return took_long(lambda: producer.send_columns("orders", rows(50, size=100), here))
+        producer.send_columns("orders", rows(50, size=100), zeros)
+        return took_long(lambda: producer.send_columns("orders", rows(50, size=100), zeros))
     finally:
         producer.abort()
 
@@ -209,22 +205,24 @@ def same_key(count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def share_of_silent_partition(cluster: SmallCluster, given: dict[str, str]) -> float:
+def share_of_silent_partition(cluster: SmallCluster, options: dict[str, str]) -> float:
     """Return the share of rows without a key that goes to a partition with a backlog and a silent leader."""
     with FakeKafka(2) as two:
         two.create_topic("orders", 2)
-        known = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **given}
-        with Client(parse_client(known)) as client:
+        remembered = {"bootstrap.servers": two.bootstrap_servers, "batch.size": "1000", **options}
+        with Client(parse_client(remembered)) as client:
             leader = client.leader("orders", 0)[0]
             two.listeners[leader.node_id].handlers[PRODUCE] = lambda body, version: None
-            producer = Producer(client, parse_producer(known))
+            producer = Producer(client, parse_producer(remembered))
             producer.send_columns("orders", rows(40, size=100), np.zeros(40, np.int32))
             wait_until(lambda: two.request_bodies(PRODUCE))
-            time.sleep(0.2)  # longer than partitioner.availability.timeout.ms
             many = rows(8_000, size=1_000)  # several hundred choices: the result cannot be chance
-            chosen = assembler_of(producer).choice.choose(client.topic("orders"), many, np.full(8_000, 1_000), None)
+            choice, sizes = assembler_of(producer).choice, np.full(8_000, 1_000)
+            share = lambda: float((choice.choose(client.topic("orders"), many, sizes, None) == 0).mean())  # noqa: E731
+            comes_true(lambda: share() == 0, 0.2)  # longer than partitioner.availability.timeout.ms
+            chosen = share()
             producer.abort()
-    return float((chosen == 0).mean())
+    return chosen
 
 
 # property -> observe function, and its result for each value.
@@ -247,10 +245,13 @@ PRODUCER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
         produce_requests(lambda body: int.from_bytes(record_batches(body)[57:61], "big"), rows(100)),
         {"25": [25] * 4, "100": [100]},
     ),
-    "max.request.size": (lambda *given: produce(*given, rows(size=5_000)), {"1000": "UsageError", "10000": "done"}),  # type: ignore[call-arg]
+    "max.request.size": (
+        lambda cluster, options: produce(cluster, options, rows(size=5_000)),
+        {"1000": "UsageError", "10000": "done"},
+    ),
     "max.in.flight.requests.per.connection": (requests_in_flight, {"1": 1, "3": 3}),
     "enable.idempotence": (
-        lambda cluster, given: (produce(cluster, given, rows()), len(cluster.request_bodies(INIT_PRODUCER_ID))),
+        lambda cluster, inputs: (produce(cluster, inputs, rows()), len(cluster.request_bodies(INIT_PRODUCER_ID))),
         {"true": ("done", 1), "false": ("done", 0)},
     ),
     "transactional.id": (committed_transactional_ids, {"etl-0": ["etl-0"], "etl-1": ["etl-1"]}),
@@ -272,11 +273,11 @@ PRODUCER_OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
         {"false": [1], "true": [2]},
     ),
     "partitioner.adaptive.partitioning.enable": (
-        lambda *given: share_of_silent_partition(*given) < 0.3,
+        lambda *arguments: share_of_silent_partition(*arguments) < 0.3,
         {"false": False, "true": True},
     ),
     "partitioner.availability.timeout.ms": (
-        lambda *given: share_of_silent_partition(*given) == 0,
+        lambda *arguments: share_of_silent_partition(*arguments) == 0,
         {"0": False, "50": True},
     ),
 }

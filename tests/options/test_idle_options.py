@@ -12,7 +12,7 @@ AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry
 
 
 @pytest.mark.parametrize(
-    ("given", "warning"),
+    ("options", "warning"),
     [
         ({"startingOffsetsByTimestampStrategy": "latest"}, "has no effect without startingTimestamp or"),
         ({"kafka.max.processing.time.ms": "500"}, "kafka.max.processing.time.ms has no effect: tasks read all"),
@@ -35,12 +35,12 @@ AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry
     ],
 )
 def test_option_without_effect_is_a_warning(
-    given: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+    options: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
     at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
     with caplog.at_level(logging.WARNING):
-        parse_source_options({**topics, **given}, streaming=True)
+        parse_source_options({**topics, **options}, streaming=True)
         assert warning in caplog.text
         caplog.clear()
         parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)

@@ -32,9 +32,9 @@ FOUND_BY_JAVA = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "found"), FOUND_BY_JAVA)
-def test_pattern_matches_the_same_topics_as_in_java(pattern: str, found: str) -> None:
-    assert [topic for topic in TOPICS if compile_java(pattern).search(topic)] == found.split()
+@pytest.mark.parametrize(("pattern", "result"), FOUND_BY_JAVA)
+def test_pattern_matches_the_same_topics_as_in_java(pattern: str, result: str) -> None:
+    assert [topic for topic in TOPICS if compile_java(pattern).search(topic)] == result.split()
 
 
 def test_digits_and_letters_are_ascii_as_in_java() -> None:

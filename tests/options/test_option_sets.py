@@ -24,35 +24,41 @@ def _reset_warnings() -> Iterator[None]:
     once.reset()
 
 
-def parse(one: OptionSet) -> object:
-    options = filled(one, {BROKERS: "localhost:9092", TOPIC: "orders", OTHER: "bills", PATTERN: "^o"})
+def parse(option_set: OptionSet) -> object:
+    options = filled(option_set, {BROKERS: "localhost:9092", TOPIC: "orders", OTHER: "bills", PATTERN: "^o"})
     return (
         parse_sink_options(options)
-        if one.use == "sink"
-        else parse_source_options(options, streaming=one.use == "stream")
+        if option_set.use == "sink"
+        else parse_source_options(options, streaming=option_set.use == "stream")
     )
 
 
-@pytest.mark.parametrize("one", [one for one in OPTION_SETS if not one.error], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "option_set",
+    [option_set for option_set in OPTION_SETS if not option_set.error],
+    ids=lambda option_set: option_set.name,
+)
 def test_option_set_is_accepted_with_one_warning_per_idle_option(
-    one: OptionSet, caplog: pytest.LogCaptureFixture
+    option_set: OptionSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        parse(one)
-        parse(one)
-    assert sorted(message.split()[0] for message in caplog.messages) == sorted(one.warnings)
+        parse(option_set)
+        parse(option_set)
+    assert sorted(message.split()[0] for message in caplog.messages) == sorted(option_set.warnings)
 
 
-@pytest.mark.parametrize("one", [one for one in OPTION_SETS if one.error], ids=lambda one: one.name)
-def test_option_set_is_refused_with_a_remedy(one: OptionSet) -> None:
+@pytest.mark.parametrize(
+    "option_set", [option_set for option_set in OPTION_SETS if option_set.error], ids=lambda option_set: option_set.name
+)
+def test_option_set_is_refused_with_a_remedy(option_set: OptionSet) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        parse(one)
-    assert one.error in str(raised.value)
+        parse(option_set)
+    assert option_set.error in str(raised.value)
     assert "hunter2" not in str(raised.value)
 
 
 def test_option_sets_are_many_and_of_each_kind() -> None:
-    assert len({one.name for one in OPTION_SETS}) == len(OPTION_SETS) >= 60
+    assert len({option_set.name for option_set in OPTION_SETS}) == len(OPTION_SETS) >= 60
     assert len(READS) >= 25
     assert len(SINKS) >= 12
 

@@ -42,8 +42,13 @@ def test_minimal_options_have_the_defaults_of_sparks_connector() -> None:
 
 
 def test_names_are_case_insensitive() -> None:
-    given = {"KAFKA.Bootstrap.Servers": "a:1", "SUBSCRIBE": "t", "MaxOffsetsPerTRIGGER": "5", "Kafka.Group.ID": "Etl"}
-    options = parse_source_options(given, streaming=True)
+    properties = {
+        "KAFKA.Bootstrap.Servers": "a:1",
+        "SUBSCRIBE": "t",
+        "MaxOffsetsPerTRIGGER": "5",
+        "Kafka.Group.ID": "Etl",
+    }
+    options = parse_source_options(properties, streaming=True)
     assert (options.subscribe, options.max_offsets_per_trigger, options.consumer.group_id) == (("t",), 5, "Etl")
 
 
@@ -61,8 +66,8 @@ def test_options_pickle_and_are_compared_by_value() -> None:
 
 
 def test_driver_timeout_includes_the_retries() -> None:
-    given = {"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "7", "kafka.default.api.timeout.ms": "100"}
-    assert parse_source_options({**ORDERS, **given}, streaming=True).offsets_timeout_ms == 100 + 2 * 107
+    options = {"fetchOffset.numRetries": "2", "fetchOffset.retryIntervalMs": "7", "kafka.default.api.timeout.ms": "100"}
+    assert parse_source_options({**ORDERS, **options}, streaming=True).offsets_timeout_ms == 100 + 2 * 107
 
 
 def test_subscribe_is_a_comma_separated_list() -> None:
@@ -83,7 +88,7 @@ def test_assigned_partitions_are_sorted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({}, "There is no subscribe, subscribePattern or assign; give exactly one of them"),
         (
@@ -110,8 +115,8 @@ def test_assigned_partitions_are_sorted() -> None:
         ({"assign": '{"a b": [0]}'}, "'a b' is no topic name"),
     ],
 )
-def test_invalid_topic_selection_is_refused(given: dict[str, str], message: str) -> None:
-    assert message in refusal(given)
+def test_invalid_topic_selection_is_refused(options: dict[str, str], message: str) -> None:
+    assert message in refusal(options)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -147,15 +152,15 @@ def test_recreated_topic_fails_unless_allowed_by_options() -> None:
 
 def test_secrets_are_not_shown_or_kept() -> None:
     jaas = 'PlainLoginModule required username="me" password="hunter2";'
-    given = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
+    options = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
     for streaming in (True, False):
-        message = refusal({"subscribe": "orders", **given}, streaming=streaming)
+        message = refusal({"subscribe": "orders", **options}, streaming=streaming)
         assert (
             "kafka.sasl.jaas.config is [hidden], whose login module does not support kafka.sasl.mechanism PLAIN"
             in message
         )
         assert "hunter2" not in message
-    assert "hunter2" not in sink_refusal(given)
+    assert "hunter2" not in sink_refusal(options)
 
 
 def test_options_for_managed_clusters_are_accepted(caplog: pytest.LogCaptureFixture) -> None:

@@ -36,18 +36,19 @@ from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.consumer.consuming import records
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
 from tests.support.spark_task import spark_task
+from tests.support.wait_until import comes_true
 
 Options = Mapping[str, str]
 
 ORDERS = {"0": 0, "1": 0}
 
 
-def stream(cluster: SmallCluster, given: Options, **more: str) -> KafkaStreamReader:
-    return KafkaStreamReader(parse_source_options(complete(cluster, given, more), streaming=True))
+def stream(cluster: SmallCluster, options: Options, **more: str) -> KafkaStreamReader:
+    return KafkaStreamReader(parse_source_options(complete(cluster, options, more), streaming=True))
 
 
-def batch(cluster: SmallCluster, given: Options, **more: str) -> KafkaBatchReader:
-    return KafkaBatchReader(parse_source_options(complete(cluster, given, more), streaming=False))
+def batch(cluster: SmallCluster, options: Options, **more: str) -> KafkaBatchReader:
+    return KafkaBatchReader(parse_source_options(complete(cluster, options, more), streaming=False))
 
 
 def complete(cluster: SmallCluster, given: Options, more: Options) -> dict[str, str]:
@@ -70,22 +71,24 @@ def first_batch(reader: KafkaStreamReader) -> JsonDict:
     return plan(reader, reader.initialOffset())
 
 
-def chosen(cluster: SmallCluster, given: dict[str, str]) -> object:
-    first = first_batch(stream(cluster, given))
+def chosen(cluster: SmallCluster, options: dict[str, str]) -> object:
+    first = first_batch(stream(cluster, options))
     return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
 
 
-def start_offsets(cluster: SmallCluster, given: dict[str, str]) -> object:
-    reader = stream(cluster, given)
+def start_offsets(cluster: SmallCluster, options: dict[str, str]) -> object:
+    reader = stream(cluster, options)
     return first_batch(reader)["@joined"]["orders"] if outcome(lambda: first_batch(reader)) == "done" else "error"
 
 
-def end_offsets(cluster: SmallCluster, given: dict[str, str]) -> object:
-    return sorted(each.until_offset for task in batch(cluster, given).partitions() for each in task.ranges)
+def end_offsets(cluster: SmallCluster, options: dict[str, str]) -> object:
+    return sorted(
+        source_range.until_offset for task in batch(cluster, options).partitions() for source_range in task.ranges
+    )
 
 
-def each(zero: int, one: int) -> str:
-    return json.dumps({"orders": {"0": zero, "1": one}})
+def each(zero: int, first: int) -> str:
+    return json.dumps({"orders": {"0": zero, "1": first}})
 
 
 # -- triggers -------------------------------------------------------------------------------------
@@ -100,52 +103,52 @@ def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
     return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
-def offsets_of_first_batch(cluster: SmallCluster, given: dict[str, str], *, more: int = 0) -> int:
+def offsets_of_first_batch(cluster: SmallCluster, options: dict[str, str], *, more: int = 0) -> int:
     """Return the number of offsets in the first batch. Each of the two partitions has 10 records, plus `more`."""
     if more:
         cluster.grow(more)
-    end = plan(stream(cluster, given), {"orders": dict(ORDERS)})
+    end = plan(stream(cluster, options), {"orders": dict(ORDERS)})
     return sum(end["orders"].values())
 
 
-def second_batch_waits(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def second_batch_waits(cluster: SmallCluster, options: dict[str, str]) -> bool:
     """Return whether a trigger with two new offsets waits for more."""
-    reader = stream(cluster, {"minOffsetsPerTrigger": "5", **given})
+    reader = stream(cluster, {"minOffsetsPerTrigger": "5", **options})
     first = plan(reader, {"orders": dict(ORDERS)})
     cluster.grow(1)
     return plan(reader, first) == first
 
 
-def commits(cluster: SmallCluster, given: dict[str, str]) -> int:
-    reader = stream(cluster, given, **{"kafka.group.id": "g"})
+def commits(cluster: SmallCluster, options: dict[str, str]) -> int:
+    reader = stream(cluster, options, **{"kafka.group.id": "g"})
     plan(reader, {"orders": dict(ORDERS)})
     reader.stop()
     return len(cluster.request_bodies(OFFSET_COMMIT))
 
 
-def continues_after_data_loss(cluster: SmallCluster, given: dict[str, str]) -> str:
+def continues_after_data_loss(cluster: SmallCluster, options: dict[str, str]) -> str:
     start = checkpoint_at(cluster, END)
     cluster.rewrite_all(records(0, END - 3))
-    return outcome(lambda: plan(stream(cluster, given), start))
+    return outcome(lambda: plan(stream(cluster, options), start))
 
 
-def continues_with_a_recreated_topic(cluster: SmallCluster, given: dict[str, str]) -> str:
+def continues_with_a_recreated_topic(cluster: SmallCluster, options: dict[str, str]) -> str:
     start = checkpoint_at(cluster, 5, topic_id="b" * 21 + "A")
-    return outcome(lambda: plan(stream(cluster, given), start))
+    return outcome(lambda: plan(stream(cluster, options), start))
 
 
 # -- tasks and rows -------------------------------------------------------------------------------
 
 
-def tasks(cluster: SmallCluster, given: dict[str, str]) -> int:
-    return len(batch(cluster, given).partitions())
+def tasks(cluster: SmallCluster, options: dict[str, str]) -> int:
+    return len(batch(cluster, options).partitions())
 
 
-def column_names(cluster: SmallCluster, given: dict[str, str]) -> object:
+def column_names(cluster: SmallCluster, options: dict[str, str]) -> object:
     """Return the column names of the rows, which must equal those of the schema."""
-    reader = batch(cluster, given)
+    reader = batch(cluster, options)
     first = next(reader.read(reader.partitions()[0]))
-    assert tuple(first.schema.names) == row_columns(given)
+    assert tuple(first.schema.names) == row_columns(options)
     return ",".join(first.schema.names)
 
 
@@ -164,11 +167,11 @@ def decoded(cluster: SmallCluster, given: dict[str, str], **more: str) -> KafkaB
 def column_type(part: str, **more: str) -> Observe:
     """Return an observer of the type that the column `part` has in the rows read."""
 
-    def observe(cluster: SmallCluster, given: dict[str, str]) -> str:
+    def observe(cluster: SmallCluster, options: dict[str, str]) -> str:
         with FakeSchemaRegistry() as registry:
             registry.register("one", '"string"')
             registry.register("two", HALVES)
-            reader = decoded(cluster, given, **{"schema.registry.url": registry.url, "onDecodeError": "null", **more})
+            reader = decoded(cluster, options, **{"schema.registry.url": registry.url, "onDecodeError": "null", **more})
             schema = next(reader.read(reader.partitions()[0])).schema
         return str(schema.field(part).type)
 
@@ -194,13 +197,13 @@ def fetched(cluster: SmallCluster, given: dict[str, str]) -> list[str]:
     return fetched_columns(with_schemas(parsed))
 
 
-def reads_invalid_values(cluster: SmallCluster, given: dict[str, str]) -> str:
-    reader = decoded(cluster, given, valueSchema='"long"')
+def reads_invalid_values(cluster: SmallCluster, options: dict[str, str]) -> str:
+    reader = decoded(cluster, options, valueSchema='"long"')
     return outcome(lambda: list(reader.read(reader.partitions()[0])))
 
 
-def dead_letters(cluster: SmallCluster, given: dict[str, str]) -> object:
-    reader = decoded(cluster, given, valueSchema='"long"', onDecodeError="dead-letter")
+def dead_letters(cluster: SmallCluster, options: dict[str, str]) -> object:
+    reader = decoded(cluster, options, valueSchema='"long"', onDecodeError="dead-letter")
     assert sum(batch.num_rows for batch in reader.read(reader.partitions()[0])) == 0
     return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
 
@@ -237,9 +240,7 @@ def write(cluster: SmallCluster, given: dict[str, str]) -> list[dict[str, Any]]:
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
-    deadline_s = time.monotonic() + 10  # acks=0 gets no reply
-    while not cluster.request_bodies(PRODUCE) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    comes_true(lambda: cluster.request_bodies(PRODUCE), 10)  # acks=0 gets no reply
     return cluster.request_bodies(PRODUCE)
 
 
@@ -247,20 +248,20 @@ def field(name: str, kind: str) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
-def written_topic(cluster: SmallCluster, given: dict[str, str]) -> object:
-    write(cluster, given)
+def written_topic(cluster: SmallCluster, options: dict[str, str]) -> object:
+    write(cluster, options)
     return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
 
 
-def produce_acks(cluster: SmallCluster, given: dict[str, str]) -> object:
+def produce_acks(cluster: SmallCluster, options: dict[str, str]) -> object:
     """Return acks and the transactional id."""
     return [
-        (body["acks"], body["transactional_id"]) for body in write(cluster, {"transactionalIdPrefix": "p", **given})
+        (body["acks"], body["transactional_id"]) for body in write(cluster, {"transactionalIdPrefix": "p", **options})
     ]
 
 
-def transactional_ids(cluster: SmallCluster, given: dict[str, str]) -> object:
-    write(cluster, {"deliveryGuarantee": "exactly-once", **given})
+def transactional_ids(cluster: SmallCluster, options: dict[str, str]) -> object:
+    write(cluster, {"deliveryGuarantee": "exactly-once", **options})
     return sorted({body["transactional_id"] for body in cluster.request_bodies(INIT_PRODUCER_ID)})
 
 
@@ -321,7 +322,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "startingOffsetsByTimestamp": (start_offsets, {each(_AT_5, 0): {"0": 5, "1": 0}, each(0, _AT_5): {"0": 0, "1": 5}}),
     "startingTimestamp": (start_offsets, {"0": {"0": 0, "1": 0}, str(_AT_5): {"0": 5, "1": 5}}),
     "startingOffsetsByTimestampStrategy": (
-        lambda cluster, given: start_offsets(cluster, {**given, "startingTimestamp": _LATE}),
+        lambda cluster, arguments: start_offsets(cluster, {**arguments, "startingTimestamp": _LATE}),
         {"error": "error", "latest": {"0": 10, "1": 10}},
     ),
     "endingOffsets": (end_offsets, {"latest": [10, 10], each(3, -1): [3, 10]}),
@@ -330,7 +331,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "commitOffsets": (commits, {"true": 1, "false": 0}),
     "maxOffsetsPerTrigger": (offsets_of_first_batch, {"6": 6, "1000": 20}),
     "maxBytesPerTrigger": (
-        lambda cluster, given: offsets_of_first_batch(cluster, given, more=990) < 2_000,
+        lambda cluster, inputs: offsets_of_first_batch(cluster, inputs, more=990) < 2_000,
         {"100": True, "100m": False},
     ),
     "minOffsetsPerTrigger": (second_batch_waits, {"2": False, "3": True}),
@@ -376,4 +377,4 @@ def test_option_has_an_observable_effect(name: str) -> None:
         with SmallCluster("orders", "bills", "letters") as cluster:
             observed[value] = observe(cluster, {name: value})
     assert observed == expected
-    assert all(one != other for one, other in itertools.combinations(observed.values(), 2))
+    assert all(first != second for first, second in itertools.combinations(observed.values(), 2))

@@ -36,4 +36,4 @@ def test_property_has_an_observable_effect(name: str) -> None:
             observed[value] = observe(cluster, {name: value})
     if DIFFER not in expected.values():
         assert observed == expected
-    assert all(one != other for one, other in itertools.combinations(observed.values(), 2))
+    assert all(first != second for first, second in itertools.combinations(observed.values(), 2))

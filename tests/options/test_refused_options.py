@@ -131,9 +131,9 @@ def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytes
 
 
 def test_databricks_credential_option_is_refused() -> None:
-    found = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
-    assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in found
-    assert "kafka.sasl.oauthbearer.token.provider" in found
+    message = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
+    assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in message
+    assert "kafka.sasl.oauthbearer.token.provider" in message
 
 
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])
@@ -171,13 +171,13 @@ STRAYS = """
 
 
 def test_source_options_of_sparks_connector_are_known() -> None:
-    theirs = (
+    reference = (
         "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets "
         "startingOffsetsByTimestampStrategy endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "
         "kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger "
         "minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
     )
-    assert set(theirs.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
+    assert set(reference.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
 
 
 def test_group_id_prefix_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -227,8 +227,8 @@ def test_option_of_another_kind_of_query_is_a_warning(caplog: pytest.LogCaptureF
     ],
 )
 def test_ending_offsets_of_a_stream_are_refused(name: str, value: str) -> None:
-    found = refusal({"subscribe": "orders", name: value})
-    assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in found
+    message = refusal({"subscribe": "orders", name: value})
+    assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in message
 
 
 def test_option_forbidden_for_the_other_side_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -261,12 +261,12 @@ def test_streaming_option_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixtu
 
 def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
     """Spark requests the schema without naming the kind of read."""
-    found = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
-    assert found.startswith("maxOffsetsPerTrigger is '-1'")
+    message = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
+    assert message.startswith("maxOffsetsPerTrigger is '-1'")
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger is '-1'"),
@@ -279,17 +279,17 @@ def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
     ],
 )
 def test_options_invalid_for_any_read_are_refused_with_the_schema(
-    given: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
+    options: dict[str, str], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        parse_read_options({**ORDERS, "mode": "PERMISSIVE", **given})
+        parse_read_options({**ORDERS, "mode": "PERMISSIVE", **options})
     assert message in str(raised.value)
     assert raised.value.__cause__ is None
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"startingOffsets": "latest"},
         {"kafka.group.id": "etl", "kafka.auto.offset.reset": "latest"},
@@ -299,8 +299,8 @@ def test_options_invalid_for_any_read_are_refused_with_the_schema(
         {"mode": "PERMISSIVE"},
     ],
 )
-def test_options_valid_for_one_kind_of_read_are_accepted_with_the_schema(given: dict[str, str]) -> None:
-    parse_read_options({**ORDERS, **given})
+def test_options_valid_for_one_kind_of_read_are_accepted_with_the_schema(options: dict[str, str]) -> None:
+    parse_read_options({**ORDERS, **options})
 
 
 def test_options_added_by_spark_are_accepted_silently(caplog: pytest.LogCaptureFixture) -> None:
@@ -330,7 +330,7 @@ def test_row_columns_are_read_from_options_of_any_query() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"columns": "value,colour"}, "columns is 'value,colour' ('colour' is no column)"),
         ({"columns": ""}, "columns is '' ('' is no column)"),
@@ -339,8 +339,8 @@ def test_row_columns_are_read_from_options_of_any_query() -> None:
         ({"columns": "key", "includeHeaders": "true"}, "includeHeaders is true, but columns does not name headers"),
     ],
 )
-def test_invalid_columns_are_refused(given: dict[str, str], message: str) -> None:
+def test_invalid_columns_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        row_columns(given)
+        row_columns(options)
     assert message in str(raised.value)
-    assert message in refusal({"subscribe": "orders", **given})
+    assert message in refusal({"subscribe": "orders", **options})

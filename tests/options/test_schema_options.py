@@ -39,13 +39,13 @@ def registry() -> Iterator[FakeSchemaRegistry]:
 
 def refusal(url: str, **more: str) -> str:
     """Return the message of `load()`, which is one line without traceback and causes."""
-    given = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "confluent-avro"}
-    given |= {"schema.registry.url": url, "schema.registry.max.retries": "0"}
-    given |= {name.replace("__", "."): text for name, text in more.items()}
-    if not given["valueFormat"].startswith("confluent-"):
-        given = {name: text for name, text in given.items() if not name.startswith("schema.registry.")}
+    options = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "confluent-avro"}
+    options |= {"schema.registry.url": url, "schema.registry.max.retries": "0"}
+    options |= {name.replace("__", "."): text for name, text in more.items()}
+    if not options["valueFormat"].startswith("confluent-"):
+        options = {name: text for name, text in options.items() if not name.startswith("schema.registry.")}
     with pytest.raises(KafkaError) as refused:
-        KafkaGroupDataSource(given).schema()
+        KafkaGroupDataSource(options).schema()
     assert refused.value.__suppress_context__
     assert len(traceback.extract_tb(refused.tb)) < 4
     message = str(refused.value)
@@ -96,26 +96,26 @@ def test_wrong_option_is_one_line_with_its_name_and_remedy(
 def test_registry_that_cannot_be_reached_is_one_line_with_the_option(registry: FakeSchemaRegistry) -> None:
     check = "Check schema.registry.url; a registry that is slow may need a higher schema.registry.request.timeout.ms"
     secret = {"schema__registry__basic__auth__user__info": "me:hunter2"}
-    found = refusal("http://127.0.0.1:1", **secret)
-    assert "subject orders-value: 127.0.0.1:1: cannot connect" in found
-    assert check in found
-    found = refusal(registry.url.replace("http:", "https:"))
-    assert "the server did not respond with TLS; an address without TLS begins with http://" in found
+    message = refusal("http://127.0.0.1:1", **secret)
+    assert "subject orders-value: 127.0.0.1:1: cannot connect" in message
+    assert check in message
+    message = refusal(registry.url.replace("http:", "https:"))
+    assert "the server did not respond with TLS; an address without TLS begins with http://" in message
     assert "check the address in schema.registry.url" in refusal(f"{registry.url}/api")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        found = refusal(url, schema__registry__request__timeout__ms="100", **secret)
-    assert "no complete response in time" in found
-    assert "which is 100" in found
+        message = refusal(url, schema__registry__request__timeout__ms="100", **secret)
+    assert "no complete response in time" in message
+    assert "which is 100" in message
 
 
 def test_registry_that_is_asked_again_is_a_warning(
     registry: FakeSchemaRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry.fail_next(503)
-    given = {"schema__registry__max__retries": "1", "schema__registry__retries__wait__ms": "0"}
+    properties = {"schema__registry__max__retries": "1", "schema__registry__retries__wait__ms": "0"}
     with caplog.at_level(logging.WARNING):
-        refusal(registry.url, **given)
+        refusal(registry.url, **properties)
     assert "the schema registry does not respond, the request will be repeated: " in caplog.text
 
 
@@ -123,11 +123,11 @@ def test_registry_that_is_asked_again_is_a_warning(
     "topics", [{"subscribe": "orders,dead"}, {"assign": '{"dead": [0]}'}, {"subscribePattern": "d.*"}]
 )
 def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str]) -> None:
-    given = {"kafka.bootstrap.servers": "unused:9092", "valueFormat": "json", "valueSchema": "id INT"}
-    given |= {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    options = {"kafka.bootstrap.servers": "unused:9092", "valueFormat": "json", "valueSchema": "id INT"}
+    options |= {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
     with pytest.raises(ConfigurationError, match="deadLetterTopic is dead, which this query reads: each dead letter"):
-        parse_source_options({**given, **topics}, streaming=True)
-    assert parse_source_options({**given, "subscribe": "orders"}, streaming=True).dead_letter_topic == "dead"
+        parse_source_options({**options, **topics}, streaming=True)
+    assert parse_source_options({**options, "subscribe": "orders"}, streaming=True).dead_letter_topic == "dead"
 
 
 @pytest.mark.parametrize(
@@ -150,21 +150,21 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
 def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
     registry: FakeSchemaRegistry, more: dict[str, str], message: str
 ) -> None:
-    given = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
+    options = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
     column = StructType().add("value", StructType().add("name", "string"))
     with pytest.raises(KafkaError) as refused:
-        writer_schemas(parse_sink_options({**given, "schema.registry.url": registry.url, **more}), column)
+        writer_schemas(parse_sink_options({**options, "schema.registry.url": registry.url, **more}), column)
     assert re.search(message, str(refused.value)), refused.value
 
 
 def test_subject_with_rules_gets_no_new_version(registry: FakeSchemaRegistry) -> None:
     """A registry would pass the rules on to the version that a refused query leaves behind."""
-    given = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
-    given |= {"schema.registry.url": registry.url, "valueSubject": "secret", "valueSchema": LONG.replace("R", "S")}
+    options = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
+    options |= {"schema.registry.url": registry.url, "valueSubject": "secret", "valueSchema": LONG.replace("R", "S")}
     column = StructType().add("value", StructType().add("id", "long"))
     registry.requests.clear()
     with pytest.raises(ConfigurationError, match="hidePII"):
-        writer_schemas(parse_sink_options({**given, "schema.registry.auto.register.schemas": "true"}), column)
+        writer_schemas(parse_sink_options({**options, "schema.registry.auto.register.schemas": "true"}), column)
     assert registry.requests == ["GET /subjects/secret/versions/latest"]
 
 

@@ -63,21 +63,21 @@ def everything_of(error: BaseException) -> Iterator[str]:
         error = error.__cause__ or error.__context__
 
 
-@pytest.mark.parametrize("name", [*(f"kafka.{each}" for each in PROPERTIES), *PROPERTIES, *OTHERS])
+@pytest.mark.parametrize("name", [*(f"kafka.{name}" for name in PROPERTIES), *PROPERTIES, *OTHERS])
 def test_secret_value_is_in_no_output(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     for text in (JAAS, "hunter2", "me:hunter2@broker", "hunter2\n"):
-        for what, (options, read) in READERS.items():
+        for measure, (options, read) in READERS.items():
             given = {**options, name: text}
             try:
                 shown.append(repr(read(given)))
                 # foreachBatch creates a new query for each batch, from all of its options.
-                shown.append("" if what == "foreachBatch" else repr(cloudpickle.dumps(read(given))))
+                shown.append("" if measure == "foreachBatch" else repr(cloudpickle.dumps(read(given))))
             except ConfigurationError as error:
                 shown += everything_of(error)
     shown += [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
-    assert not [each for each in shown if "hunter2" in each]
+    assert not [line for line in shown if "hunter2" in line]
 
 
 class TestKind:
@@ -98,7 +98,7 @@ class TestKind:
 @pytest.mark.parametrize("name", ["bootstrap.servers", "request.timeout.ms", "security.protocol", "ssl.protocol"])
 def test_resolved_reference_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2")
-    given = {**SOURCE, "kafka.security.protocol": "SSL", f"kafka.{name}": "${env:PASSWORD_OF_A_TEST}"}
+    options = {**SOURCE, "kafka.security.protocol": "SSL", f"kafka.{name}": "${env:PASSWORD_OF_A_TEST}"}
     with pytest.raises(ConfigurationError, match=rf"kafka.{name} has a wrong value, which is not shown") as refused:
-        parse_source_options(given, streaming=True)
+        parse_source_options(options, streaming=True)
     assert "hunter2" not in "".join(everything_of(refused.value))

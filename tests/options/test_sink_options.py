@@ -48,7 +48,7 @@ def test_transaction_timeout_defaults_to_15_minutes(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"deliveryGuarantee": "exactly-once"}, "there is no transactionalIdPrefix; set one"),
         ({**EXACTLY_ONCE, "kafka.acks": "1"}, "deliveryGuarantee is exactly-once, but kafka.acks is 1"),
@@ -65,5 +65,5 @@ def test_transaction_timeout_defaults_to_15_minutes(caplog: pytest.LogCaptureFix
         ({"kafka.transactional.id": "x"}, "use deliveryGuarantee=exactly-once and transactionalIdPrefix"),
     ],
 )
-def test_unsupported_sink_options_are_refused(given: dict[str, str], message: str) -> None:
-    assert message in sink_refusal(given)
+def test_unsupported_sink_options_are_refused(options: dict[str, str], message: str) -> None:
+    assert message in sink_refusal(options)

@@ -102,7 +102,7 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"startingOffsets": "latest"}, "startingOffsets is 'latest', which does not fit: a batch cannot start at the"),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "orders-0 is -1: a batch cannot start at the latest offset"),
@@ -122,8 +122,8 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
         ),
     ],
 )
-def test_invalid_ends_of_a_batch_are_refused(given: dict[str, str], message: str) -> None:
-    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+def test_invalid_ends_of_a_batch_are_refused(options: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **options}, streaming=False)
 
 
 def test_unresolved_ends_are_not_compared() -> None:
@@ -140,12 +140,12 @@ def test_offsets_must_match_the_assigned_partitions() -> None:
 
 
 def test_offsets_must_match_the_pattern() -> None:
-    found = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
-    assert "bills does not match subscribePattern" in found
+    message = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
+    assert "bills does not match subscribePattern" in message
 
 
 @pytest.mark.parametrize(
-    ("given", "streaming", "message"),
+    ("options", "streaming", "message"),
     [
         ({"startingOffsets": "group"}, True, "startingOffsets is group, but there is no group; set kafka.group.id."),
         ({"commitOffsets": "true"}, True, "commitOffsets is true, but there is no group"),
@@ -165,8 +165,8 @@ def test_offsets_must_match_the_pattern() -> None:
         ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, True, "allowed: earliest, latest, none"),
     ],
 )
-def test_invalid_group_options_are_refused(given: dict[str, str], streaming: bool, message: str) -> None:
-    assert message in refusal({"subscribe": "orders", **given}, streaming=streaming)
+def test_invalid_group_options_are_refused(options: dict[str, str], streaming: bool, message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **options}, streaming=streaming)
 
 
 def test_commits_can_be_switched_off() -> None:
@@ -190,13 +190,18 @@ def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> 
 
 
 def test_global_timestamp_precedes_partition_timestamps_and_offsets(caplog: pytest.LogCaptureFixture) -> None:
-    each = '{"orders": {"0": 7}}'
+    offsets_json = '{"orders": {"0": 7}}'
     with caplog.at_level(logging.WARNING):
-        options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=each, startingTimestamp="5")
+        options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=offsets_json, startingTimestamp="5")
     assert options.start == AtTime(5, "startingTimestamp")
     assert "startingOffsets has no effect: startingTimestamp is given, which comes before it" in caplog.text
     assert "startingOffsetsByTimestamp has no effect: startingTimestamp" in caplog.text
-    options = batch(startingOffsets=each, startingOffsetsByTimestamp=each, endingOffsets=each, endingTimestamp="9")
+    options = batch(
+        startingOffsets=offsets_json,
+        startingOffsetsByTimestamp=offsets_json,
+        endingOffsets=offsets_json,
+        endingTimestamp="9",
+    )
     assert options.start == AtTime({"orders": {0: 7}}, "startingOffsetsByTimestamp")
     assert options.end == AtTime(9, "endingTimestamp")
 
@@ -205,14 +210,14 @@ def test_timestamp_precedes_group_offsets() -> None:
     options = stream(kafka_group_id="etl", startingTimestamp="5")
     assert options.start == AtTime(5, "startingTimestamp")
     assert options.commits is True
-    found = refusal(
+    message = refusal(
         {"subscribe": "o", "startingTimestamp": "5", "kafka.group.id": "g", "kafka.auto.offset.reset": "none"}
     )
-    assert "does not start from a group" in found
+    assert "does not start from a group" in message
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"startingTimestamp": "2026-01-01T00:00:00"}, "startingTimestamp is '2026-01-01T00:00:00' (a time without a"),
         (
@@ -264,8 +269,8 @@ def test_timestamp_precedes_group_offsets() -> None:
         ),
     ],
 )
-def test_invalid_timestamps_are_refused(given: dict[str, str], message: str) -> None:
-    assert message in refusal({"subscribe": "orders", **given}, streaming=False)
+def test_invalid_timestamps_are_refused(options: dict[str, str], message: str) -> None:
+    assert message in refusal({"subscribe": "orders", **options}, streaming=False)
 
 
 def test_timestamp_and_offsets_are_not_compared() -> None:

@@ -11,7 +11,7 @@ import pytest
 from protocol.errors import ConfigurationError
 from protocol.property_kinds import Effect, one_of
 from spark_kafka_source.options import markdown, parsing
-from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions, SourceOptions, entries, option
+from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions, SourceOptions, _read, entries
 
 LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
 # Set by Kafka's properties and by the kind of query.
@@ -36,7 +36,7 @@ def test_applied_entries_have_fields() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class More(SourceOptions):
-    colour: str = option("theColour", READ, one_of("red", "blue"), "how it looks", default="red")
+    colour: str = _read("theColour", one_of("red", "blue"), "how it looks", default="red")
 
 
 def test_new_option_needs_only_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +46,8 @@ def test_new_option_needs_only_an_entry(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "OPTIONS", rows)
     monkeypatch.setattr(parsing, "SourceOptions", More)
 
-    def colour(**given: str) -> str:
-        parsed = parsing.parse_source_options({**LEAST, **given}, streaming=True)
+    def colour(**arguments: str) -> str:
+        parsed = parsing.parse_source_options({**LEAST, **arguments}, streaming=True)
         assert isinstance(parsed, More)
         return parsed.colour
 

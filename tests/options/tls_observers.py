@@ -31,7 +31,7 @@ def _files() -> dict[str, str]:
     """Return the placeholders and their paths."""
     folder = Path(tempfile.mkdtemp(prefix="tls-observers-"))
     authority, another = CertificateAuthority(folder, "a CA"), CertificateAuthority(folder / "another", "another CA")
-    found = {
+    paths = {
         "<server>": authority.issue("server", ["localhost"]),
         "<ca>": authority.certificate,
         "<another>": another.certificate,
@@ -40,17 +40,17 @@ def _files() -> dict[str, str]:
         "<store>": folder / "store.p12",
         "<encrypted>": folder / "encrypted.pem",
     }
-    mine = found["<me>"].read_bytes()
-    key, certificate = serialization.load_pem_private_key(mine, None), x509.load_pem_x509_certificate(mine)
+    own = paths["<me>"].read_bytes()
+    key, certificate = serialization.load_pem_private_key(own, None), x509.load_pem_x509_certificate(own)
     encryption = serialization.BestAvailableEncryption(_PASSWORD.encode())
     trusted = [x509.load_pem_x509_certificate(authority.certificate.read_bytes())]
-    found["<store>"].write_bytes(
+    paths["<store>"].write_bytes(
         pkcs12.serialize_key_and_certificates(b"me", key, certificate, trusted, encryption)  # type: ignore[arg-type]
     )
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     encrypted = key.private_bytes(pem, form, encryption) + certificate.public_bytes(pem)
-    found["<encrypted>"].write_bytes(encrypted)
-    return {name: str(path) for name, path in found.items()}
+    paths["<encrypted>"].write_bytes(encrypted)
+    return {name: str(path) for name, path in paths.items()}
 
 
 def _filled(text: str) -> str:
@@ -59,7 +59,7 @@ def _filled(text: str) -> str:
     return Path(path).read_text() if text.startswith("text of ") else path
 
 
-def _handshake(given: Mapping[str, str]) -> dict[str, Any]:
+def _handshake(options: Mapping[str, str]) -> dict[str, Any]:
     """Return `version`, `cipher`, and `who` (the client's certificate) of a handshake; or `error`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_files()["<server>"])
@@ -80,9 +80,9 @@ def _handshake(given: Mapping[str, str]) -> dict[str, Any]:
         serving = threading.Thread(target=lambda: (serve(), serve()), daemon=True)
         serving.start()
         port = server.getsockname()[1]
-        host = given.get("host", "localhost")
+        host = options.get("host", "localhost")
         properties = {"bootstrap.servers": "b:1", "security.protocol": "SSL"}
-        properties |= {name: _filled(value) for name, value in given.items() if name != "host"}
+        properties |= {name: _filled(value) for name, value in options.items() if name != "host"}
 
         def open_socket() -> socket.socket:
             return socket.create_connection(("127.0.0.1", port))
@@ -101,15 +101,15 @@ def _handshake(given: Mapping[str, str]) -> dict[str, Any]:
     return handshake
 
 
-def _observe(what: str, **others: str) -> Callable[[object, dict[str, str]], object]:
-    """Observe `what` of a handshake that also has these properties, or the name of its error."""
-    base = {name.replace("_", "."): value for name, value in others.items()}
+def _observe(label: str, **further: str) -> Callable[[object, dict[str, str]], object]:
+    """Observe `label` of a handshake that also has these properties, or the name of its error."""
+    base = {name.replace("_", "."): value for name, value in further.items()}
     base.setdefault("ssl.truststore.location", "<ca>")
     base = {name: value for name, value in base.items() if value}
 
-    def observe(_: object, given: dict[str, str]) -> object:
-        handshake = _handshake({**base, **given})
-        return handshake.get("error") or handshake[what]
+    def observe(_: object, options: dict[str, str]) -> object:
+        handshake = _handshake({**base, **options})
+        return handshake.get("error") or handshake[label]
 
     return observe
 

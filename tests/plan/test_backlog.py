@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from protocol.consumer.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.position import Position
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 
@@ -36,18 +37,18 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
 
 def test_epoch_of_an_assigned_offset_counts_too() -> None:
     """Another member has read A1 to 30, in epoch 6: a leader of epoch 5 is an old one."""
-    assigned = replace(LOGS.assignment, added={A1: 30, C0: 3}, added_epochs={A1: 6, C0: 5})
+    assigned = replace(LOGS.assignment, added={A1: Position(30, 6), C0: Position(3, 5)})
     logs = replace(LOGS, assignment=assigned, listed={**LOGS.listed, A1: end(40, 5)})
     assert logs.stale == {A1}
-    assert logs.epochs[A1] == 6
+    assert logs.positions[A1] == Position(30, 6)
     assert logs.ends(None)[A1] == 30
 
 
 def test_run_ends_at_its_target_and_else_at_the_log_end() -> None:
     # C0 is newer than the start and is not read yet: it belongs to the next run.
     assert SAME.late_targets({}) == {A0: end(20, 6), B0: end(3)}
-    for known in (end(15), end(15, 4)):
-        assert SAME.late_targets({A0: known, B0: end(3)}) == {}
+    for offset in (end(15), end(15, 4)):
+        assert SAME.late_targets({A0: offset, B0: end(3)}) == {}
     # An old leader reported an end before the offset already read.
     assert SAME.late_targets({A0: end(7, 4), B0: end(3)}) == {A0: end(20, 6)}
     assert SAME.late_targets({A0: end(7, 5), B0: end(3)}) == {}
@@ -100,7 +101,7 @@ def test_batch_is_none_without_new_offsets() -> None:
 def test_first_batch_records_its_start_in_its_end() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
-    logs = LogSnapshot(replace(starting, ends={}), QueryAssignment(owned, added=starting.ends), listed)
+    logs = LogSnapshot(replace(starting, ends={}), QueryAssignment(owned, starting.positions), listed)
     # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}

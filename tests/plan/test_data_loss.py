@@ -10,6 +10,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.consumer.log_offsets import ListedOffset, Range
 from protocol.errors import DataLoss
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.data_loss import Loss
@@ -29,19 +30,19 @@ def only(*topics: str) -> Callable[[TopicPartition], bool]:
 
 
 def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) -> None:
-    found = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
-    data_loss.raise_or_warn(found, fail=False)
+    losses = [Loss("CLASS", "a-1 is gone", A1), Loss("CLASS", "b-0 is gone", B0, "Wait", "gone is gone")]
+    data_loss.raise_or_warn(losses, fail=False)
     assert [entry.getMessage() for entry in caplog.records] == [
         "a-1 is gone (failOnDataLoss=false: continuing without it)",
         "b-0 is gone (gone is gone)",
     ]
     with pytest.raises(DataLoss) as raised:
-        data_loss.raise_or_warn(found, fail=True)
+        data_loss.raise_or_warn(losses, fail=True)
     remedy = "Nothing is read. To continue without it, set failOnDataLoss=false"
     assert str(raised.value) == f"[CLASS] a-1 is gone. {remedy}"
     assert raised.value.context == {"topic": "a", "partition": 1}
     with pytest.raises(DataLoss, match=r"b-0 is gone\. Nothing is read\. Wait$"):
-        data_loss.raise_or_warn(found[1:], fail=True)
+        data_loss.raise_or_warn(losses[1:], fail=True)
     data_loss.raise_or_warn([], fail=True)
 
 
@@ -70,45 +71,33 @@ def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None
     assert both.message.startswith("a-0, a-1 no longer exist: ")
 
 
-def test_checkpoint_without_any_subscribed_partition_belongs_to_another_query() -> None:
-    logs = snapshot(Offsets({A0: 5, A1: 6}), {B0: OLD})
-    with pytest.raises(DataLoss) as raised:
-        data_loss.raise_or_warn(data_loss.deleted(logs, only("b")), fail=True)
-    assert str(raised.value) == (
-        "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] the checkpoint belongs to another query: it has a-0 up to offset 5, a-1 "
-        "up to offset 6, and this query subscribes to none of that. Nothing is read. Use the checkpointLocation that "
-        "belongs to this query, or a new one"
-    )
-    assert data_loss.foreign_checkpoint(Offsets({}), only("b")) == []
-
-
 def test_partitions_that_are_no_longer_subscribed_are_told_from_deleted_ones() -> None:
     logs = snapshot(Offsets({A0: 5, A1: 6, B0: 7}), {A0: OLD})
-    unsubscribed, gone = data_loss.deleted(logs, only("a"))
+    unsubscribed, loss = data_loss.deleted(logs, only("a"))
     assert unsubscribed.message == "the checkpoint has b-0 up to offset 7, and this query does not subscribe to that"
     assert unsubscribed.remedy.startswith("Subscribe to it again. ")
-    assert gone.message == "a-1 no longer exists: the topic was deleted; read was a-1 up to offset 6"
+    assert loss.message == "a-1 no longer exists: the topic was deleted; read was a-1 up to offset 6"
 
 
 def test_new_partition_without_its_first_records_is_a_loss() -> None:
-    known, anew = (
+    remembered, anew = (
         snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
         snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A1: NEW}),
     )
-    assert data_loss.added(known, {A1: 0, B0: 7}) == {}
+    assert data_loss.added(remembered, {A1: 0, B0: 7}) == {}
     assert data_loss.added(anew, {A1: 7}) == {}
-    ((key, loss),) = data_loss.added(known, {A1: 7}).items()
+    ((key, loss),) = data_loss.added(remembered, {A1: 7}).items()
     assert key == loss.key == A1
     assert loss.error_class == "KAFKA_DATA_LOSS.ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO"
     assert loss.message.startswith("a-1 is new in this query, and its log begins at offset 7")
 
 
 def test_warning_about_many_partitions_names_three(caplog: pytest.LogCaptureFixture) -> None:
-    begin = Offsets({("a", number): 10 for number in range(12)})
-    data_loss.warn_advanced(begin.ends, {})
+    positions = {("a", number): Position(10) for number in range(12)}
+    data_loss.warn_advanced(positions, {})
     data_loss.warn_stale([])
     assert not caplog.records
-    data_loss.warn_advanced(begin.ends, dict.fromkeys(begin.ends, 13))
+    data_loss.warn_advanced(positions, dict.fromkeys(positions, 13))
     message = caplog.records[0].getMessage()
     assert "10 to 13 of a-2 and 9 more are no longer in the log" in message
     assert "a-10" not in message

@@ -64,8 +64,8 @@ def test_log_end_before_the_start_keeps_the_start() -> None:
 
 def test_ends_are_sorted_and_omit_partitions_without_a_log() -> None:
     starts = {("b", 0): 1, ("a", 10): 1, ("a", 9): 1, ("gone", 0): 1}
-    found = end_offsets(starts, {("b", 0): 2, ("a", 10): 2, ("a", 9): 2}, 1)
-    assert list(found) == [("a", 9), ("a", 10), ("b", 0)]
+    offsets = end_offsets(starts, {("b", 0): 2, ("a", 10): 2, ("a", 9): 2}, 1)
+    assert list(offsets) == [("a", 9), ("a", 10), ("b", 0)]
 
 
 def test_new_partition_without_a_start_is_an_error() -> None:
@@ -77,10 +77,10 @@ def test_new_partition_without_a_start_is_an_error() -> None:
 def test_limited_batch_advances_within_the_log(logs: dict[TopicPartition, tuple[int, int]], limit: int) -> None:
     starts = {tp: log[0] for tp, log in logs.items()}
     available = {tp: log[1] for tp, log in logs.items()}
-    found = end_offsets(starts, available, limit)
+    offsets = end_offsets(starts, available, limit)
     for tp, (start, end) in logs.items():
-        assert start + (1 if end > start else 0) <= found[tp] <= end
-    assert sum(found[tp] - starts[tp] for tp in found) <= limit + len(logs)
+        assert start + (1 if end > start else 0) <= offsets[tp] <= end
+    assert sum(offsets[tp] - starts[tp] for tp in offsets) <= limit + len(logs)
 
 
 def test_limit_is_sparks_read_limit_or_else_the_option() -> None:
@@ -134,11 +134,11 @@ def test_byte_limited_batch_exceeds_the_limit_by_at_most_one_record_per_partitio
     starts = {tp: log[0] for tp, log in logs.items()}
     available = {tp: log[1] for tp, log in logs.items()}
     sizes = {tp: data.draw(st.floats(1e-3, 1e7)) for tp in logs}
-    found = end_offsets(starts, available, offsets_for_bytes(starts, available, sizes, limit_bytes))
-    total = sum((found[tp] - starts[tp]) * sizes[tp] for tp in logs)
+    offsets = end_offsets(starts, available, offsets_for_bytes(starts, available, sizes, limit_bytes))
+    total = sum((offsets[tp] - starts[tp]) * sizes[tp] for tp in logs)
     assert total <= (limit_bytes + sum(sizes.values())) * (1 + 1e-9)
     for tp, (start, end) in logs.items():
-        assert start + (1 if end > start else 0) <= found[tp] <= end
+        assert start + (1 if end > start else 0) <= offsets[tp] <= end
 
 
 def test_trigger_once_has_no_byte_limit() -> None:

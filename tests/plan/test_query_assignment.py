@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 
 from protocol.consumer.log_offsets import ListedOffset, Range
+from protocol.position import Position
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
@@ -29,7 +30,8 @@ def member(
     """Return an assignment: assigned partitions start at the group's offsets, other members have all other existing
     partitions."""
     owned = {key: existing[key] for key in assigned}
-    return QueryAssignment(owned, {key: group[key] for key in owned if key in group}, existing.keys() - owned.keys())
+    added = {key: Position(group[key]) for key in owned if key in group}
+    return QueryAssignment(owned, added, existing.keys() - owned.keys())
 
 
 def next_end(
@@ -45,9 +47,12 @@ def next_end(
 
 def ranges(begin: Offsets, end: Offsets) -> list[tuple[int, int, int]]:
     """Return the batch's ranges as the checkpoint defines them, now and in a replay by another process."""
-    begin, end = (Offsets.from_json_dict(json.loads(json.dumps(each.to_json_dict()))) for each in (begin, end))
+    begin, end = (Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) for offsets in (begin, end))
     assert unresolved(begin, end) == []
-    return [(each.partition, each.from_offset, each.until_offset) for each in offset_ranges(begin, end)]
+    return [
+        (source_range.partition, source_range.from_offset, source_range.until_offset)
+        for source_range in offset_ranges(begin, end)
+    ]
 
 
 READ = Offsets({A0: 10, A1: 10}, ids={"a": TOPIC_ID}, epochs={A0: EPOCH, A1: EPOCH}, skipped={A1: 3})
@@ -143,10 +148,10 @@ def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> N
         delivered: list[tuple[int, int, int]] = []
         for at, owners in enumerate(rounds, 1):
             for each in (0, 1):
-                mine = [key for key, owner in zip(three, owners, strict=True) if owner == each]
-                end = next_end(read[each], member(mine, group, three), dict.fromkeys(three, 10 * at))
+                keys = [key for key, owner in zip(three, owners, strict=True) if owner == each]
+                end = next_end(read[each], member(keys, group, three), dict.fromkeys(three, 10 * at))
                 if end is not None:
                     delivered += ranges(read[each], end)
                     read[each] = end
-                group.update({key: read[each].ends[key] for key in mine})
+                group.update({key: read[each].ends[key] for key in keys})
         assert sorted(delivered) == [(number, 10 * at, 10 * at + 10) for number in range(3) for at in range(3)]

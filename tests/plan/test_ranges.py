@@ -26,8 +26,8 @@ def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[st
     names = (T1, T2, T3)
     start = Offsets({tp: begin for tp, (begin, _) in zip(names, ranges, strict=False)})
     end = Offsets({tp: until for tp, (_, until) in zip(names, ranges, strict=False)})
-    found = offset_ranges(start, end, min_partitions=min_partitions)
-    return [(r.topic, r.from_offset, r.until_offset) for r in found]
+    result = offset_ranges(start, end, min_partitions=min_partitions)
+    return [(r.topic, r.from_offset, r.until_offset) for r in result]
 
 
 def test_partition_with_new_records_is_one_range() -> None:
@@ -109,10 +109,10 @@ def test_half_a_piece_is_rounded_up() -> None:
     ),
     st.none() | st.integers(1, 40),
 )
-def test_ranges_cover_each_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], wanted: int | None) -> None:
+def test_ranges_cover_each_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], expected: int | None) -> None:
     start = Offsets({tp: begin for tp, (begin, _) in logs.items()})
     end = Offsets({tp: begin + size for tp, (begin, size) in logs.items()})
-    ranges = offset_ranges(start, end, min_partitions=wanted)
+    ranges = offset_ranges(start, end, min_partitions=expected)
     assert all(r.size > 0 for r in ranges)
     for tp, (begin, size) in logs.items():
         at = begin
@@ -132,8 +132,8 @@ def test_range_has_topic_id_and_epochs_of_both_ends() -> None:
 
 
 def test_unknown_topic_id_and_epochs_have_kafkas_sentinels() -> None:
-    (found,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
-    assert (found.topic_id, found.from_epoch, found.until_epoch) == (NO_TOPIC_ID, -1, -1)
+    (result,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
+    assert (result.topic_id, result.from_epoch, result.until_epoch) == (NO_TOPIC_ID, -1, -1)
 
 
 def test_first_piece_of_a_split_alone_has_the_previous_epoch() -> None:
@@ -197,11 +197,11 @@ def test_end_before_the_start_is_skipped_with_a_warning_if_data_loss_is_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
-    assert found == [Range("t2", 1, 0, 1)]
+        ranges = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
+    assert ranges == [Range("t2", 1, 0, 1)]
     assert "t1-1" in caplog.text
 
 
 def test_range_pickles() -> None:
-    wanted = Range("t1", 1, 5, 9, NEW_ID, 3, 4)
-    assert pickle.loads(pickle.dumps(wanted)) == wanted
+    expected = Range("t1", 1, 5, 9, NEW_ID, 3, 4)
+    assert pickle.loads(pickle.dumps(expected)) == expected

@@ -45,8 +45,8 @@ def test_coordinator_is_looked_up_again_after_a_move_but_not_while_loading() -> 
     assert BY_CODE[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS].retriable
 
 
-def codes_that_end(what: GroupEffect) -> set[int]:
-    return {row.code for row in BY_CODE.values() if row.group_effect is what}
+def codes_that_end(label: GroupEffect) -> set[int]:
+    return {row.code for row in BY_CODE.values() if row.group_effect is label}
 
 
 def test_errors_cured_by_rejoin_or_retry_are_not_fatal_for_members() -> None:
@@ -84,7 +84,8 @@ def test_errors_that_end_commits_are_not_retriable() -> None:
 def test_errors_fatal_for_transactional_producers_match_java() -> None:
     """As in Java's `TransactionManager`."""
     broken = {
-        what: {row.code for row in BY_CODE.values() if row.transaction_effect is what} for what in TransactionEffect
+        effect: {row.code for row in BY_CODE.values() if row.transaction_effect is effect}
+        for effect in TransactionEffect
     }
     assert broken[TransactionEffect.FENCED] == {
         ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -119,19 +120,19 @@ def test_codes_and_names_agree_with_librdkafka() -> None:
         "TOPIC_EXCEPTION": "INVALID_TOPIC_EXCEPTION",
         "INVALID_MSG_TIMESTAMP": "INVALID_TIMESTAMP",
     }
-    theirs = {}
+    reference = {}
     for name in dir(kafka.KafkaError):
         code = getattr(kafka.KafkaError, name)
         if isinstance(code, int) and code >= -1 and name.isupper():
-            theirs[code] = name
+            reference[code] = name
     different = {}
-    for code, name in theirs.items():
+    for code, name in reference.items():
         # librdkafka: <something>_ERROR or its own shorter names; its negative codes are not Kafka's
         ours = error_row(code).name
         if _bare(renamed.get(name, name)) != _bare(ours):
             different[code] = (name, ours)
 
-    assert len(theirs) > 90
+    assert len(reference) > 90
     assert different == {}
 
 
@@ -141,16 +142,16 @@ def _bare(name: str) -> str:
 
 def test_codes_and_retriability_agree_with_kafka_python() -> None:
     errors = pytest.importorskip("kafka.errors")
-    theirs = {code: kind for code, kind in errors.kafka_errors.items() if code is not None}
+    kinds = {code: kind for code, kind in errors.kafka_errors.items() if code is not None}
 
-    retried = {code for code, kind in theirs.items() if kind.retriable}
-    refreshed = {code for code, kind in theirs.items() if kind.invalid_metadata}
-    ours = {code: BY_CODE[code] for code in theirs}
+    retried = {code for code, kind in kinds.items() if kind.retriable}
+    refreshed = {code for code, kind in kinds.items() if kind.invalid_metadata}
+    ours = {code: BY_CODE[code] for code in kinds}
 
     # kafka-python does not retry this one, in which it differs from Java.
     assert {code for code, row in ours.items() if row.retriable} == retried | {ErrorCode.CORRUPT_MESSAGE}
     assert refreshed <= {row.code for row in ours.values() if row.refresh is Refresh.METADATA}
-    assert len(theirs) > 90
+    assert len(kinds) > 90
 
 
 def test_codes_have_distinct_texts() -> None:
@@ -165,13 +166,13 @@ def test_error_has_operation_and_meaning_and_pickles() -> None:
     error = broker_error(6, "Fetch v12 of orders-3 at kafka1:9092", topic="orders", partition=3)
     copy = pickle.loads(pickle.dumps(error))
 
-    for each in (error, copy):
-        assert isinstance(each, BrokerError)
-        assert str(each).startswith(
+    for raised in (error, copy):
+        assert isinstance(raised, BrokerError)
+        assert str(raised).startswith(
             "Fetch v12 of orders-3 at kafka1:9092: NOT_LEADER_OR_FOLLOWER (6), the broker is not"
         )
-        assert (each.code, each.name) == (6, "NOT_LEADER_OR_FOLLOWER")
-        assert each.context["partition"] == 3
+        assert (raised.code, raised.name) == (6, "NOT_LEADER_OR_FOLLOWER")
+        assert raised.context["partition"] == 3
 
 
 def test_code_newer_than_the_table_is_not_retried() -> None:

@@ -2,113 +2,123 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from protocol.condition import Condition, Event, locked
+from protocol.condition import Condition, Lock, locked
 from tests.support.interrupts import interrupted_at
-from tests.support.wait_until import wait_until
 
-# Moments of the interrupt: just after the wait has released the lock, or just before it acquires the lock again.
-CODE = ("threading", "contextlib", "protocol.condition", "tests.protocol.test_condition")
-WINDOWS = ("_release_save", "_acquire_restore")
+CODE = ("threading", "contextlib", "protocol.condition", "protocol.interrupts", "tests.protocol.test_condition")
 
 
-def interrupt(condition: threading.Condition, window: str, patch: pytest.MonkeyPatch) -> None:
-    give_up: Callable[[], object] = condition._release_save  # type: ignore[attr-defined]
-
-    def interrupted(*_: object) -> None:
-        if window == "_release_save":
-            give_up()
-        raise KeyboardInterrupt
-
-    patch.setattr(condition, window, interrupted)
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-def test_interrupted_wait_releases_the_lock_after_its_block(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    condition = Condition()
-    interrupt(condition, window, monkeypatch)
-    with pytest.raises(KeyboardInterrupt), condition:
-        condition.wait(0.01)
-    monkeypatch.undo()
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(lambda: condition.acquire(timeout=10) and condition.release() is None).result()
-
-
-@pytest.mark.parametrize("window", WINDOWS)
-def test_interrupted_wait_takes_no_notification_of_another_thread(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    condition = Condition()
-    interrupt(condition, window, monkeypatch)
-    with pytest.raises(KeyboardInterrupt), condition:
-        condition.wait(0.01)
-    monkeypatch.undo()
+def test_interrupted_wait_hands_its_notification_on() -> None:
+    """Two threads wait; the first one is notified, and its signal handler raises."""
+    condition, waiting = Condition(), threading.Event()
 
     def wait() -> bool:
         with condition:
             waiting.set()
             return condition.wait(20)
 
-    waiting = threading.Event()
-    with ThreadPoolExecutor(1) as other:
-        woken = other.submit(wait)
+    def handle(*_: object) -> None:
+        other.append(pool.submit(wait))
         assert waiting.wait(20)
         with condition:
             condition.notify()
-        assert woken.result()
+        raise TimeoutError
+
+    other: list[Future[bool]] = []
+    former = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(TimeoutError), condition:
+            condition.wait(20)
+        assert other[0].result()
+    signal.signal(signal.SIGALRM, former)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_event_wakes_others_after_an_interrupted_wait(window: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    event = Event()
-    interrupt(event._cond, window, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        event.wait(0.01)
-    monkeypatch.undo()
-    with ThreadPoolExecutor(1) as other:
-        waiting = other.submit(event.wait, 20)
-        wait_until(lambda: bool(event._cond._waiters))  # type: ignore[attr-defined]
-        event.set()
-        assert waiting.result()
-
-
-def test_interrupted_with_statement_leaves_the_lock_free() -> None:
+def test_interrupted_wait_leaves_the_lock_free() -> None:
     condition = Condition()
 
     def use() -> None:
         with condition:
-            pass
+            condition.wait(0.001)
 
     every_interrupt(use, condition)
 
 
+@pytest.mark.parametrize("kind", [Condition, Lock])
+def test_interrupted_with_statement_leaves_the_lock_free(kind: type[Condition] | type[Lock]) -> None:
+    lock = kind()
+
+    def use() -> None:
+        with lock:
+            pass
+
+    every_interrupt(use, lock)
+
+
+def test_interrupted_wait_for_a_lock_leaves_it_to_its_owner() -> None:
+    lock: Any = Lock()
+    event, interrupted = threading.Event(), threading.Event()
+    waits: list[bool] = []
+
+    def interrupt_once(*_: object) -> None:
+        if waits:
+            waits.clear()
+            raise KeyboardInterrupt
+
+    def hold() -> bool:
+        with lock:
+            event.set()
+            while not interrupted.wait(0.01):  # a signal just before a wait does not end the wait
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            return lock._is_owned()
+
+    former = signal.signal(signal.SIGINT, interrupt_once)
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            owned = executor.submit(hold)
+            assert event.wait(20)
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                waits.append(True)
+                with lock:
+                    pass
+            interrupted.set()
+            assert owned.result()
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def test_interrupted_call_with_a_lock_leaves_it_free() -> None:
-    lock = threading.RLock()
+    lock = Lock()
     every_interrupt(lambda: locked(lock, 1, lambda free: None), lock)
 
 
-def every_interrupt(use: Callable[[], None], lock: threading.RLock | Condition) -> None:
+def every_interrupt(use: Callable[[], None], lock: Lock | Condition) -> None:
     """Interrupt `use` at each place; afterwards another thread must get the lock."""
     place, reached = 1, True
-    with ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as executor:
         while reached:
             with suppress(KeyboardInterrupt), interrupted_at(place, CODE) as was_reached:
                 use()
             reached = was_reached()
-            assert other.submit(lambda: lock.acquire(timeout=10) and lock.release() is None).result(), place
+            assert executor.submit(lambda: lock.acquire(timeout=10) and lock.release() is None).result(), place
             place += 1
 
 
 def test_call_learns_if_the_lock_is_free() -> None:
-    lock = threading.RLock()
+    lock = Lock()
 
     def call(free: bool) -> list[bool]:
-        with ThreadPoolExecutor(1) as other:
-            elsewhere = other.submit(locked, lock, 0, lambda free: free).result()
+        with ThreadPoolExecutor(1) as executor:
+            elsewhere = executor.submit(locked, lock, 0, lambda free: free).result()
         return [free, locked(lock, 1, lambda free: free), elsewhere]
 
     assert locked(lock, 1, call) == [True, False, False]

@@ -34,9 +34,9 @@ def _reset_warnings() -> Iterator[None]:
     once.reset()
 
 
-def refusal(parse: Callable[..., object], given: dict[str, object]) -> str:
+def refusal(parse: Callable[..., object], options: dict[str, object]) -> str:
     with pytest.raises(ConfigurationError) as raised:
-        parse(given)
+        parse(options)
     return str(raised.value)
 
 
@@ -122,7 +122,7 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"group.protocol": "classic"}, "there is no group; set group.id"),
         ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer use it"),
@@ -136,10 +136,10 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(
         ),
     ],
 )
-def test_invalid_combination_for_group_members_is_refused_as_in_java(given: dict[str, object], words: str) -> None:
+def test_invalid_combination_for_group_members_is_refused_as_in_java(options: dict[str, object], words: str) -> None:
     group = {} if "no group" in words else {"group.id": "g"}
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        parse_consumer({**group, **given})
+        parse_consumer({**group, **options})
 
 
 def test_member_properties_without_membership_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,13 +168,13 @@ def test_configurations_are_picklable_and_hashable() -> None:
 
 
 def test_applied_properties_and_config_fields_correspond() -> None:
-    others = {"gzip_level", "lz4_level", "zstd_level", "librdkafka_partitioner"}
+    further = {"gzip_level", "lz4_level", "zstd_level", "librdkafka_partitioner"}
     for role, config in (
         (Role.CLIENT, ClientConfig),
         (Role.CONSUMER, ConsumerConfig),
         (Role.PRODUCER, ProducerConfig),
     ):
-        fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - others
+        fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - further
         tls = {f"ssl_{name}" for name in TLSConfig.__dataclass_fields__} if role is Role.CLIENT else set()
         sasl = {f"sasl_{name}" for name in SaslConfig.__dataclass_fields__} if role is Role.CLIENT else set()
         assert fields == set(config.__dataclass_fields__) - {"compression_level", "tls", "sasl"} | tls | sasl
@@ -268,7 +268,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "says"),
     [
         ({}, 'sasl.jaas.config is missing; give username="…" and password="…" in it, or sasl.username'),
         (
@@ -301,8 +301,8 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ({"sasl.login.class": "hunter2"}, "sasl.login.class is forbidden"),
     ],
 )
-def test_incomplete_sasl_properties_are_refused_at_once(given: dict[str, str], says: str) -> None:
-    message = refusal(parse_client, {**BROKERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **given})
+def test_incomplete_sasl_properties_are_refused_at_once(options: dict[str, str], says: str) -> None:
+    message = refusal(parse_client, {**BROKERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **options})
     assert says in message
     assert "hunter2" not in message
 
@@ -367,9 +367,9 @@ def test_error_traceback_has_no_secrets() -> None:
 
 
 def test_default_idempotence_is_disabled_with_a_warning_by_conflicts(caplog: pytest.LogCaptureFixture) -> None:
-    for given in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
+    for inputs in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
         with caplog.at_level(logging.WARNING):
-            assert not parse_producer(given).enable_idempotence
+            assert not parse_producer(inputs).enable_idempotence
     assert "acks is 1, not all: a retry can make duplicates" in caplog.messages[0]
     assert len(caplog.messages) == 3
 
@@ -391,8 +391,8 @@ def test_idempotence_is_disabled_explicitly_without_a_warning(caplog: pytest.Log
     ("codec", "level"), [("gzip", 1), ("lz4", 2), ("zstd", 3), ("snappy", None), ("none", None), (None, None)]
 )
 def test_compression_level_is_that_of_the_codec(codec: str | None, level: int | None) -> None:
-    given = {"compression.gzip.level": "1", "compression.lz4.level": "2", "compression.zstd.level": "3"}
-    assert parse_producer({**given, **({"compression.type": codec} if codec else {})}).compression_level == level
+    properties = {"compression.gzip.level": "1", "compression.lz4.level": "2", "compression.zstd.level": "3"}
+    assert parse_producer({**properties, **({"compression.type": codec} if codec else {})}).compression_level == level
 
 
 def test_gzip_default_level_is_kafkas_number() -> None:
@@ -426,7 +426,7 @@ def test_partitioner_is_given_by_one_property() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "warning"),
+    ("options", "warning"),
     [
         ({"compression.zstd.level": "5"}, "compression.zstd.level has no effect: compression.type is none"),
         (
@@ -448,8 +448,8 @@ def test_partitioner_is_given_by_one_property() -> None:
     ],
 )
 def test_producer_property_disabled_by_another_is_a_warning(
-    given: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+    options: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        parse_producer(given)
+        parse_producer(options)
     assert caplog.messages == [warning]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 import protocol
@@ -16,7 +17,9 @@ from tests.support.wait_until import wait_until
 
 def connections_to(fake: SmallCluster) -> int:
     port = int(fake.bootstrap_servers.rpartition(":")[2])
-    return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process().net_connections())
+    return sum(
+        bool(connection.raddr) and connection.raddr[1] == port for connection in psutil.Process().net_connections()
+    )
 
 
 def assign(consumer: protocol.KafkaConsumer) -> None:
@@ -48,9 +51,20 @@ def test_own_client_is_closed_with_its_user(name: str) -> None:
 @pytest.mark.parametrize("name", USES)
 def test_keywords_are_properties_with_underscores_for_dots(name: str) -> None:
     with SmallCluster() as fake:
-        given = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
-        with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **given) as user:
+        values = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
+        with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **values) as user:
             USES[name](user)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [*(getattr(protocol, name) for name in USES), lambda text: protocol.read(text, "orders"),
+     lambda text: protocol.write(text, "orders", pa.table({"value": ["1"]}))],
+    ids=[*USES, "read", "write"],
+)  # fmt: skip
+def test_address_in_place_of_properties_is_refused(call: Callable[[Any], object]) -> None:
+    with pytest.raises(UsageError, match=r"^the properties are a str; give a dict, such as .*bootstrap.servers"):
+        call("127.0.0.1:9092")
 
 
 @pytest.mark.parametrize("name", sorted(set(USES) - {"Admin"}))
@@ -67,9 +81,9 @@ def test_closed_shared_client_is_refused_at_construction(name: str) -> None:
     assert not client.closed
     client.close()
     assert client.closed
-    given: object = "g" if name == "OffsetManager" else PROPERTIES.get(name)
+    properties: object = "g" if name == "OffsetManager" else PROPERTIES.get(name)
     with pytest.raises(UsageError, match="this client is closed"):
-        getattr(protocol, name)(*(client,) if name == "Admin" else (client, given))
+        getattr(protocol, name)(*(client,) if name == "Admin" else (client, properties))
 
 
 @pytest.mark.parametrize("name", [*USES, "Client"])

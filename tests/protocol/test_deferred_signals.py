@@ -1,4 +1,4 @@
-"""Signals that arrive in a block of `DeferredInterrupts`."""
+"""Signals that arrive in a block of `Deferred`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.interrupts import DeferredInterrupts
+from protocol.interrupts import Deferred, interruptible
 
 INT, USR1, USR2, HUP = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 NUMBERS = (INT, USR1, USR2, HUP)
@@ -43,7 +43,7 @@ def send(*numbers: int) -> None:
 
 def test_all_handlers_run_once_at_the_end_although_one_raises(handled: list[int]) -> None:
     def block() -> None:
-        with DeferredInterrupts():
+        with Deferred():
             send(USR1, USR2, INT, USR2, HUP)
             assert handled == []
 
@@ -52,43 +52,37 @@ def test_all_handlers_run_once_at_the_end_although_one_raises(handled: list[int]
     assert sorted(handled) == sorted([INT, USR1, USR2])
 
 
-def test_handlers_run_at_once_where_they_are_allowed(handled: list[int]) -> None:
-    with DeferredInterrupts() as interrupts:
-        send(USR2)
-        with interrupts.allowed():
-            assert handled == [USR2]
-            send(INT)
-            assert handled == [USR2, INT]
-            with pytest.raises(TimeoutError):
-                send(USR1)
-        send(INT)
-        assert handled == [USR2, INT, USR1]
-    assert handled == [USR2, INT, USR1, INT]
-
-
-def test_inner_block_passes_signals_to_the_outer_one(handled: list[int]) -> None:
-    with DeferredInterrupts():
-        with DeferredInterrupts():
+def test_signals_of_a_block_are_handled_in_its_interruptible_calls_and_at_its_end(handled: list[int]) -> None:
+    with Deferred():
+        with Deferred():
             send(USR2)
-        assert handled == []
-    assert handled == [USR2]
+            assert handled == []
+            interruptible(send, INT)
+            assert handled == [USR2, INT]
+            send(USR1)
+        assert handled == [USR2, INT]
+        with pytest.raises(TimeoutError):
+            interruptible(send)
+        send(USR2)
+        assert handled == [USR2, INT, USR1]
+    assert handled == [USR2, INT, USR1, USR2]
 
 
 def test_other_threads_defer_nothing(handled: list[int]) -> None:
     inside, sent = threading.Event(), threading.Event()
 
     def work() -> None:
-        with DeferredInterrupts():
+        with Deferred():
             inside.set()
             sent.wait(20)
 
-    other = threading.Thread(target=work)
-    other.start()
+    thread = threading.Thread(target=work)
+    thread.start()
     assert inside.wait(20)
     send(USR2)
     assert handled == [USR2]
     sent.set()
-    other.join()
+    thread.join()
 
 
 def test_handler_may_set_another_handler(handled: list[int]) -> None:
@@ -96,7 +90,7 @@ def test_handler_may_set_another_handler(handled: list[int]) -> None:
         handled.append(-number)
 
     former = signal.signal(USR2, lambda number, _: signal.signal(number, later))
-    with DeferredInterrupts() as interrupts, interrupts.allowed():
-        send(USR2)
+    with Deferred():
+        interruptible(send, USR2)
     assert signal.getsignal(USR2) is later
     signal.signal(USR2, former)

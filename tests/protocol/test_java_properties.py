@@ -8,7 +8,7 @@ from protocol.config_providers import parse_java_properties
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("Truth = Beauty\n T2:Beauty\nT3    :Beauty", {"Truth": "Beauty", "T2": "Beauty", "T3": "Beauty"}),
         ("fruits    apple, banana, \\\n     pear, \\\r\n  mango", {"fruits": "apple, banana, pear, mango"}),
@@ -22,5 +22,5 @@ from protocol.config_providers import parse_java_properties
         ("", {}),
     ],
 )
-def test_properties_file_is_read_as_by_java(text: str, found: dict[str, str]) -> None:
-    assert parse_java_properties(text) == found
+def test_properties_file_is_read_as_by_java(text: str, result: dict[str, str]) -> None:
+    assert parse_java_properties(text) == result

@@ -10,7 +10,7 @@ KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffset
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "remembered"),
     [
         ("subsrcibe", "subscribe"),
         ("SUBSCRIBE", "subscribe"),
@@ -23,8 +23,8 @@ KNOWN = ["subscribe", "topic", "minPartitions", "maxBytesPerTrigger", "maxOffset
         ("ack", "acks"),
     ],
 )
-def test_one_or_two_typos_are_recognised(name: str, known: str) -> None:
-    assert closest_match(name, KNOWN) == known
+def test_one_or_two_typos_are_recognised(name: str, remembered: str) -> None:
+    assert closest_match(name, KNOWN) == remembered
 
 
 @pytest.mark.parametrize(

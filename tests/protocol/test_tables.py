@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -35,21 +36,23 @@ from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
 
-def properties(fake: Any, **others: object) -> dict[str, object]:
-    return {"bootstrap.servers": fake.bootstrap_servers, **{name.replace("_", "."): v for name, v in others.items()}}
+def properties(fake: Any, **further: object) -> dict[str, object]:
+    return {"bootstrap.servers": fake.bootstrap_servers, **{name.replace("_", "."): v for name, v in further.items()}}
 
 
 def offsets(reader: pa.RecordBatchReader) -> dict[int, list[int]]:
     """Return the offsets by partition."""
-    found: dict[int, list[int]] = {}
+    values_by_key: dict[int, list[int]] = {}
     for row in reader.read_all().select(["partition", "offset"]).to_pylist():
-        found.setdefault(row["partition"], []).append(row["offset"])
-    return found
+        values_by_key.setdefault(row["partition"], []).append(row["offset"])
+    return values_by_key
 
 
 def connections_to(address: str) -> int:
     port = int(address.rpartition(":")[2])
-    return sum(bool(each.raddr) and each.raddr[1] == port for each in psutil.Process().net_connections())
+    return sum(
+        bool(connection.raddr) and connection.raddr[1] == port for connection in psutil.Process().net_connections()
+    )
 
 
 def test_read_returns_all_records_with_topic_and_partition() -> None:
@@ -64,38 +67,39 @@ def test_read_returns_all_records_with_topic_and_partition() -> None:
 def test_read_returns_chosen_columns_in_the_order_of_the_schema() -> None:
     with SmallCluster() as fake:
         table = protocol.read(properties(fake), "orders", columns=["offset", "partition"]).read_all()
+        assert protocol.read(properties(fake), "orders", columns="value").schema.names == ["value"]
     assert table.column_names == ["partition", "offset"]
     assert table.num_rows == PARTITIONS * END
 
 
 def test_read_and_write_report_progress_up_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[Progress] = []
+    progresses: list[Progress] = []
     with SmallCluster() as fake:
-        rows = protocol.read(properties(fake), "orders", columns=["value"], progress=seen.append).read_all()
+        rows = protocol.read(properties(fake), "orders", columns=["value"], progress=progresses.append).read_all()
         total = PARTITIONS * END
-        assert (seen[0].total, seen[-1].done, seen[-1].unit) == (total, total, "offsets")
-        assert [each.done for each in seen] == sorted(each.done for each in seen)
-        seen.clear()
-        protocol.write(properties(fake), "orders", rows, progress=seen.append)
-        assert (seen[-1].done, seen[-1].total, seen[-1].unit) == (total, total, "rows")
-        seen.clear()
+        assert (progresses[0].total, progresses[-1].done, progresses[-1].unit) == (total, total, "offsets")
+        assert [progress.done for progress in progresses] == sorted(progress.done for progress in progresses)
+        progresses.clear()
+        protocol.write(properties(fake), "orders", rows, progress=progresses.append)
+        assert (progresses[-1].done, progresses[-1].total, progresses[-1].unit) == (total, total, "rows")
+        progresses.clear()
         protocol.write(properties(fake), "orders", rows.to_reader(), progress=True)
         assert re.fullmatch(r"(orders: \d+ rows, [\d,]+/s\n)+", capsys.readouterr().err)
 
 
 def test_progress_is_reported_four_times_a_second_with_rate_and_time_left() -> None:
-    seen: list[Progress] = []
+    progresses: list[Progress] = []
     clock = ManualClock()
-    reporter = ProgressReporter(seen.append, "orders", 1_000, "offsets", clock)
+    reporter = ProgressReporter(progresses.append, "orders", 1_000, "offsets", clock)
     for _ in range(5):
         clock.advance(0.1)
         reporter.add(100)
-    assert [str(each) for each in seen] == [
+    assert [str(progress) for progress in progresses] == [
         "orders: 100 of 1,000 offsets (10 %), 1,000/s, 1 s left",
         "orders: 400 of 1,000 offsets (40 %), 1,000/s, 1 s left",
     ]
     reporter.end()
-    assert str(seen[-1]) == "orders: 1,000 of 1,000 offsets (100 %), 2,000/s"
+    assert str(progresses[-1]) == "orders: 1,000 of 1,000 offsets (100 %), 2,000/s"
 
 
 def test_read_of_growing_topic_ends_at_end_offset_of_the_call() -> None:
@@ -175,10 +179,10 @@ def test_read_of_committed_offset_in_truncated_log_raises(
     position: str, end: int, epoch: int, holds: str, nearest: int
 ) -> None:
     with SmallCluster() as fake:
-        given = committed(fake, END, epoch)
+        properties = committed(fake, END, epoch)
         truncate(fake, end)
         with pytest.raises(DataLoss) as raised:
-            protocol.read(given, "orders", **{position: "committed"})
+            protocol.read(properties, "orders", **{position: "committed"})
     text = str(raised.value)
     assert f"{position}='committed': group g: its offset 10 of orders-0 is out of range: the log holds {holds}" in text
     assert "The same applies to orders-1. Nothing is read." in text
@@ -191,12 +195,12 @@ def test_read_of_committed_offset_in_truncated_log_raises(
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 def test_read_of_deleted_committed_offset_raises_whatever_the_reset(reset: str) -> None:
     with SmallCluster() as fake:
-        given = committed(fake, 3) | {"auto.offset.reset": reset}
+        properties = committed(fake, 3) | {"auto.offset.reset": reset}
         for number in range(PARTITIONS):
             fake.shrink_log("orders", number, END)
         with pytest.raises(DataLoss, match=r"its offset 3 of orders-0 is out of range: the log holds \[10, 10\)"):
-            protocol.read(given, "orders", "committed")
-        assert protocol.read(given, "orders", "earliest", "committed").read_all().num_rows == 0
+            protocol.read(properties, "orders", "committed")
+        assert protocol.read(properties, "orders", "earliest", "committed").read_all().num_rows == 0
 
 
 def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,23 +218,23 @@ def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(monkeypatc
 
 def test_read_of_log_truncated_before_its_ends_are_listed_raises() -> None:
     with SmallCluster() as fake:
-        given = committed(fake, END)
+        properties = committed(fake, END)
 
         def truncate_with_next_list(body: Any) -> None:
             fake.before[LIST_OFFSETS] = lambda body: (fake.before.clear(), truncate(fake, 7))
 
         fake.before[OFFSET_FOR_LEADER_EPOCH] = truncate_with_next_list
         with pytest.raises(DataLoss, match=r"start: offset 10 of orders-0 is out of range: the log holds \[0, 7\)"):
-            protocol.read(given, "orders", "committed")
+            protocol.read(properties, "orders", "committed")
 
 
 def test_read_of_log_truncated_before_its_records_are_fetched_raises() -> None:
     with SmallCluster() as fake:
-        given = committed(fake, END)
+        properties = committed(fake, END)
         fake.grow(1)
         fake.before[FETCH] = lambda body: (fake.before.clear(), truncate(fake, 20))
         with pytest.raises(DataLoss, match=r"the log was truncated below offset 1\d"):
-            protocol.read(given, "orders", "committed").read_all()
+            protocol.read(properties, "orders", "committed").read_all()
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
@@ -291,7 +295,7 @@ def test_read_from_committed_offsets_of_group(kafka: LocalKafka, topic: TopicFac
         protocol.read(properties(kafka, **group), name, "committed")
     with client_of(kafka) as client:
         manager = protocol.OffsetManager(client, name)
-        manager.mark({(name, 0): protocol.CommittedOffset(3)})
+        manager.stage({(name, 0): protocol.CommittedOffset(3)})
         manager.flush(client.deadline())
         manager.close()
     group["auto_offset_reset"] = "earliest"
@@ -308,7 +312,7 @@ def test_polars_duckdb_and_pandas_read_and_write_the_same_rows(kafka: LocalKafka
         protocol.write(properties(kafka), name, pd.DataFrame(rows)),
         protocol.write(properties(kafka), name, pa.RecordBatch.from_pydict(rows)),
     ]
-    assert [{key[1]: (each.first_offset, each.count) for key, each in result.items()} for result in written] == [
+    assert [{key[1]: (span.first_offset, span.count) for key, span in result.items()} for result in written] == [
         {0: (number, 1), 1: (2 * number, 2)} for number in range(4)
     ]
     expected = {(b"a", b"1", 1), (None, b"2", 0), (b"c", None, 1)}
@@ -357,7 +361,7 @@ def test_write_in_transaction_shows_all_rows_or_none(kafka: LocalKafka, topic: T
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([1], "list is no Arrow data"),
+        ([1], r"list is no Arrow data; use a pyarrow.Table, or pyarrow.RecordBatchReader.from_batches for a generator"),
         (pa.table({"value": [1]}), "column value is int64; it must be binary"),
         (pa.table({"value": ["1"], "offset": [1]}), "offset is not a column of a record"),
     ],
@@ -365,3 +369,19 @@ def test_write_in_transaction_shows_all_rows_or_none(kafka: LocalKafka, topic: T
 def test_write_refuses_wrong_data(data: Any, message: str) -> None:
     with SmallCluster() as fake, pytest.raises(UsageError, match=message):
         protocol.write(properties(fake), "orders", data)
+
+
+@pytest.mark.parametrize("failure", [DataLoss("t-0: gone"), KeyboardInterrupt()], ids=["data loss", "Ctrl-C"])
+def test_failure_of_the_reader_that_is_written_stays_what_it_is(failure: BaseException) -> None:
+    """Through Arrow's C stream, it would become an `ArrowInvalid`."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"value": ["1"]})
+        raise failure
+
+    rows = pa.RecordBatchReader.from_batches(pa.schema([("value", pa.string())]), batches())
+    with FakeKafka() as kafka:
+        kafka.create_topic("copy")
+        with pytest.raises(type(failure)) as raised:
+            protocol.write(properties(kafka), "copy", rows)
+    assert raised.value is failure

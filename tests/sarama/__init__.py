@@ -23,19 +23,20 @@ FOLDER = Path(__file__).parent
 @cache
 def build() -> Path:
     """Return the path of the program; skip the test if Go is missing or sarama cannot be downloaded."""
-    program = FOLDER.parent.parent / "build" / f"sarama-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    folder = FOLDER.parent.parent / "build"
     if shutil.which("go") is None:
         pytest.skip("no Go on the PATH to build sarama with")
     if fetched := _go("mod", "download"):
         pytest.skip(f"Go cannot fetch sarama: {fetched}")
-    assert not _go("build", "-buildvcs=false", "-o", str(program), ".")
-    return program
+    built = folder / f"sarama-{os.getpid()}"
+    assert not _go("build", "-buildvcs=false", "-o", str(built), ".")
+    return built.replace(folder / "sarama")  # other processes may run an older one meanwhile
 
 
 def produce(program: Path, kafka: LocalKafka, written: Rows) -> None:
     """Write record batches of codec n to partition n of the only topic of `written`."""
     ((topic, lines),) = _lines_of(written).items()
-    _run(program, "produce", kafka, topic, given="\n".join(lines))
+    _run(program, "produce", kafka, topic, typed="\n".join(lines))
 
 
 def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partition], count: int) -> Rows:
@@ -45,7 +46,7 @@ def rows_of_sarama(program: Path, kafka: LocalKafka, partitions: Sequence[Partit
     for line in _run(program, "consume", kafka, topic, str(count)).splitlines():
         found = json.loads(line)
         headers = found["headers"]
-        pairs = headers and tuple((_bytes(each["key"] or "").decode(), _bytes(each["value"])) for each in headers)
+        pairs = headers and tuple((_bytes(header["key"] or "").decode(), _bytes(header["value"])) for header in headers)
         row = (found["offset"], _bytes(found["key"]), _bytes(found["value"]), pairs, found["timestamp_ms"], 0)
         rows.setdefault((topic, found["partition"]), []).append(row)
     return rows
@@ -85,10 +86,10 @@ def _go(*arguments: str) -> str:
     return ended.stderr.strip() if ended.returncode else ""
 
 
-def _run(program: Path, command: str, kafka: LocalKafka, *arguments: str, given: str = "") -> str:
+def _run(program: Path, command: str, kafka: LocalKafka, *arguments: str, typed: str = "") -> str:
     ended = subprocess.run(
         [str(program), command, kafka.bootstrap_servers, *arguments],
-        input=given,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,18 +8,33 @@ import signal
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from typing import Any
 
 from protocol import Client, CommittedOffset, KafkaConsumer, KafkaError, TransactionalProducer
 from protocol.errors import OutcomeLost, OutcomeUnknown, ProducerFenced
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.transactions import State
-from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+from protocol.testing.simulation import (
+    KAFKA_2_8,
+    Process,
+    Simulation,
+    acl_faults,
+    bootstrap_servers,
+    cluster_faults,
+    network_faults,
+    process_faults,
+    settle,
+    topic_faults,
+)
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 
 PARTITIONS = 4
 COPIERS = 3
 DURATION_S = 12.0
 SESSION_TIMEOUT_MS = 6_000
-TRANSACTION_TIMEOUT_MS = 5_000
+RESOURCES = [("Topic", "source"), ("Topic", "target"), ("Group", "copy"), ("TransactionalId", "copier-0")]
+TRANSACTION_TIMEOUTS_MS = (5_000, 20_000, 20_000)
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None, None)
 KINDS = (
     "AddOffsetsToTxn",
@@ -38,16 +53,20 @@ KINDS = (
 
 
 def scenario(world: Simulation) -> dict[str, object]:
-    version = world.random.choice(["1", "2", "2"])
+    versions = world.random.choice([None, None, KAFKA_2_8])
+    version = world.random.choice(["1", "2", "2"]) if versions is None else "0"
     settings = {
         "group.consumer.heartbeat.interval.ms": "500",
         "group.consumer.session.timeout.ms": str(SESSION_TIMEOUT_MS),
         "transaction.version": version,
     }
-    kafka = FakeKafka(3, record_requests=False, settings=settings)
+    settings |= {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    kafka = FakeKafka(3, record_requests=False, settings=settings, newest_versions=versions)
     kafka.create_topic("source", PARTITIONS, 3)
     kafka.create_topic("target", 2, 3)
-    assignor = world.random.choice(ASSIGNORS)
+    servers = bootstrap_servers(world, kafka)
+    assignor = world.random.choice([name for name in ASSIGNORS if name or versions is None])
+    timeout_ms = world.random.choice(TRANSACTION_TIMEOUTS_MS)
     events: Counter[str] = Counter()
     numbers = itertools.count()
     stop: list[bool] = []
@@ -62,7 +81,8 @@ def scenario(world: Simulation) -> dict[str, object]:
     def start(copier: int) -> None:
         if not stop and len(world.alive(f"copier-{copier}-")) < 2:
             name = f"copier-{copier}-{len(world.processes)}"
-            world.start(copy_until, kafka.bootstrap_servers, assignor, f"copier-{copier}", stop, events, name=name)
+            arguments = servers, assignor, f"copier-{copier}", timeout_ms, stop, events
+            world.start(copy_until, *arguments, name=name)
 
     def restart(process: Process) -> None:
         start(int(process.name.split("-")[1]))
@@ -74,15 +94,29 @@ def scenario(world: Simulation) -> dict[str, object]:
             process.interrupt(signal.SIGKILL, lines)
             world.later(world.fault_random.uniform(0, 5), lambda: restart(process))
 
+    def pause_in_transaction() -> None:
+        """Pause a copier, before or when it adds offsets to its transaction, for longer than its session."""
+        pause_s = world.fault_random.uniform(1, 6) + SESSION_TIMEOUT_MS / 1000
+        api = world.fault_random.choice([PRODUCE, TXN_OFFSET_COMMIT])
+
+        def act(body: dict[str, Any]) -> None:
+            kafka.before.pop(api, None)
+            for process in world.alive(f"{body['transactional_id']}-"):
+                process.pause(pause_s)
+
+        kafka.before[api] = act
+
     for copier in range(COPIERS):
         start(copier)
     faults = world.start_faults(
         [
-            # New processes know only the first addresses.
-            *[fault for fault in cluster_faults(world, kafka, KINDS) if fault[0] != "move a broker to another port"],
+            *cluster_faults(world, kafka, KINDS),
             *network_faults(world, kafka, lambda: world.alive("copier")),
             *process_faults(world, lambda: world.alive("copier"), restart),
+            *acl_faults(world, kafka, RESOURCES),
+            *topic_faults(world, kafka, "source", 2 * PARTITIONS),
             *[("kill a copier at a line", kill)] * 3,
+            *[("pause a copier in its transaction", pause_in_transaction)] * 3,
             ("start a second copier with the same id", lambda: start(world.fault_random.randrange(COPIERS))),
         ],
         every_s=(0.05, 0.8),
@@ -91,8 +125,8 @@ def scenario(world: Simulation) -> dict[str, object]:
         write()
         world.sleep(world.random.uniform(0.05, 0.3))
     faults.stop()
-    world.sleep(15)  # temporary faults end
-    heal(world, kafka)
+    kafka.before.clear()
+    settle(world, kafka)
     write()
 
     ends = {("source", partition): kafka.log("source", partition).end_offset for partition in range(PARTITIONS)}
@@ -101,7 +135,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     stop.append(True)
     for process in world.alive("copier"):
         assert process.wait(150), f"{process} does not end"
-    world.sleep(TRANSACTION_TIMEOUT_MS / 1000 + 2)
+    world.sleep(timeout_ms / 1000 + 2)
     judge(kafka)
     return {"version": version, "assignor": assignor, "records": sum(ends.values()), **events}
 
@@ -127,18 +161,20 @@ def by_partition(kafka: FakeKafka, topic: str) -> dict[int, list[int]]:
 
 
 def copy_until(
-    servers: str, assignor: str | None, transactional_id: str, stop: list[bool], events: Counter[str]
+    servers: str, assignor: str | None, transactional_id: str, timeout_ms: int, stop: list[bool], events: Counter[str]
 ) -> None:
     """Copy with new clients after each error that is raised."""
     while not stop:
         try:
-            copy(servers, assignor, transactional_id, stop, events)
+            copy(servers, assignor, transactional_id, timeout_ms, stop, events)
         except KafkaError as error:
             events[type(error).__name__] += 1
             time.sleep(random.uniform(0.2, 2))
 
 
-def copy(servers: str, assignor: str | None, transactional_id: str, stop: list[bool], events: Counter[str]) -> None:
+def copy(
+    servers: str, assignor: str | None, transactional_id: str, timeout_ms: int, stop: list[bool], events: Counter[str]
+) -> None:
     """Copy as docs/transactions.md shows; some transactions are aborted, some take long."""
     client = Client({"bootstrap.servers": servers, "default.api.timeout.ms": random.choice([5_000, 60_000])})
     reading = {"group.id": "copy", "auto.offset.reset": "earliest", "enable.auto.commit": False}
@@ -149,7 +185,7 @@ def copy(servers: str, assignor: str | None, transactional_id: str, stop: list[b
         reading |= {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500}
         reading["partition.assignment.strategy"] = assignor
     consumer = KafkaConsumer(client, reading)
-    writing = {"transactional.id": transactional_id, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    writing = {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
     producer = TransactionalProducer(client, writing)
     with client, consumer, producer:
         producer.init_transactions()

@@ -7,21 +7,32 @@ docs/architecture.md that a run reaches. In some runs each batch is a batch writ
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import signal
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from protocol.errors import KafkaError, OutcomeUnknown, ProducerFenced
 from protocol.testing import FakeKafka
-from protocol.testing.fake_kafka.transactions import State
-from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+from protocol.testing.simulation import (
+    Process,
+    Simulation,
+    acl_faults,
+    bootstrap_servers,
+    cluster_faults,
+    network_faults,
+    process_faults,
+    settle,
+    topic_faults,
+)
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
@@ -31,13 +42,25 @@ from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import SinkPlan
 from spark_kafka_source.sink.exactly_once import query
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
+from tests.simulation.sink_judge import (
+    LEDGER,
+    PARTITIONS,
+    QUERY,
+    TOPIC,
+    Attempt,
+    Checkpoint,
+    Executor,
+    RequestJudge,
+    count_lost_driver,
+    count_lost_task,
+    judge_completed,
+    judge_ends,
+    judge_visible,
+)
 
-TOPIC, PARTITIONS = "t", 3
-PREFIX, QUERY_ID = "sink", "query"
-LEDGER = f"{PREFIX}-{QUERY_ID}"
-EXECUTORS = 2
+EXECUTORS = 4
 ATTEMPTS = 4
-DURATION_S = 12.0
+DURATION_S = 14.0
 BATCHES_AFTER_FAULTS = 3
 KINDS = (
     "AddOffsetsToTxn",
@@ -53,89 +76,32 @@ KINDS = (
     "TxnOffsetCommit",
 )
 COMMIT_REQUESTS = (ADD_OFFSETS_TO_TXN, DESCRIBE_TRANSACTIONS, END_TXN, TXN_OFFSET_COMMIT)
-_UNENDED = (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)
-
-
-@dataclass
-class Attempt:
-    """An attempt of a task, which a driver passes to an executor.
-
-    Attributes
-    ----------
-    write_id : str or None
-        Id of a batch write.
-    lost : bool
-        The driver has given up on it, or has ended.
-    message : bytes or None
-        The pickled `PreparedWrite`.
-    error : str or None
-    """
-
-    start_id: str
-    write_id: str | None
-    batch: int
-    task: int
-    number: int
-    row_count: int
-    lost: bool = False
-    message: bytes | None = None
-    error: str | None = None
-
-
-@dataclass
-class Executor:
-    """A Python worker: its attempts, the first of which runs."""
-
-    attempts: list[Attempt] = field(default_factory=list)
-    alive: bool = True
-
-
-@dataclass
-class Checkpoint:
-    """The state that outlives drivers, and what the judge needs to know.
-
-    Attributes
-    ----------
-    task_counts : list of int
-        Number of tasks of each planned batch.
-    completed : list of int
-        Batches in Spark's commit log, or batch writes that returned.
-    attempts : dict of int to Attempt
-        All attempts by number.
-    accepted : dict of (int, int) to set of (int or None)
-        Numbers of attempts that a driver has tried to commit, by batch and task; None for one without rows.
-    reached : Counter
-        Rows of the crash table.
-    """
-
-    is_stream: bool
-    task_counts: list[int] = field(default_factory=list)
-    completed: list[int] = field(default_factory=list)
-    attempts: dict[int, Attempt] = field(default_factory=dict)
-    accepted: dict[tuple[int, int], set[int | None]] = field(default_factory=lambda: defaultdict(set))
-    executors: list[Executor] = field(default_factory=list)
-    reached: Counter[str] = field(default_factory=Counter)
-    stopping: bool = False
 
 
 def scenario(world: Simulation) -> dict[str, object]:
     version = world.random.choice(["1", "2", "2"])
-    kafka = FakeKafka(3, record_requests=False, settings={"transaction.version": version})
+    settings = {"transaction.version": version}
+    settings |= {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    kafka = FakeKafka(3, record_requests=False, settings=settings)
     kafka.create_topic(TOPIC, PARTITIONS, 3)
-    checkpoint = Checkpoint(is_stream=world.random.random() < 0.8)
-    timeout_ms = world.random.choice([3_000, 8_000, 60_000])
+    checkpoint = Checkpoint(world.random.random() < 0.8, kafka.transactions.transactions)
+    requests = RequestJudge(kafka, checkpoint)
+    timeout_ms = world.random.choice([3_000, 3_000, 8_000, 60_000])
     options = {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.bootstrap.servers": bootstrap_servers(world, kafka),
         "deliveryGuarantee": "exactly-once",
-        "transactionalIdPrefix": PREFIX,
-        "kafka.default.api.timeout.ms": str(world.random.choice([3_000, 10_000, 60_000])),
+        "transactionalIdPrefix": QUERY.prefix,
+        "kafka.default.api.timeout.ms": str(world.random.choice([3_000, 3_000, 10_000, 60_000])),
         "kafka.transaction.timeout.ms": str(timeout_ms),
     }
+
+    executors: dict[int, Process] = {}
 
     def start_executor() -> None:
         executor = Executor()
         checkpoint.executors.append(executor)
         process = world.start(execute, options, executor, checkpoint, name=f"executor-{len(world.processes)}")
+        executors[id(executor)] = process
         world.scheduler.start(world.main, lambda: replace_executor(executor, process))
 
     def replace_executor(executor: Executor, process: Process) -> None:
@@ -160,7 +126,7 @@ def scenario(world: Simulation) -> dict[str, object]:
             count_lost_driver(kafka, checkpoint)
         elif driver.killed and checkpoint.accepted:
             checkpoint.reached["the driver of a batch write dies"] += 1
-        world.sleep(world.random.choice([0.1, 1, 5]))
+        world.sleep(world.random.choice([0.05, 0.2, 1]))
         if not checkpoint.stopping and not world.alive("driver"):
             start_driver()
 
@@ -176,43 +142,88 @@ def scenario(world: Simulation) -> dict[str, object]:
 
     def kill_at_request() -> None:
         """Kill a driver while the cluster handles a request of a commit, from this driver or from a task."""
-        kind = world.fault_random.choice(COMMIT_REQUESTS)
         countdown = world.fault_random.randrange(3)
 
-        def before(_: object) -> None:
+        def act(_: dict[str, Any]) -> bool:
             nonlocal countdown
             countdown -= 1
             if countdown < 0:
-                kafka.before.pop(kind, None)
                 for driver in world.alive("driver"):
                     driver.kill()
+            return countdown < 0
 
-        kafka.before[kind] = before
+        requests.on_request(world.fault_random.choice(COMMIT_REQUESTS), act)
+
+    def kill_before_log() -> None:
+        checkpoint.is_killed_before_log = True
+
+    def pause_at_look() -> None:
+        """Pause an executor that has asked for the ledger: its task continues later, and with an old one."""
+        meanwhile = world.fault_random.choice([kill_before_log, refuse_commits, lambda: None, lambda: None])
+        pause_s, choice = world.fault_random.uniform(2, 7), world.fault_random.random()
+
+        def act(body: dict[str, Any]) -> bool:
+            looking = [
+                executor
+                for executor in checkpoint.executors
+                if executor.alive and executor.attempts and executor.attempts[0].is_looking
+            ]
+            if not looking or LEDGER not in str(body):
+                return False
+            executors[id(looking[int(choice * len(looking))])].pause(pause_s)
+            meanwhile()
+            return True
+
+        requests.on_request(OFFSET_FETCH, act)
+
+    def refuse_commits() -> None:
+        """Refuse the commits of tasks' transactions for some time from the next one on."""
+        refused_s = world.fault_random.uniform(2, 6)
+
+        def act(body: dict[str, Any]) -> bool:
+            is_commit = body["committed"] and body["transactional_id"] != LEDGER
+            if is_commit:
+                kafka.refuse("EndTxn", "COORDINATOR_LOAD_IN_PROGRESS", times=100_000)
+                world.later(refused_s, kafka.clear_faults)
+            return bool(is_commit)
+
+        requests.on_request(END_TXN, act)
 
     for _ in range(EXECUTORS):
         start_executor()
     start_driver()
     faults = world.start_faults(
         [
-            # New processes know only the first addresses.
-            *[fault for fault in cluster_faults(world, kafka, KINDS) if fault[0] != "move a broker to another port"],
+            *cluster_faults(world, kafka, KINDS),
             *network_faults(world, kafka),
             *process_faults(world, lambda: world.alive("driver") + world.alive("executor")),
+            *acl_faults(world, kafka, [("Topic", TOPIC), ("Group", LEDGER), ("TransactionalId", LEDGER)]),
+            *topic_faults(world, kafka, TOPIC, PARTITIONS + 2),
             *[("kill a driver at a line", lambda: kill("driver"))] * 3,
-            *[("kill a driver at a request", kill_at_request)] * 4,
             *[("kill an executor at a line", lambda: kill("executor"))] * 3,
+        ],
+        every_s=(0.5, 5),
+    )
+    crashes = world.start_faults(
+        [
+            *[("kill a driver at a request", kill_at_request)] * 2,
+            ("kill a driver before Spark's commit log", kill_before_log),
+            *[("pause an executor at its look at the ledger", pause_at_look)] * 5,
+            ("refuse the commits of a batch", refuse_commits),
             ("start a second driver", second_driver),
         ],
-        every_s=(0.05, 0.8),
+        every_s=(0.2, 1.2),
     )
     end_s = world.now_s + DURATION_S
     while world.now_s < end_s:
         world.sleep(0.5)
         judge_visible(kafka, checkpoint)
+        assert not requests.failures, requests.failures[:3]
     faults.stop()
-    kafka.before.clear()
-    world.sleep(15)  # temporary faults end
-    heal(world, kafka)
+    crashes.stop()
+    requests.clear()
+    checkpoint.is_killed_before_log = False
+    settle(world, kafka)
     count = len(checkpoint.completed)
     world.wait_until(
         lambda: len(checkpoint.completed) >= count + BATCHES_AFTER_FAULTS, 400, f"{count} batches, and some more"
@@ -220,80 +231,17 @@ def scenario(world: Simulation) -> dict[str, object]:
     checkpoint.stopping = True
     for driver in world.alive("driver"):
         assert driver.wait(150), f"{driver} does not end"
+    world.wait_until(
+        lambda: not any(executor.attempts for executor in checkpoint.executors), 150, "late attempts have ended"
+    )
     world.sleep(timeout_ms / 1000 + 2)
     judge_ends(kafka)
     judge_visible(kafka, checkpoint)
     judge_completed(kafka, checkpoint)
+    requests.judge_late_attempts()
+    assert not requests.failures, requests.failures[:3]
     drivers = sum(process.name.startswith("driver") for process in world.processes)
     return {"version": version, "batches": len(checkpoint.completed), "drivers": drivers, **checkpoint.reached}
-
-
-# -- the judge ----------------------------------------------------------------------------------------
-
-
-def visible_rows(kafka: FakeKafka) -> dict[tuple[int, int], Counter[tuple[int, int]]]:
-    """Return the committed records by batch and task, as counts of (attempt, row)."""
-    rows: dict[tuple[int, int], Counter[tuple[int, int]]] = defaultdict(Counter)
-    for message in kafka.records(TOPIC):
-        batch, task, attempt, row = map(int, message.value.decode().split(":"))
-        rows[batch, task][attempt, row] += 1
-    return rows
-
-
-def judge_visible(kafka: FakeKafka, checkpoint: Checkpoint) -> None:
-    """Fail if a row is visible twice, or before a driver has tried to commit its attempt."""
-    for (batch, task), rows in visible_rows(kafka).items():
-        assert max(rows.values()) == 1, f"twice, in batch {batch}, task {task}: {rows}"
-        attempts = {attempt for attempt, _ in rows}
-        assert len(attempts) == 1, f"rows of the attempts {attempts} of batch {batch}, task {task}"
-        accepted = checkpoint.accepted[batch, task]
-        assert attempts <= accepted, f"batch {batch}, task {task}: rows of attempt {attempts}, accepted {accepted}"
-
-
-def judge_completed(kafka: FakeKafka, checkpoint: Checkpoint) -> None:
-    """Fail if a completed batch is not whole, or a stream has rows of another batch."""
-    visible = visible_rows(kafka)
-    for batch in checkpoint.completed:
-        for task in range(checkpoint.task_counts[batch]):
-            rows, accepted = visible.get((batch, task)), checkpoint.accepted[batch, task]
-            assert rows or None in accepted, f"batch {batch}, task {task} is lost: accepted {accepted}"
-    for (batch, task), rows in visible.items():
-        ((number, _), *_) = rows
-        expected = checkpoint.attempts[number].row_count
-        assert len(rows) == expected, f"batch {batch}, task {task}: {len(rows)} of {expected} rows"
-        assert batch in checkpoint.completed or not checkpoint.is_stream, f"batch {batch} is not completed"
-
-
-def judge_ends(kafka: FakeKafka) -> None:
-    """Fail if a transaction is open after its timeout."""
-    kafka.clear_faults()  # any change lets the cluster look at its clock
-    left_open = [name for name, transaction in kafka.transactions.transactions.items() if transaction.state in _UNENDED]
-    assert not left_open, f"open after the timeout: {left_open}"
-
-
-def count_lost_task(kafka: FakeKafka, checkpoint: Checkpoint, executor: Executor) -> None:
-    """Count the state in which a killed executor has left its task."""
-    if executor.attempts:
-        transaction = kafka.transactions.transactions.get(f"{LEDGER}-{executor.attempts[0].task}")
-        if transaction is not None and transaction.state is State.ONGOING:
-            checkpoint.reached["a task dies while it writes"] += 1
-
-
-def count_lost_driver(kafka: FakeKafka, checkpoint: Checkpoint) -> None:
-    """Count the state in which a killed driver has left its batch."""
-    batch, transactions = len(checkpoint.completed), kafka.transactions.transactions
-    decided = kafka.committed_offsets(LEDGER).get((TOPIC, 0), 0)
-    states = {name: transaction.state for name, transaction in transactions.items()}
-    unended = [name for name, state in states.items() if name != LEDGER and state in _UNENDED]
-    if decided == batch + 1:
-        step = "after the decision" if unended else "before Spark's commit log"
-    elif states.get(LEDGER) in _UNENDED:
-        step = "during the decision"
-    elif unended:
-        step = "before the decision"
-    else:
-        return
-    checkpoint.reached[f"the driver dies {step}"] += 1
 
 
 # -- Spark's driver -----------------------------------------------------------------------------------
@@ -321,9 +269,16 @@ def drive(properties: dict[str, str], checkpoint: Checkpoint, attempts: list[Att
                 guarantee.abort(options, writer, messages)
                 raise
             time.sleep(random.uniform(0, 0.1))
+            if checkpoint.is_killed_before_log:
+                checkpoint.is_killed_before_log = False
+                time.sleep(random.choice([0, 1, 4]))
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(1)
             if batch in checkpoint.completed:
                 return  # another driver was faster, as Spark's commit log shows
             checkpoint.completed.append(batch)
+            if any(message is not None and message.identity is not None for message in messages):
+                checkpoint.decided.append(batch)
             time.sleep(random.uniform(0, 0.2))
     except OutcomeUnknown:
         checkpoint.reached["EndTxn is not answered before the deadline"] += 1
@@ -364,11 +319,10 @@ def run_tasks(
                 if failures[task] == ATTEMPTS:
                     raise KafkaError(f"task {task} of batch {batch} failed: {attempt.error}")
         time.sleep(0.02)
+    prepared = {task: message for task, message in enumerate(messages) if message is not None}
+    checkpoint.accept(batch, accepted, prepared)
     for task, attempt in accepted.items():
-        message = messages[task]
-        assert message is not None
-        if message.identity is not None or not attempt.row_count:
-            checkpoint.accepted[batch, task].add(attempt.number if attempt.row_count else None)
+        message = prepared[task]
         if message.decided_task_count is not None and message.identity is not None:
             checkpoint.reached["a decided transaction is missing, and its task writes again"] += 1
         earlier = [
@@ -387,9 +341,9 @@ def submit(checkpoint: Checkpoint, attempt: Attempt) -> tuple[Attempt, Executor,
     attempt.number = len(checkpoint.attempts)
     attempt.row_count = random.choice([0, 1, 3, 6])
     checkpoint.attempts[attempt.number] = attempt
-    executor = random.choice(alive)
+    executor = random.choice([executor for executor in alive if not executor.attempts] or alive)
     executor.attempts.append(attempt)
-    return attempt, executor, time.monotonic() + random.choice([2, 10, 100])
+    return attempt, executor, time.monotonic() + random.choice([0.4, 0.4, 2, 10])
 
 
 # -- Spark's executors --------------------------------------------------------------------------------
@@ -409,7 +363,7 @@ class TaskProperties:
 
     def getLocalProperty(self, name: str) -> str | None:
         return {
-            "sql.streaming.queryId": QUERY_ID,
+            "sql.streaming.queryId": QUERY.query_id,
             "spark.jobGroup.id": self.attempt.start_id,
             "streaming.sql.batchId": str(self.attempt.batch),
         }.get(name)
@@ -428,7 +382,7 @@ def execute(properties: dict[str, str], executor: Executor, checkpoint: Checkpoi
             executor.attempts.pop(0)
             continue
         plan = SinkPlan(TOPIC, frozenset({"value"}))
-        writer = TransactionalTaskWriter(options.client, options.producer, plan, PREFIX, attempt.write_id)
+        writer = TransactionalTaskWriter(options.client, options.producer, plan, QUERY.prefix, attempt.write_id)
         try:
             written = writer.write(rows_of(attempt))
             attempt.message = pickled(written)
@@ -444,9 +398,11 @@ def execute(properties: dict[str, str], executor: Executor, checkpoint: Checkpoi
 def rows_of(attempt: Attempt) -> Iterator[pa.RecordBatch]:
     """Yield the rows of an attempt, with pauses."""
     for row in range(attempt.row_count):
-        time.sleep(random.choice([0, 0, 0.01, 0.2]))
+        attempt.is_looking = row == 0  # the first row is pulled before the transaction begins
+        time.sleep(random.choices([0, 0.01, 0.2, 4], [50, 25, 25, 2])[0])
         value = f"{attempt.batch}:{attempt.task}:{attempt.number}:{row}"
         yield pa.record_batch({"value": [value]})
+    attempt.is_looking = False
 
 
 def pickled(message: PreparedWrite) -> bytes:

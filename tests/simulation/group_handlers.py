@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Collection
@@ -18,7 +19,14 @@ from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
-from protocol.testing.simulation import Process, Simulation, cluster_faults, network_faults, process_faults
+from protocol.testing.simulation import (
+    Process,
+    Simulation,
+    bootstrap_servers,
+    cluster_faults,
+    network_faults,
+    process_faults,
+)
 from tests.simulation.group_model import GroupModel, leave_and_judge, wait_until_complete
 
 PARTITIONS = 4
@@ -33,6 +41,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     kafka = FakeKafka(3, record_requests=False, settings=settings)
     kafka.create_topic("t", PARTITIONS, 3)
     kafka.create_topic("dead", 1, 3)
+    servers = bootstrap_servers(world, kafka)
     has_processor = world.random.random() < 0.6
     order = world.random.choice(("key", "partition"))
     assignor = world.random.choice(("range", "cooperative-sticky", None))
@@ -50,7 +59,7 @@ def scenario(world: Simulation) -> dict[str, object]:
 
     def join(*_: Process) -> None:
         name = f"member-{len(world.processes)}"
-        arguments = kafka.bootstrap_servers, options(assignor), calls, leaving, name
+        arguments = servers, options(assignor), calls, leaving, name
         if not all_leave:
             target = run_processor if has_processor else run_group
             world.start(target, *arguments, name=name)
@@ -63,7 +72,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     all_leave: list[bool] = []
     for _ in range(2):
         join()
-    producer = world.start(produce, kafka.bootstrap_servers, name="producer")
+    producer = world.start(produce, servers, name="producer")
     schedule = [("a member joins", join), ("a member leaves", leave)]
     if not calm:
         schedule += [
@@ -74,9 +83,11 @@ def scenario(world: Simulation) -> dict[str, object]:
     faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
-    ends = wait_until_complete(world, kafka, model, PARTITIONS, calm=calm)
+    ends = wait_until_complete(world, kafka, model, calm=calm)
     all_leave.append(True)
-    leave_and_judge(world, model, leaving, calm=calm)
+    # A handler that fails while its partition is revoked has no second attempt there; records of other keys behind it
+    # are processed already, and the next owner processes them again.
+    leave_and_judge(world, model, leaving, calm=calm and not (has_processor and order == "key"))
     assert all(is_poison(offset) for _, offset in dead), f"dead letters of good records: {sorted(dead)}"
     return {
         "records": sum(ends.values()),
@@ -115,17 +126,18 @@ def is_flaky(offset: int) -> bool:
 
 
 def produce(servers: str) -> None:
-    """Produce keyed records, whose values are their partitions and offsets."""
+    """Produce keyed records, whose values are their partitions and offsets; neighbours often have the same key."""
     end_s = time.monotonic() + DURATION_S
     offset = 0
     with Producer({"bootstrap.servers": servers}) as producer:
         while time.monotonic() < end_s:
-            for partition in range(PARTITIONS):
-                key = b"%d" % (offset * 7 % KEYS)
-                producer.send("t", b"%d:%d" % (partition, offset), key=key, partition=partition)
-            offset += 1
+            for _ in range(1 + offset % 3):
+                for partition in range(PARTITIONS):
+                    key = b"%d" % (offset // 2 % KEYS)
+                    producer.send("t", b"%d:%d" % (partition, offset), key=key, partition=partition)
+                offset += 1
             producer.flush()
-            time.sleep(0.1)
+            time.sleep(random.choice([0.1, 0.5]))
 
 
 class HandlerCalls:

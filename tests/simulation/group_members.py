@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -9,13 +10,23 @@ from contextlib import suppress
 from protocol import ConsumerRebalanceListener, KafkaConsumer, KafkaError, Producer, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
-from protocol.testing.simulation import Process, Simulation, cluster_faults, network_faults, process_faults
-from tests.simulation.group_model import GroupModel, leave_and_judge, wait_until_complete
+from protocol.testing.simulation import (
+    KAFKA_2_8,
+    Process,
+    Simulation,
+    acl_faults,
+    bootstrap_servers,
+    cluster_faults,
+    network_faults,
+    process_faults,
+    topic_faults,
+)
+from tests.simulation.group_model import GroupModel, leave_and_judge, log_ends, wait_until_complete
 
 PARTITIONS = 6
 DURATION_S = 12.0
 MEMBERS = 3
-ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None)
+ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None, None)
 COMMITS = ("sync", "async", "auto")
 KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit", "OffsetFetch", "Fetch")
 
@@ -23,9 +34,12 @@ KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "Offse
 def scenario(world: Simulation) -> dict[str, object]:
     """Run members of a group under faults; without faults, members only come and go, and no record comes twice."""
     settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
-    kafka = FakeKafka(3, record_requests=False, settings=settings)
+    settings |= {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    versions = world.random.choice([None, None, KAFKA_2_8])
+    kafka = FakeKafka(3, record_requests=False, settings=settings, newest_versions=versions)
     kafka.create_topic("t", PARTITIONS, 3)
-    assignor = world.random.choice(ASSIGNORS)
+    servers = bootstrap_servers(world, kafka)
+    assignor = world.random.choice([name for name in ASSIGNORS if name or versions is None])
     commits = world.random.choice(COMMITS)
     calm = world.random.random() < 0.2
     is_static = world.random.random() < 0.3
@@ -42,7 +56,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         name = f"member-{len(world.processes)}"
         instances[name] = instance
         properties = options(assignor, commits, instance)
-        world.start(member, kafka.bootstrap_servers, properties, model, leaving, name, commits == "async", name=name)
+        world.start(member, servers, properties, model, leaving, name, commits == "async", name=name)
 
     def join_again(process: Process) -> None:
         if not all_leave:
@@ -53,6 +67,15 @@ def scenario(world: Simulation) -> dict[str, object]:
         if len(staying) > 1:
             leaving.add(world.fault_random.choice(staying))
 
+    def pause_beyond_session() -> None:
+        pause_s = world.fault_random.uniform(7.5, 10)
+        members = [process for process in world.alive("member") if process.held is None]
+        if members:
+            process = world.fault_random.choice(members)
+            model.paused(process.name, log_ends(kafka))
+            world.later(pause_s - 0.05, lambda: model.continues(process.name))
+            process.pause(pause_s)
+
     def rebalance() -> None:
         with suppress(UsageError):  # no classic group with members at this time
             kafka.rebalance("g")
@@ -60,22 +83,26 @@ def scenario(world: Simulation) -> dict[str, object]:
     all_leave: list[bool] = []
     for _ in range(MEMBERS):
         join()
-    producer = world.start(produce, kafka.bootstrap_servers, name="producer")
+    producer = world.start(produce, servers, name="producer")
     schedule = [("a member joins", join), ("a member leaves", leave)]
     if not calm:
         schedule += [
             *cluster_faults(world, kafka, KINDS),
             *network_faults(world, kafka, lambda: world.alive("member")),
             *process_faults(world, lambda: world.alive("member"), join_again),
+            *acl_faults(world, kafka, [("Topic", "t"), ("Group", "g")]),
+            *topic_faults(world, kafka, "t", 2 * PARTITIONS),
             ("rebalance", rebalance),
+            *[("pause a member for longer than its session", pause_beyond_session)] * 8,
         ]
     faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
-    ends = wait_until_complete(world, kafka, model, PARTITIONS, calm=calm)
+    ends = wait_until_complete(world, kafka, model, calm=calm)
     all_leave.append(True)
     leave_and_judge(world, model, leaving, calm=calm)
     return {
+        "older": versions is not None,
         "records": sum(ends.values()),
         "assignor": assignor,
         "commits": commits,
@@ -93,6 +120,7 @@ def options(assignor: str | None, commits: str, instance: str) -> dict[str, obje
         "auto.offset.reset": "earliest",
         "enable.auto.commit": commits == "auto",
         "auto.commit.interval.ms": 300,
+        "metadata.max.age.ms": 2_000,
     }
     if instance:
         properties["group.instance.id"] = instance
@@ -103,16 +131,18 @@ def options(assignor: str | None, commits: str, instance: str) -> dict[str, obje
 
 
 def produce(servers: str) -> None:
-    """Produce records until the end of the duration."""
+    """Produce records until the end of the duration, to all partitions; new ones get those without a number."""
     end_s = time.monotonic() + DURATION_S
     number = 0
-    with Producer({"bootstrap.servers": servers}) as producer:
+    properties = {"bootstrap.servers": servers, "metadata.max.age.ms": 1_000, "default.api.timeout.ms": 20_000}
+    with Producer(properties) as producer:
         while time.monotonic() < end_s:
-            for _ in range(10):
-                producer.send("t", b"%d" % number, partition=number % PARTITIONS)
-                number += 1
-            producer.flush()
-            time.sleep(0.1)
+            with suppress(KafkaError):  # this user may not write now
+                for _ in range(10):
+                    producer.send("t", b"%d" % number, partition=number % PARTITIONS if number % 4 else None)
+                    number += 1
+                producer.flush()
+            time.sleep(random.choice([0.1, 0.5]))
 
 
 class Listener(ConsumerRebalanceListener):
@@ -154,7 +184,7 @@ class Member:
                     elif self._commits_itself:
                         consumer.commit_async()
                 except KafkaError:
-                    continue
+                    time.sleep(0.05)
             with suppress(KafkaError):  # refused: another member has the partitions
                 self.commit()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.fake_kafka.requests import Refused
 from protocol.testing.simulation import Simulation, heal
 
 
@@ -64,6 +66,9 @@ class GroupModel:
         self._next_offsets: dict[tuple[str, int], int | None] = {}
         self._commits_before: dict[tuple[str, int], int] = defaultdict(int)
         self._owners: dict[tuple[int, int], str] = {}
+        # Log end offsets at the begin of each pause; and those of partitions that another member has got since.
+        self._paused: dict[str, dict[int, int]] = {}
+        self._lost_from: dict[tuple[str, int], int] = {}
         kafka.offsets.committed[group_id] = _WatchedOffsets(self._committed)
 
     # -- called by members ----------------------------------------------------------------------
@@ -72,6 +77,10 @@ class GroupModel:
         """A member gets partitions, and has not fetched their committed offsets yet."""
         for partition in partitions:
             self._next_offsets[member, partition] = None
+            self._lost_from.pop((member, partition), None)
+            for former, ends in self._paused.items():
+                if former != member:
+                    self._lost_from.setdefault((former, partition), ends.get(partition, 0))
             self._commits_before[member, partition] = len(self._commits[partition]) - 1
 
     def delivered(self, member: str, owner: str, generation: int, partition: int, offsets: list[int]) -> None:
@@ -98,6 +107,10 @@ class GroupModel:
             self.fail(f"{where} starts at none of the committed offsets {starts}")
         if expected is not None and first != expected:
             self.fail(f"{where} does not continue at {expected}")
+        if end > self._lost_from.get((member, partition), end):
+            self.fail(
+                f"{where} has records that were written while it was paused, and another member has the partition"
+            )
         former = self._owners.setdefault((generation, partition), owner)
         if former != owner:
             self.fail(f"{where} belongs to {former} as well as {owner}")
@@ -118,6 +131,14 @@ class GroupModel:
 
     # -- for the scenario -----------------------------------------------------------------------
 
+    def paused(self, member: str, log_ends: dict[int, int]) -> None:
+        """A member's process is paused. It has fetched no record beyond these offsets."""
+        self._paused[member] = log_ends
+
+    def continues(self, member: str) -> None:
+        """A member's process is about to continue. It must notice that another member has got its partitions."""
+        self._paused.pop(member, None)
+
     def unprocessed(self, ends: dict[int, int]) -> list[str]:
         """Return records below the log end offsets that no member has processed."""
         return [
@@ -128,8 +149,8 @@ class GroupModel:
         ]
 
     def commits(self) -> dict[int, int]:
-        """Return the committed offsets."""
-        return {partition: offsets[-1] for partition, offsets in self._commits.items()}
+        """Return the committed offsets, without those of empty partitions."""
+        return {partition: offsets[-1] for partition, offsets in self._commits.items() if offsets[-1]}
 
     def _committed(self, partition: int, offset: int) -> None:
         before = self._commits[partition][-1]
@@ -152,18 +173,25 @@ class GroupModel:
         self.failures.append(text)
 
 
-def wait_until_complete(
-    world: Simulation, kafka: FakeKafka, model: GroupModel, partitions: int, *, calm: bool
-) -> dict[int, int]:
+def wait_until_complete(world: Simulation, kafka: FakeKafka, model: GroupModel, *, calm: bool) -> dict[int, int]:
     """End all faults, wait until all records are processed and committed, and return the log end offsets."""
     heal(world, kafka)
     world.sleep(1 if calm else 20)  # until temporary faults have ended
-    ends = {partition: len(list(kafka.records("t", partition))) for partition in range(partitions)}
+    ends = log_ends(kafka)
     world.wait_until(lambda: model.failures or not model.unprocessed(ends), 180, "members have processed all records")
     world.wait_until(
         lambda: model.failures or model.commits() == ends, 60, "members have committed the ends of the log"
     )
     return ends
+
+
+def log_ends(kafka: FakeKafka) -> dict[int, int]:
+    """Return the log end offsets of partitions with records."""
+    ends = {}
+    for partition in range(len(kafka.controller.image.topics["t"].partitions)):
+        with suppress(Refused):  # a new partition, of which an isolated leader does not know yet
+            ends[partition] = kafka.log("t", partition).end_offset
+    return {partition: end for partition, end in ends.items() if end}
 
 
 def leave_and_judge(world: Simulation, model: GroupModel, leaving: set[str], *, calm: bool) -> None:

@@ -29,8 +29,8 @@ from protocol.transaction.states import TransactionState
 PARTITIONS = 2
 RECORDS = 120
 LATENCY_S = 0.1
-# These calls leave a group or end a thread, and wait for that also after Ctrl-C.
-ENDS_S = {"KafkaConsumer.close": 5.2, "ConsumerGroup.close": 5.2, "Processor.run": 5.2, "ConsumerGroup.consume": 5.2}
+# This call ends a session, and waits for its handlers also after Ctrl-C.
+ENDS_S = {"ConsumerGroup.consume": 5.2}
 Values = dict[int, list[int]]
 
 
@@ -76,13 +76,13 @@ class Keyboard:
                 self._release()
         except KeyboardInterrupt:
             self._release()
-            arrived_s, what = self._arrived_s, getattr(call, "__qualname__", repr(call))
+            arrived_s, label = self._arrived_s, getattr(call, "__qualname__", repr(call))
             assert arrived_s is not None
             self.interrupts += 1
-            self._world.trace(f"{what} is interrupted")
+            self._world.trace(f"{label} is interrupted")
             took_s = self._world.now_s - arrived_s
-            assert took_s <= ENDS_S.get(what, LATENCY_S), f"Ctrl-C has ended {what} after {took_s:.3f} s"
-            self.slowest = max(self.slowest, (took_s, what))
+            assert took_s <= ENDS_S.get(label, LATENCY_S), f"Ctrl-C has ended {label} after {took_s:.3f} s"
+            self.slowest = max(self.slowest, (took_s, label))
         else:
             assert self._arrived_s is None, f"{call} has swallowed Ctrl-C"
         return results
@@ -166,7 +166,7 @@ def read_assigned(servers: str, keyboard: Keyboard, result: dict[str, Any]) -> N
     while not keyboard.run(consumer.assign, partitions):
         pass
     values: Values = defaultdict(list)
-    others: list[Callable[[], Any]] = [
+    further: list[Callable[[], Any]] = [
         lambda: consumer.pause([("in", 0)]),
         lambda: consumer.resume([("in", 0)]),
         lambda: consumer.position(("in", 1)),
@@ -176,7 +176,7 @@ def read_assigned(servers: str, keyboard: Keyboard, result: dict[str, Any]) -> N
     while sum(map(len, values.values())) < PARTITIONS * RECORDS:
         add(values, keyboard.run(consumer.poll, random.choice([0, 50, 500])))
         if random.random() < 0.3:
-            keyboard.run(random.choice(others))
+            keyboard.run(random.choice(further))
             consumer.resume([("in", 0)])
     for partition in range(PARTITIONS):
         assert values[partition] == list(range(RECORDS)), values
@@ -362,7 +362,7 @@ def send_part(producer: TransactionalProducer, number: int, part: int) -> Any:
 
 def judge_transactions(kafka: FakeKafka, result: dict[str, Any]) -> None:
     """Committed transactions are whole, and aborted ones invisible."""
-    found: dict[int, list[int]] = defaultdict(list)
+    values_by_key: dict[int, list[int]] = defaultdict(list)
     with KafkaConsumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": "read_committed"},
         auto_offset_reset="earliest",
@@ -373,10 +373,10 @@ def judge_transactions(kafka: FakeKafka, result: dict[str, Any]) -> None:
         while any(consumer.position(partition) < ends[partition] for partition in partitions):
             for message in consumer.poll(500).messages():
                 number, part = map(int, message.value.split())
-                found[number].append(part)
+                values_by_key[number].append(part)
     for number in result["committed"]:
-        assert sorted(found[number]) == list(range(5)), f"transaction {number}: {found[number]}"
+        assert sorted(values_by_key[number]) == list(range(5)), f"transaction {number}: {values_by_key[number]}"
     for number in result["aborted"]:
-        assert number not in found, f"aborted transaction {number}: {found[number]}"
-    for number, parts in found.items():
+        assert number not in values_by_key, f"aborted transaction {number}: {values_by_key[number]}"
+    for number, parts in values_by_key.items():
         assert len(parts) == len(set(parts)), f"twice in transaction {number}: {parts}"

@@ -7,21 +7,26 @@ group and share the topic.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import DataLoss, KafkaError
-from protocol.testing.simulation import Process, Simulation, heal, network_faults
+from protocol.testing.simulation import Process, Simulation, network_faults, settle
+from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
-from tests.driver.simulated_query import GROUP, MEMBERSHIP, REFUSALS, TOPIC, ChangingCluster, Row
+from tests.simulation.query_cluster import GROUP, MEMBERSHIP, REFUSALS, TOPIC, ChangingCluster, Row
 
 DURATION_S = 12.0
 ATTEMPTS = 4
+MOST_FETCHES = 500
+ASSIGNORS = ("range", "sticky", "cooperative-sticky")
 LIMITS = {
     "maxOffsetsPerTrigger": [1, 3, 7, 20],
     "minPartitions": [2, 3],
@@ -44,6 +49,10 @@ class Query:
     batches : list of lists of rows
         The sink, by batch; a replayed batch replaces its rows.
     drivers, replays : int
+    leaving : bool
+        The present driver ends after its batch, as a query that is stopped between two.
+    dies : bool
+        Drivers are killed between the steps of a batch.
     """
 
     start: JsonDict | None = None
@@ -53,6 +62,8 @@ class Query:
     drivers: int = 0
     replays: int = 0
     stopping: bool = False
+    leaving: bool = False
+    dies: bool = True
 
     @property
     def rows(self) -> list[Row]:
@@ -61,18 +72,28 @@ class Query:
 
 
 def scenario(world: Simulation) -> dict[str, object]:
+    """Run queries; members without faults, which only come and go, read no record twice."""
     protocol = world.random.choice([None, None, "classic", "consumer"])
+    calm = protocol is not None and world.random.random() < 0.5
+    truncates = not calm and world.random.random() < 0.7
     settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
     cluster = ChangingCluster(world.random, world.random.choice([1, 2, 3]), **settings)
     kafka = cluster.kafka
     cluster.write()
-    queries = [Query() for _ in range(1 if protocol is None else world.random.choice([2, 3]))]
+    fetches: Counter[tuple[str, int, int]] = Counter()
+    kafka.before[FETCH] = lambda body: fetches.update(
+        (str(topic.get("topic_id")), row["partition"], row["fetch_offset"])
+        for topic in body["topics"]
+        for row in topic["partitions"]
+    )
+    queries = [Query(dies=not calm) for _ in range(1 if protocol is None else world.random.choice([2, 3]))]
     base = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
     base |= {"failOnDataLoss": "false", "kafka.group.id": GROUP, "kafka.metadata.max.age.ms": "2000"}
     if protocol is not None:
         base["kafka.group.protocol"] = protocol
     if protocol == "classic":
         base |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
+        base["kafka.partition.assignment.strategy"] = world.random.choice(ASSIGNORS)
 
     def start(query: Query) -> None:
         limits = {
@@ -86,10 +107,11 @@ def scenario(world: Simulation) -> dict[str, object]:
     def restart(query: Query, driver: Process) -> None:
         """Start another driver when this one has ended."""
         driver.wait()
+        query.leaving = False
         if driver.error is not None:
             driver.error = check_error(driver.error)
         if not query.stopping:
-            world.sleep(world.random.uniform(0, 2))
+            world.sleep(world.random.uniform(0, 0.5))
             if not query.stopping:
                 start(query)
 
@@ -105,29 +127,50 @@ def scenario(world: Simulation) -> dict[str, object]:
                 world.fault_random.choice([signal.SIGKILL, signal.SIGTERM]), lines
             )
 
+    def leave() -> None:
+        world.fault_random.choice(queries).leaving = True
+
+    def pause() -> None:
+        if drivers():
+            drivers()[0].pause(world.fault_random.uniform(0.1, 3))
+
     refusals = REFUSALS | (MEMBERSHIP if protocol is not None else {})
-    faults = world.start_faults(
-        [
-            ("change the cluster", cluster.change),
-            ("write records", cluster.write),
+    schedule = [("a query leaves, and comes back", leave)]
+    if not calm:
+        schedule += [
             ("refuse, lose or delay requests", lambda: cluster.fault(refusals)),
             ("kill a driver", lambda: kill(0)),
             ("kill a driver at a line", lambda: kill(int(10 ** world.fault_random.uniform(1, 4)))),
-            ("pause a driver", lambda: drivers() and drivers()[0].pause(world.fault_random.uniform(0.1, 3))),
+            ("pause a driver", pause),
             *network_faults(world, kafka, drivers),
-        ],
-        every_s=(0.05, 0.8),
+        ]
+    faults = world.start_faults(schedule, every_s=(1, 3) if calm else (0.1, 1.2))
+    quiet_changes = [
+        ("write records", cluster.write),
+        ("move a leader", cluster.move_leader),
+        ("add a partition", cluster.add_partition),
+    ]
+    losses = [("delete old records", cluster.delete_records), ("stop or start a broker", cluster.stop_or_start_broker)]
+    changes = world.start_faults(
+        [("change the cluster", cluster.change)] if truncates else quiet_changes + ([] if calm else losses),
+        every_s=(0.1, 0.6),
     )
     while world.now_s < DURATION_S:
         world.sleep(0.05)
+        if world.random.random() < 0.15:
+            cluster.write()
+        check_fetches(fetches)
         if protocol is None:
             check_commits(cluster, queries[0])
     faults.stop()
-    world.sleep(15)  # temporary faults end
-    heal(world, kafka)
+    changes.stop()
+    for query in queries:
+        query.dies = False
+    settle(world, kafka)
     cluster.heal()
 
     def complete() -> bool:
+        check_fetches(fetches)
         read = {value for query in queries for _, _, value in query.rows}
         return not cluster.written.keys() - cluster.gone - read
 
@@ -136,13 +179,15 @@ def scenario(world: Simulation) -> dict[str, object]:
     if protocol is None:
         world.wait_until(lambda: kafka.committed_offsets(GROUP) == ends, 60, "the group's offsets are the log ends")
     for query in queries:
-        query.stopping = True
+        query.leaving = query.stopping = True
     for driver in drivers():
         driver.wait(120)
         assert not driver.alive, driver
-    cluster.judge([row for query in queries for row in query.rows], twice=protocol is not None)
+    cluster.judge([row for query in queries for row in query.rows], twice=protocol is not None and not calm)
     return {
         "protocol": protocol,
+        "calm": calm,
+        "truncates": truncates,
         "batches": sum(query.completed for query in queries),
         "drivers": sum(query.drivers for query in queries),
         "replays": sum(query.replays for query in queries),
@@ -153,6 +198,12 @@ def check_error(error: BaseException) -> BaseException | None:
     """Return an error that a query must not end with; Spark restarts it after others, which have another module."""
     names = [kind.__name__ for kind in type(error).__mro__]
     return None if "KafkaError" in names and "DataLoss" not in names else error
+
+
+def check_fetches(fetches: Counter[tuple[str, int, int]]) -> None:
+    """Fail if tasks ask for the same offset again and again."""
+    for (_, partition, offset), count in fetches.most_common(1):
+        assert count <= MOST_FETCHES, f"{count} Fetch requests for offset {offset} of partition {partition}"
 
 
 def check_commits(cluster: ChangingCluster, query: Query) -> None:
@@ -175,7 +226,7 @@ def run_driver(options: dict[str, str], query: Query, now: bool) -> None:
         if query.start is None:
             query.start = reader.initialOffset()
         query.replays += query.planned is not None
-        while not query.stopping:
+        while not query.leaving:
             if query.planned is None:
                 end = reader.latestOffset(query.start, reader.getDefaultReadLimit())
                 if end == query.start:
@@ -183,13 +234,26 @@ def run_driver(options: dict[str, str], query: Query, now: bool) -> None:
                         return
                     time.sleep(0.2)
                     continue
+                die(query, 0.05)
                 query.planned = json.loads(json.dumps(end))
+                die(query, 0.2)
             tasks = list(reader.partitions(query.start, query.planned))
             random.shuffle(tasks)
             query.batches[query.completed] = [row for task in tasks for row in read_task(reader, task)]
+            die(query, 0.1)
             query.completed, query.start, query.planned = query.completed + 1, query.planned, None
+            die(query, 0.1)
+        if query.start is not None and query.planned is None:
+            reader.latestOffset(query.start, reader.getDefaultReadLimit())  # commits the last batch
     finally:
         reader.stop()
+
+
+def die(query: Query, probability: float) -> None:
+    """End this driver here."""
+    if query.dies and random.random() < probability:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
 
 
 def read_task(reader: KafkaStreamReader, task: Any) -> list[Row]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("greenlet")
 
-from protocol.testing.simulation import Outcome, SimulationFailed, Worker, simulate
+from protocol.testing.simulation import Outcome, SimulationFailed, Worker, command, simulate
 from protocol.testing.simulation.shrink import shrink
-from tests.simulation.same_seed import digests
+from tests.simulation.same_seed import PYTHON, Repetition, different, repeat
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,13 @@ def test_killed_process_runs_no_line_and_closes_connections(worker: Worker) -> N
 
 def test_process_has_own_module_state(worker: Worker) -> None:
     assert result(worker, "own_state") == [["main"], ["a"], ["b"]]
+
+
+def test_prepared_processes_run_as_those_that_import_during_the_run() -> None:
+    with Worker() as worker:  # prepares processes after the first run
+        runs = [run(worker, "own_state") for _ in range(2)]
+    assert [outcome.processes for outcome in runs] == [2, 2]
+    assert len({outcome.digest for outcome in runs}) == 1
 
 
 def test_random_generator_without_seed_repeats_with_world_seed(worker: Worker) -> None:
@@ -88,9 +96,9 @@ def test_log_records_are_in_trace(worker: Worker) -> None:
 
 
 def test_set_order_follows_seed_alone(worker: Worker) -> None:
-    first, again, other = (result(worker, "set_order", seed=seed) for seed in (1, 1, 2))
+    first, again, second = (result(worker, "set_order", seed=seed) for seed in (1, 1, 2))
     assert first == again
-    assert first != other
+    assert first != second
 
 
 def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
@@ -98,7 +106,8 @@ def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
     failed = worker.run(scenario, 1)
     assert len(failed.faults) == 8
     text = shrink(worker, scenario, failed)
-    assert "without 7 of 8 faults, and with 0 of" in text
+    assert "with 1 of 8 faults, and with 0 of" in text
+    assert "--faults 3 --switches\n" in text
     assert "fault 3: fault 3" in text
 
 
@@ -129,4 +138,43 @@ def test_producer_on_faulty_network_writes_each_record_once(worker: Worker, faul
 
 
 def test_same_seed_has_same_digest_with_other_hash_seeds() -> None:
-    assert len(digests("idempotent_producer", 1, 2, jobs=2)) == 1
+    scenarios = ("interrupted_notebook", "spark_query")
+    ended = repeat([Repetition(PYTHON, name, 1, number) for number in (1, 2) for name in scenarios], jobs=2)
+    assert [repetition.error for repetition in ended] == [None] * 4
+    assert different(ended) == {}
+
+
+def test_different_digests_of_a_seed_are_reported() -> None:
+    runs = [Repetition("3.11", "writes", 1, number, f"digest {number // 2}") for number in (1, 2, 3)]
+    assert different(runs) == {("3.11", "writes", 1): {"digest 0": 1, "digest 1": 2}}
+
+
+def test_command_continues_with_seeds_after_those_of_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run_all(runs: Any, jobs: int, report: Any, **options: Any) -> None:
+        for scenario, seed in runs:
+            ran.append((scenario, seed))
+            report(scenario, Outcome(seed, "late" if seed == 11 else None, real_s=0.5))
+            if len(ran) == 5:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    arguments = ["m:a", "m:b", "--first", "10", "--log", str(tmp_path / "log.jsonl")]
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*arguments, "--seeds", "4"])
+    assert command.main([*arguments, "--seeds", "5"]) == 1
+    assert sorted(ran) == [(name, seed) for name in ("m:a", "m:b") for seed in range(10, 15)]
+    assert "5              120.0  m:a: 1 failed, 11" in capsys.readouterr().out
+
+
+def test_scenario_with_too_few_events_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = "tests.simulation.probes:counted"
+    arguments = [scenario, "--first", "1", "--seeds", "5", "--jobs", "1"]
+    assert command.main(arguments, least_events={scenario: {"commits": 10, "faults": 5}}) == 0
+    assert command.main(arguments, least_events={scenario: {"commits": 11, "kills": 1}}) == 1
+    output = capsys.readouterr().out
+    assert f"{scenario}: commits 10, faults 5\n" in output
+    assert f"{scenario} is idle: commits 10 in 5 runs, at least 11 expected" in output

@@ -14,13 +14,26 @@ from protocol.errors import OutcomeUnknown, ProducerFenced
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.transactions import State
-from protocol.testing.simulation import Process, Simulation, cluster_faults, heal, network_faults, process_faults
+from protocol.testing.simulation import (
+    KAFKA_2_8,
+    Process,
+    Simulation,
+    acl_faults,
+    bootstrap_servers,
+    cluster_faults,
+    network_faults,
+    process_faults,
+    settle,
+    topic_faults,
+)
 
 PARTITIONS = 3
 WRITERS = 2
 DURATION_S = 10.0
 TRANSACTION_TIMEOUT_MS = 4_000
 KINDS = ("AddOffsetsToTxn", "AddPartitionsToTxn", "EndTxn", "Fetch", "InitProducerId", "Produce", "TxnOffsetCommit")
+RESOURCES = [("Topic", "t"), ("Group", "group-0"), ("TransactionalId", "writer-1")]
+_LOSS = "has lost records that it acknowledged"
 Row = tuple[int, int, int]
 """Number of the transaction, partition, and number of the record in the partition."""
 
@@ -37,17 +50,26 @@ class Transaction:
         Records by partition.
     outcome : str
         "open" while the writer has not heard how it ended.
+    error : str
+        The error because of which the writer has aborted it.
     """
 
     number: int
     counts: dict[int, int]
     outcome: str = "open"
+    error: str = ""
 
 
 def scenario(world: Simulation) -> dict[str, object]:
-    version = world.random.choice(["1", "2", "2"])
-    kafka = FakeKafka(3, record_requests=False, settings={"transaction.version": version})
+    """Run writers under faults; without faults, no transaction fails."""
+    calm = world.random.random() < 0.3
+    versions = world.random.choice([None, None, KAFKA_2_8])
+    version = world.random.choice(["1", "2", "2"]) if versions is None else "0"
+    settings = {"transaction.version": version}
+    settings |= {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    kafka = FakeKafka(3, record_requests=False, settings=settings, newest_versions=versions)
     kafka.create_topic("t", PARTITIONS, 3)
+    servers = bootstrap_servers(world, kafka)
     transactions: list[list[Transaction]] = [[] for _ in range(WRITERS)]
     numbers = iter(range(1_000_000))
     stop: list[bool] = []
@@ -56,7 +78,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     def start(writer: int) -> None:
         if not stop and len(world.alive("writer")) < 2 * WRITERS:
             process_name = f"writer-{writer}-{len(world.processes)}"
-            world.start(write, kafka.bootstrap_servers, writer, numbers, transactions[writer], stop, name=process_name)
+            world.start(write, servers, writer, numbers, transactions[writer], stop, calm, name=process_name)
 
     def restart_after(process: Process) -> None:
         start(int(process.name.split("-")[1]))
@@ -68,25 +90,34 @@ def scenario(world: Simulation) -> dict[str, object]:
             process.interrupt(signal.SIGKILL, int(10 ** world.fault_random.uniform(1, 4)))
             world.later(world.fault_random.uniform(0, 5), lambda: restart_after(process))
 
+    def lose_replies_to_ends() -> None:
+        """Lose replies until commits and aborts give up, while the coordinator does what they request."""
+        kafka.lose_replies("EndTxn", 100_000)
+        world.later(world.fault_random.uniform(3, 7), kafka.clear_faults)
+
     for writer in range(WRITERS):
         start(writer)
-    reader = world.start(consume, kafka.bootstrap_servers, read, name="reader")
-    faults = world.start_faults(
-        [
-            # New processes know only the first addresses.
-            *[fault for fault in cluster_faults(world, kafka, KINDS) if fault[0] != "move a broker to another port"],
+    reader = world.start(consume, servers, read, name="reader")
+    schedule = (
+        [("nothing", lambda: None)]
+        if calm
+        else [
+            *cluster_faults(world, kafka, KINDS),
             *network_faults(world, kafka),
             *process_faults(world, lambda: world.alive("writer"), restart_after),
+            *acl_faults(world, kafka, RESOURCES),
+            *topic_faults(world, kafka, "t", 2 * PARTITIONS),
             ("kill a writer at a line", interrupt_kill),
+            ("lose replies to commits and aborts", lose_replies_to_ends),
             ("start a second writer with the same id", lambda: start(world.fault_random.randrange(WRITERS))),
-        ],
-        every_s=(0.05, 0.8),
+        ]
     )
+    faults = world.start_faults(schedule, every_s=(0.05, 0.8))
     world.sleep(DURATION_S)
     faults.stop()
-    world.sleep(15)  # temporary faults end
-    heal(world, kafka)
-    world.sleep(3)
+    if not calm:
+        settle(world, kafka)
+        world.sleep(3)
     stop.append(True)
     for process in world.alive("writer"):
         process.wait(150)
@@ -94,6 +125,9 @@ def scenario(world: Simulation) -> dict[str, object]:
     world.sleep(TRANSACTION_TIMEOUT_MS / 1000 + 2)
     judge_ends(kafka)
     outcomes = judge_log(kafka, transactions)
+    errors = [transaction for begun in transactions for transaction in begun if transaction.error]
+    assert not (calm and errors), f"failed without a cause: {errors[:3]}"
+    assert not any(_LOSS in transaction.error for transaction in errors), f"no broker loses records: {errors}"
     ends = {partition: kafka.records("t", partition)[-1:] for partition in range(PARTITIONS)}
 
     def complete() -> bool:
@@ -107,7 +141,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     for partition, rows in read.items():
         log = [(message.offset, message.value.decode()) for message in kafka.records("t", partition)]
         assert rows == log, f"t-{partition}: read {rows}, committed {log}"
-    return {"version": version, **outcomes}
+    return {"version": version, "calm": calm, **outcomes}
 
 
 def judge_ends(kafka: FakeKafka) -> None:
@@ -159,13 +193,15 @@ def judge_log(kafka: FakeKafka, transactions: list[list[Transaction]]) -> Counte
     return outcomes
 
 
-def write(servers: str, writer: int, numbers: Iterator[int], transactions: list[Transaction], stop: list[bool]) -> None:
+def write(
+    servers: str, writer: int, numbers: Iterator[int], transactions: list[Transaction], stop: list[bool], calm: bool
+) -> None:
     """Write transactions, with a new producer after each error that the old one cannot survive."""
     properties = {
         "bootstrap.servers": servers,
         "transactional.id": f"writer-{writer}",
         "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "default.api.timeout.ms": random.choice([5_000, 20_000, 60_000]),
+        "default.api.timeout.ms": random.choice([2_000, 5_000, 20_000, 60_000]),
         "linger.ms": random.choice([0, 5]),
     }
     while not stop:
@@ -173,13 +209,15 @@ def write(servers: str, writer: int, numbers: Iterator[int], transactions: list[
             with TransactionalProducer(properties) as producer:
                 producer.init_transactions()
                 while not stop:
-                    write_one(producer, writer, next(numbers), transactions)
+                    write_one(producer, writer, next(numbers), transactions, calm)
                     time.sleep(random.uniform(0, 0.4))
         except KafkaError:
             time.sleep(random.uniform(0.2, 2))
 
 
-def write_one(producer: TransactionalProducer, writer: int, number: int, transactions: list[Transaction]) -> None:
+def write_one(
+    producer: TransactionalProducer, writer: int, number: int, transactions: list[Transaction], calm: bool
+) -> None:
     """Write one transaction, and record its outcome. Raises `KafkaError` if the producer must be closed."""
     partitions = random.sample(range(PARTITIONS), random.randint(1, PARTITIONS))
     transaction = Transaction(number, {partition: random.randint(1, 4) for partition in partitions})
@@ -190,7 +228,7 @@ def write_one(producer: TransactionalProducer, writer: int, number: int, transac
             for index in range(count):
                 producer.send("t", f"{number}:{index}", partition=partition)
         producer.send_offsets_to_transaction({("t", 0): number}, ConsumerGroupMetadata(f"group-{writer}"))
-        if random.random() < 0.1:
+        if random.random() < 0.1 and not calm:
             time.sleep(random.uniform(0, 6))
         if random.random() < 0.2:
             until_known(producer.abort_transaction)
@@ -204,7 +242,7 @@ def write_one(producer: TransactionalProducer, writer: int, number: int, transac
     except OutcomeUnknown:
         raise
     except KafkaError as error:
-        transaction.outcome = type(error).__name__
+        transaction.outcome, transaction.error = type(error).__name__, str(error)
         until_known(producer.abort_transaction)
         transaction.outcome = "aborted"
 
@@ -228,5 +266,5 @@ def consume(servers: str, read: dict[int, list[tuple[int, str]]]) -> None:
         try:
             for message in consumer.poll(500).messages():
                 read[message.partition].append((message.offset, message.value.decode()))
-        except KafkaError:
-            continue
+        except KafkaError:  # also if this user may not read now
+            time.sleep(0.05)

@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     BinaryType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructType,
     TimestampNTZType,
@@ -77,7 +78,7 @@ class TestPlan:
         )
 
     @pytest.mark.parametrize(
-        ("name", "kind", "found", "allowed"),
+        ("name", "kind", "result", "allowed"),
         [
             ("value", LongType(), "bigint", "string or binary"),
             ("key", ArrayType(IntegerType()), "array<int>", "string or binary"),
@@ -94,17 +95,26 @@ class TestPlan:
         ],
     )
     def test_wrong_type_error_names_column_type_and_allowed_types(
-        self, name: str, kind: Any, found: str, allowed: str
+        self, name: str, kind: Any, result: str, allowed: str
     ) -> None:
         with pytest.raises(UsageError) as error:
             plan_sink(schema(**{"value": StringType(), "topic": StringType(), name: kind}), None)
         if name in ("partition", "timestamp", "headers"):
             remedy = "Cast it, or drop or rename the column."
-        elif found.startswith(("array", "map", "struct")):
+        elif result.startswith(("array", "map", "struct")):
             remedy = f'Convert it to JSON: selectExpr("to_json({name}) AS {name}").'
         else:
             remedy = "Cast it."
-        assert str(error.value) == f"{name} attribute unsupported type {found}. {name} must be a(n) {allowed}. {remedy}"
+        assert (
+            str(error.value) == f"{name} attribute unsupported type {result}. {name} must be a(n) {allowed}. {remedy}"
+        )
+
+    def test_error_about_headers_as_a_map_shows_how_to_convert_it(self) -> None:
+        headers = MapType(StringType(), StringType())
+        with pytest.raises(
+            UsageError, match=r"Convert it: transform\(map_entries\(headers\), e -> struct\(e.key AS key, "
+        ):
+            plan_sink(schema(value=StringType(), headers=headers), "orders")
 
 
 class TestColumns:
@@ -186,10 +196,10 @@ class TestTopics:
                 "partition": pa.array([0, None, 2, 3, 4, 5], pa.int32()),
             }
         )
-        found = split(batch, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
+        by_topic = split(batch, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
         rows = {
             written.topic: (written.columns.column("value").to_pylist(), written.partitions.to_pylist())
-            for written in found
+            for written in by_topic
             if written.partitions is not None
         }
         assert rows == {
@@ -200,8 +210,8 @@ class TestTopics:
 
     def test_sliced_batch_is_split_like_whole_batch(self) -> None:
         batch = pa.record_batch({"topic": ["x", "a", "b", "a"], "value": ["0", "1", "2", "3"]}).slice(1)
-        found = split(batch, schema(topic=StringType(), value=StringType()))
-        assert {written.topic: written.columns.column("value").to_pylist() for written in found} == {
+        by_topic = split(batch, schema(topic=StringType(), value=StringType()))
+        assert {written.topic: written.columns.column("value").to_pylist() for written in by_topic} == {
             "a": [b"1", b"3"],
             "b": [b"2"],
         }

@@ -62,8 +62,8 @@ class BatchWrite:
     def left_open(self) -> list[str]:
         assert self.writer.batch_write is not None
         client, prefix = self.query.client, self.writer.batch_write.task_prefix
-        found = list_open_transactions(client, prefix, client.deadline())
-        return [each.transactional_id.removeprefix(prefix) for each in found]
+        identities = list_open_transactions(client, prefix, client.deadline())
+        return [identity.transactional_id.removeprefix(prefix) for identity in identities]
 
 
 _SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
@@ -119,7 +119,7 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
     def unsupported(*_: object, **__: object) -> None:
         raise UnsupportedVersion("no broker knows this request")
 
-    write, left = BatchWrite(query), query.left_open
+    write, remaining = BatchWrite(query), query.left_open
     with monkeypatch.context() as old:
         for module, call in product(
             (batch_write_end, ledger_group, open_transactions_module, takeover), ("describe", "list")
@@ -131,7 +131,7 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
         else:
             write.task(0, "of a killed attempt")
             write.commit(write.task(0), write.task(1, "kept"), write.task(2, "more"))
-    assert write.left_open() == left() == []
+    assert write.left_open() == remaining() == []
     assert readable(query) == ["kept", "more"]
 
 

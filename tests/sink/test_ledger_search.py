@@ -32,10 +32,10 @@ def test_search_finds_each_rule_that_is_taken_out(name: str) -> None:
 def test_merging_equal_processes_changes_no_verdict() -> None:
     """The same search, with each process by its whole history."""
     configuration = Configuration(tasks=1, lost_replies=1)
-    merged, whole = (search(dataclasses.replace(configuration, merge=merge)) for merge in (True, False))
-    assert merged.violation is whole.violation is None
-    assert 1 < merged.states < whole.states
+    merged, result = (search(dataclasses.replace(configuration, merge=merge)) for merge in (True, False))
+    assert merged.violation is result.violation is None
+    assert 1 < merged.states < result.states
     control = CONTROLS["a takeover that aborts before the ledger names the new start"]
     with control.without():
-        whole = search(dataclasses.replace(control.configuration, merge=False), 50_000)
-    assert control.violated in str(whole.violation)
+        result = search(dataclasses.replace(control.configuration, merge=False), 50_000)
+    assert control.violated in str(result.violation)

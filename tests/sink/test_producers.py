@@ -59,9 +59,9 @@ def test_next_task_gets_same_producer() -> None:
 
 
 def test_other_configuration_gets_separate_producer() -> None:
-    other = ProducerConfig(acks=1, enable_idempotence=False)
-    assert borrow_and_give_back() is not borrow_and_give_back(other)
-    assert borrow_and_give_back(other).config is other
+    producer_config = ProducerConfig(acks=1, enable_idempotence=False)
+    assert borrow_and_give_back() is not borrow_and_give_back(producer_config)
+    assert borrow_and_give_back(producer_config).config is producer_config
 
 
 def test_transactional_producer_is_reused_for_next_transactional_id() -> None:

@@ -92,9 +92,9 @@ def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(
 ) -> None:
     moments = [BEFORE_BOTH_HOURS + timedelta(minutes=30 * half, microseconds=7) for half in range(8)]
     values = [datetime.fromtimestamp(moment.timestamp()) for moment in moments]
-    known = [value for value in values if value.hour != 2 or value.fold]
-    assert len(known) == 6
-    assert written_micros(known) == [round(value.timestamp() * 1e6) for value in known]
+    remembered = [value for value in values if value.hour != 2 or value.fold]
+    assert len(remembered) == 6
+    assert written_micros(remembered) == [round(value.timestamp() * 1e6) for value in remembered]
     assert caplog.messages == []
 
 

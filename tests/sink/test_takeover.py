@@ -91,8 +91,8 @@ def test_task_takes_over_from_driver_that_still_decides_batches() -> None:
 
 
 def test_task_waits_longer_for_each_competing_task() -> None:
-    others = [LedgerProducer(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
-    assert waited_s(ManualClock(), *others) > 0.5 + 1 + 2 + 4 + 8
+    producers = [LedgerProducer(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
+    assert waited_s(ManualClock(), *producers) > 0.5 + 1 + 2 + 4 + 8
 
 
 def test_task_waiting_for_others_fails_at_deadline() -> None:

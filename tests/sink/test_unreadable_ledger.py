@@ -12,7 +12,7 @@ from protocol.admin.acls import AclBinding, AclFilter, AclOperation, PatternType
 from protocol.errors import BrokerError, ProducerFenced, UsageError
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.process_state import PROCESS
-from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
+from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group, takeover
 from tests.support.exactly_once_query import Query, paused_at
 
 FIRST, SECOND = "first", "second"
@@ -55,15 +55,21 @@ def query(cluster: FakeKafka, admin: protocol.Admin) -> Iterator[Query]:
     PROCESS.reset()
 
 
+@pytest.fixture(autouse=True)
+def _tasks_wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 50)
+    monkeypatch.setattr(ledger_group, "_POLL_S", 0.01)
+    monkeypatch.setattr(takeover, "_JITTER_S", 0.01)
+
+
 def values(cluster: FakeKafka, topic: str) -> list[bytes | None]:
-    return [each.value for each in cluster.records(topic)]
+    return [record.value for record in cluster.records(topic)]
 
 
 @pytest.mark.parametrize("lost", ["ACL", "topic"])
 def test_start_that_cannot_read_the_ledger_writes_nothing(
-    cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch, lost: str
+    cluster: FakeKafka, admin: protocol.Admin, query: Query, lost: str
 ) -> None:
-    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
     if lost == "ACL":
         admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
     else:
@@ -82,10 +88,9 @@ def test_start_that_cannot_read_the_ledger_writes_nothing(
 
 @pytest.mark.parametrize("lost", ["ACL", "group"])
 def test_ledger_lost_after_a_start_that_failed_to_write_it_is_noticed(
-    cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch, lost: str
+    cluster: FakeKafka, admin: protocol.Admin, query: Query, lost: str
 ) -> None:
     """The failed start has called InitProducerId for the ledger: its transactional id no longer shows a commit."""
-    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
     admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
     may_write_first = replace(MAY_READ_FIRST, operation=AclOperation.WRITE)  # and describe
     admin.create_acls([may_write_first])
@@ -102,9 +107,8 @@ def test_ledger_lost_after_a_start_that_failed_to_write_it_is_noticed(
 
 
 def test_ledger_lost_after_a_driver_was_fenced_is_noticed(
-    admin: protocol.Admin, cluster: FakeKafka, query: Query, monkeypatch: pytest.MonkeyPatch
+    admin: protocol.Admin, cluster: FakeKafka, query: Query
 ) -> None:
-    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
     written = query.task("A", 2, 0, (SECOND, "2"))
 
     def decide_in_newer_start() -> None:
@@ -139,15 +143,14 @@ def test_late_attempt_that_cannot_read_the_ledger_any_more_writes_nothing(
     cluster: FakeKafka, admin: protocol.Admin, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads the ledger again after InitProducerId."""
-    monkeypatch.setattr(ledger_group, "_VISIBLE_AFTER_MS", 200)
     read, reads = ledger_group.read_ledger, 0
 
-    def read_and_revoke(*given: object, **named: object) -> object:
+    def read_and_revoke(*arguments: object, **named: object) -> object:
         nonlocal reads
         reads += 1
         if reads == 2:
             admin.delete_acls([AclFilter(ResourceType.TOPIC, FIRST)])
-        return read(*given, **named)  # type: ignore[arg-type]
+        return read(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ledger_group, "read_ledger", read_and_revoke)
     monkeypatch.setattr("spark_kafka_source.sink.exactly_once.takeover.read_ledger", read_and_revoke)

@@ -110,7 +110,8 @@ PYTHON = {
             ("def test_orders_are_copied", "test_examples_of_expectations_pass"),
             ("quota_entity", "test_example_of_quotas_is_throttled"),
             ("# copies.py", "test_scenario_of_the_page_runs"),
-            ("from protocol.testing.simulation import simulate", "test_scenario_of_the_page_runs"),
+            ("# service.py", "test_scenario_of_the_page_runs"),
+            ("from copies import scenario", "test_scenario_of_the_page_runs"),
         )
     },
     ("transactions.md", "def copy("): "tests/protocol/transaction/test_examples.py::"
@@ -144,7 +145,7 @@ BLOCKS_NOT_RUN = {
 OPTIONS_TESTS = "tests/options/test_options.py::"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
-        ("make demo", "make demo SECURITY=sasl_ssl"),
+        ("make demo", "make demo SECURITY=sasl_ssl", "python -m spark_kafka_source.demo"),
         "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_lag_zero_and_picture",
     ),
     **dict.fromkeys(
@@ -178,7 +179,7 @@ COMMANDS: dict[str, str] = {
             "export PYSPARK_PYTHON=$(which python) KAFKA_BOOTSTRAP_SERVERS=localhost:9092",
             "python examples/upper.py localhost:9092 orders orders-upper orders-etl /tmp/orders-upper",
         ),
-        "tests/spark/test_examples.py::test_upper_writes_values_until_it_is_stopped",
+        "tests/spark/test_examples.py::test_upper_writes_values_until_ctrl_c",
     ),
     "PYSPARK_PYTHON=env/bin/python env/bin/python job.py localhost:9092 checkpoints/totals": "",  # test_tutorial.py
     "python -m protocol.testing.simulation copies:scenario --seed 7": "tests/protocol/testing/test_testing_page.py::"
@@ -188,6 +189,13 @@ COMMANDS: dict[str, str] = {
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
     "pip install": "",  # downloads packages; README describes it
     "make test": "",  # runs this test
+    # Run for hours; results are docs/versions.md.
+    **dict.fromkeys(("make matrix", "make soak"), ""),
+    "make dist": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    "python -m tests.simulation.coverage --page docs/simulation-coverage.md": "tests/simulation/test_coverage.py::"
+    "test_page_names_what_no_seed_has_reached",
+    "python -m tests.simulation --broken all --page docs/deliberate-faults.md": "tests/simulation/test_broken.py::"
+    "test_scenarios_find_quick_faults_by_their_first_seeds",
     "make versions": "",  # downloads each Spark; its results are docs/versions.md
     "%pip install": "",  # exists in Databricks only, which the tests do not use (see README)
     "python -m spark_kafka_source.demo --picture docs/images/demo.png": "tests/spark/demo/test_demo.py::"
@@ -199,7 +207,7 @@ COMMANDS: dict[str, str] = {
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
     "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
     "test_docs_page_of_properties_is_current",
-    "python -m protocol.metrics_page > docs/metrics.md": "tests/protocol/metrics/test_metrics_page.py::"
+    "python -m tests.protocol.metrics.metrics_page > docs/metrics.md": "tests/protocol/metrics/test_metrics_page.py::"
     "test_docs_page_of_metrics_is_current",
     "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
@@ -226,19 +234,19 @@ COMMAND_LINE = (
 
 
 def test_code_blocks_of_docs_are_run_by_tests() -> None:
-    unclaimed = [each for each in blocks() if each.language == "python" and not claims(each.page, each.text)]
+    unclaimed = [block for block in blocks() if block.language == "python" and not claims(block.page, block.text)]
     assert unclaimed == [], "run it in a test, and name that in PYTHON"
     for page, words in PYTHON:
         if words:
             assert block(page, words).language == "python"
-    others = {
-        (each.page, each.first_line)
-        for each in blocks()
-        if each.language not in ("python", "sh", "console", "mermaid", "text")
+    further = {
+        (block.page, block.first_line)
+        for block in blocks()
+        if block.language not in ("python", "sh", "console", "mermaid", "text")
     }
     assert {
         (page, line)
-        for page, line in others
+        for page, line in further
         if not any(line.startswith(words) for at, words in BLOCKS_NOT_RUN if at == page)
     } == set()
 
@@ -248,7 +256,7 @@ def claims(page: str, text: str) -> list[str]:
 
 
 def test_commands_of_docs_are_run_by_tests() -> None:
-    assert {each for each in commands() if not each.startswith((BENCHMARK, *COMMAND_LINE))} == set(COMMANDS)
+    assert {command for command in commands() if not command.startswith((BENCHMARK, *COMMAND_LINE))} == set(COMMANDS)
 
 
 def test_tests_named_for_code_blocks_exist() -> None:
@@ -264,7 +272,7 @@ def test_makefile_commands_equal_tested_commands() -> None:
     for target, words in {
         "demo": COMMAND[1:],
         "bench": ["-m", "benchmarks.run"],
-        "test": ["-m", "tests.support.second_try"],
+        "test": ["-m", "tests.support.guarded_run"],
     }.items():
         printed = subprocess.run(
             ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
@@ -272,7 +280,7 @@ def test_makefile_commands_equal_tested_commands() -> None:
         assert f"/python {' '.join(words)}" in printed.stdout
 
 
-@pytest.mark.parametrize("command", sorted(each for each in commands() if each.startswith(BENCHMARK)))
+@pytest.mark.parametrize("command", sorted(command for command in commands() if command.startswith(BENCHMARK)))
 def test_benchmarks_of_the_docs_run(command: str) -> None:
     """Parse the arguments only: a measurement takes ten minutes on an idle machine (`make bench`)."""
     options = benchmarks.parse_arguments(command.removeprefix(BENCHMARK).split())
@@ -384,9 +392,9 @@ def test_migrating_examples_write_batches_and_updates(
     ).mode("append").save()
     query.processAllAvailable()
     query.stop()
-    found = [(record.key, record.value) for record in read_back(kafka1, counts)]
-    assert len(found) == 4, "only what has changed is written again"
-    assert found[-1] == (b"1", b"11")
+    collected = [(record.key, record.value) for record in read_back(kafka1, counts)]
+    assert len(collected) == 4, "only what has changed is written again"
+    assert collected[-1] == (b"1", b"11")
 
 
 @pytest.mark.timeout(600)

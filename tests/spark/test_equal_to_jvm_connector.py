@@ -150,6 +150,7 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
     isolation_level: str,
     include_headers: bool,
 ) -> None:
+    """Slow: reads every awkward topic with both connectors; the first one fills the topics."""
     options: Options = {"kafka.isolation.level": isolation_level, "includeHeaders": include_headers}
     ours, expected = (source(spark, name, corpus, options, streaming=streaming) for name in (OURS, JVM))
     assert ours.schema == expected.schema
@@ -178,7 +179,10 @@ def test_triggers_ending_within_batches_and_gaps_miss_no_row(
     limit: int,
     assigned: dict[Topic, list[int]],
 ) -> None:
-    """Triggers end within record batches, transactions and gaps, and on markers; some contain no row."""
+    """Triggers end within record batches, transactions and gaps, and on markers; some contain no row.
+
+    Slow: runs hundreds of small triggers, and Spark's connector over the same rows.
+    """
     assign = json.dumps({topic.name: partitions for topic, partitions in assigned.items()})
     options: Options = {"subscribe": None, "assign": assign, "kafka.isolation.level": "read_committed"}
     ours = source(spark, OURS, corpus, {**options, "maxOffsetsPerTrigger": limit}, streaming=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +29,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)
 FOREVER = {"retention.ms": "-1"}
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_of_pytest() -> Iterator[None]:
+    """Restore the handler that the examples replace."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
 
 
 def run(name: str, *arguments: Any) -> Any:
@@ -65,7 +76,7 @@ def test_exactly_once_copies_each_record(
     ]
 
 
-def test_upper_writes_values_until_it_is_stopped(
+def test_upper_writes_values_until_ctrl_c(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     source, target = topic1(2), topic1()
@@ -78,14 +89,13 @@ def test_upper_writes_values_until_it_is_stopped(
         try:
             wait_until(lambda: values(kafka1, target) == [b"PAID", b"SENT"], timeout_s=240, every_s=0.1)
         finally:
-            for query in spark.streams.active:
-                if query.id not in before:
-                    query.stop()
+            os.kill(os.getpid(), signal.SIGINT)
 
     stopping = threading.Thread(target=stop_when_written)
     stopping.start()
     run("upper", kafka1.bootstrap_servers, source, target, f"g-{source}", tmp_path)
     stopping.join(60)
+    assert {query.id for query in spark.streams.active} <= before
     assert values(kafka1, target) == [b"PAID", b"SENT"]
 
 
@@ -111,8 +121,8 @@ def test_read_period_reads_its_records_only(
     protocol.write({"bootstrap.servers": kafka1.bootstrap_servers}, topic, table)
     period = ("2026-01-01T06:00:00Z", "2026-01-02T00:00:00Z")
     run("read_period", kafka1.bootstrap_servers, topic, *period, tmp_path / "period")
-    found = spark.read.parquet(str(tmp_path / "period")).selectExpr("int(string(value)) AS hour", "topic").collect()
-    assert sorted(row.hour for row in found) == list(range(6, 24))
+    rows = spark.read.parquet(str(tmp_path / "period")).selectExpr("int(string(value)) AS hour", "topic").collect()
+    assert sorted(row.hour for row in rows) == list(range(6, 24))
 
 
 def test_table_to_topic_writes_rows_as_json(

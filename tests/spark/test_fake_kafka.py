@@ -18,4 +18,4 @@ def test_jvm_connector_reads_and_writes(spark: SparkSession) -> None:
         servers = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
         rows = spark.read.format("kafka").options(**servers, subscribe="orders").load()
         rows.select("key", "value").write.format("kafka").options(**servers, topic="copies").save()
-        assert sorted(int(each.value) for each in kafka.records("copies")) == list(range(50))
+        assert sorted(int(record.value) for record in kafka.records("copies")) == list(range(50))

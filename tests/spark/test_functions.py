@@ -88,12 +88,12 @@ def test_values_of_sparks_own_connector_decode_as_those_of_the_source(
         producer.produce(topic, value, headers=headers)
     producer.produce(topic, None)
     assert producer.flush(30) == 0
-    given = options(registry, valueSubject=f"{topic}-value", schemaIdLocation="header")
+    inputs = options(registry, valueSubject=f"{topic}-value", schemaIdLocation="header")
     kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": topic, "includeHeaders": "true"}
-    source = spark.read.format("pykafka-group").options(**kafka, **given).load().select("offset", "partition", "value")
-    other = spark.read.format("kafka").options(**kafka, startingOffsets="earliest").load()
-    column = from_registry("value", {**kafka, **given}, headers="headers").alias("value")
-    decoded = other.select("offset", "partition", column)
+    source = spark.read.format("pykafka-group").options(**kafka, **inputs).load().select("offset", "partition", "value")
+    second = spark.read.format("kafka").options(**kafka, startingOffsets="earliest").load()
+    column = from_registry("value", {**kafka, **inputs}, headers="headers").alias("value")
+    decoded = second.select("offset", "partition", column)
     assert decoded.schema["value"].dataType == source.schema["value"].dataType
     assert "note:string" in decoded.schema["value"].dataType.simpleString()
     assert decoded.orderBy("partition", "offset").collect() == source.orderBy("partition", "offset").collect()
@@ -103,20 +103,27 @@ def test_values_of_sparks_own_connector_decode_as_those_of_the_source(
 def test_values_decode_as_with_fastavro(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
     values = [framed(1, ORDER, order(1)), None, framed(2, NEWER, order(2, note="x"))]
     read = frame(spark, *values).withColumn("value", from_registry("value", options(registry))).orderBy("n")
-    theirs = [
+    reference = [
         value and fastavro.schemaless_reader(io.BytesIO(value[5:]), [ORDER, NEWER][value[4] - 1], NEWER)
         for value in values
     ]
-    found = [row.value and row.value.asDict() for row in read.collect()]
-    assert [each and each["paid"].timestamp() for each in found] == [
-        each and each["paid"].timestamp() for each in theirs
+    collected = [row.value and row.value.asDict() for row in read.collect()]
+    assert [record and record["paid"].timestamp() for record in collected] == [
+        row and row["paid"].timestamp() for row in reference
     ]
-    assert [each and {**each, "paid": 0} for each in found] == [each and {**each, "paid": 0} for each in theirs]
+    assert [record and {**record, "paid": 0} for record in collected] == [
+        row and {**row, "paid": 0} for row in reference
+    ]
 
 
 def test_fixed_schema_of_a_key_needs_no_registry_and_fields_are_pruned(spark: SparkSession) -> None:
-    given = {"keyFormat": "avro", "keySchema": json.dumps(ORDER), "keyFields": "id", "valueFormat": "confluent-avro"}
-    read = frame(spark, avro(ORDER, order(7))).select(from_registry("value", given, part="key").alias("key"))
+    properties = {
+        "keyFormat": "avro",
+        "keySchema": json.dumps(ORDER),
+        "keyFields": "id",
+        "valueFormat": "confluent-avro",
+    }
+    read = frame(spark, avro(ORDER, order(7))).select(from_registry("value", properties, part="key").alias("key"))
     assert read.schema["key"].dataType.simpleString() == "struct<id:bigint>"
     assert read.collect()[0].key.id == 7
 
@@ -143,12 +150,12 @@ def test_protobuf_and_json_of_a_registry_are_read_and_written(
     spark: SparkSession, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes, type: str
 ) -> None:
     schema_id = registry.register("other", text, kind.upper())
-    given = options(registry, valueSubject="other", valueFormat=f"confluent-{kind}")
+    inputs = options(registry, valueSubject="other", valueFormat=f"confluent-{kind}")
     raw = b"\0" + schema_id.to_bytes(4, "big") + value
-    read = frame(spark, raw, None).select("n", from_registry("value", given).alias("v")).orderBy("n")
+    read = frame(spark, raw, None).select("n", from_registry("value", inputs).alias("v")).orderBy("n")
     assert read.schema["v"].dataType.simpleString() == type
-    written = read.withColumn("raw", to_registry("v", given, type=read.schema["v"].dataType))
-    again = written.select("n", "v", from_registry("raw", given).alias("again")).collect()
+    written = read.withColumn("raw", to_registry("v", inputs, type=read.schema["v"].dataType))
+    again = written.select("n", "v", from_registry("raw", inputs).alias("again")).collect()
     assert [row.v and row.v.asDict() for row in again] == [{"id": 7, "lines": ["a", "b"]}, None]
     assert [row.again for row in again] == [row.v for row in again]
 
@@ -182,17 +189,17 @@ def test_written_values_are_read_by_confluents_deserializer(spark: SparkSession,
     read = rows.select("n", from_registry("value", options(registry)).alias("value"))
     written = read.withColumn("value", to_registry("value", options(registry))).orderBy("n").collect()
     deserializer = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
-    found = deserializer(bytes(written[0].value), SerializationContext("orders", MessageField.VALUE))
-    assert (found["id"], found["lines"], found["note"]) == (1, ["a", "b1"], None)
+    result = deserializer(bytes(written[0].value), SerializationContext("orders", MessageField.VALUE))
+    assert (result["id"], result["lines"], result["note"]) == (1, ["a", "b1"], None)
     assert written[1].value is None
 
 
 def test_schema_of_a_column_with_a_given_type_is_registered(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
     rows = spark.sql("SELECT struct(1L AS id, 'x' AS text) AS value")
-    given = options(registry, valueSubject="new", schema_registry_auto_register_schemas="true")
+    inputs = options(registry, valueSubject="new", schema_registry_auto_register_schemas="true")
     with pytest.raises(ConfigurationError, match="a column of unknown type cannot be registered; give its type"):
-        to_registry("value", given)
-    written = rows.select(to_registry("value", given, type=rows.schema["value"].dataType).alias("value"))
+        to_registry("value", inputs)
+    written = rows.select(to_registry("value", inputs, type=rows.schema["value"].dataType).alias("value"))
     again = written.select(from_registry("value", options(registry, valueSubject="new")).alias("value"))
     assert again.collect() == rows.collect()
 
@@ -212,13 +219,13 @@ def test_secret_behind_a_reference_is_in_neither_plan_nor_function(
     user = f"${{dir:{tmp_path}:user}}"
     with FakeSchemaRegistry(user_info="alice:hunter2") as registry:
         registry.register(SUBJECT, json.dumps(ORDER))
-        given = options(registry, schema_registry_basic_auth_user_info=user)
-        read = frame(spark, framed(1, ORDER, order(1))).select(from_registry("value", given).alias("v"))
-        again = read.select(to_registry("v", given).alias("value"))
+        inputs = options(registry, schema_registry_basic_auth_user_info=user)
+        read = frame(spark, framed(1, ORDER, order(1))).select(from_registry("value", inputs).alias("v"))
+        again = read.select(to_registry("v", inputs).alias("value"))
         assert bytes(again.collect()[0].value) == framed(1, ORDER, order(1))
         again.explain(True)
         assert "hunter2" not in capsys.readouterr().out
-        parsed = parse_read_options({"kafka.bootstrap.servers": "unused:1", "subscribe": "unused", **given}).registry
+        parsed = parse_read_options({"kafka.bootstrap.servers": "unused:1", "subscribe": "unused", **inputs}).registry
         assert parsed is not None
         pickled = cloudpickle.dumps(functions._decoding(None, parsed, "value", "fail"))  # type: ignore[arg-type]
         assert user.encode() in pickled
@@ -277,10 +284,10 @@ def test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch(
         "/checkpoints/totals": str(tmp_path),
         ".start()": ".trigger(availableNow=True).start()",
     }
-    found: dict[str, Any] = {"spark": spark}
-    exec(block("schemas.md", "from_registry(").with_names(names), found)
-    found["query"].awaitTermination(120)
-    given = options(registry, valueSubject=f"{totals}-value")
+    result: dict[str, Any] = {"spark": spark}
+    exec(block("schemas.md", "from_registry(").with_names(names), result)
+    result["query"].awaitTermination(120)
+    inputs = options(registry, valueSubject=f"{totals}-value")
     kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": totals}
-    read = spark.read.format("pykafka-group").options(**kafka, **given).load().select("value.*")
+    read = spark.read.format("pykafka-group").options(**kafka, **inputs).load().select("value.*")
     assert sorted(tuple(row) for row in read.collect()) == [(1, 1), (2, 2)]

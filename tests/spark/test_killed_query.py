@@ -33,6 +33,7 @@ RECORDS = 1_000 * KILLS
 def test_killed_query_never_commits_ahead_of_checkpoint_and_loses_no_row(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
+    """Slow: starts a Spark for each kill, at a random time of a batch."""
     name, group = topic1(PARTITIONS), f"group-{uuid.uuid4().hex[:8]}"
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "linger.ms": 20})
     for n in range(PARTITIONS * RECORDS):

@@ -38,8 +38,8 @@ def test_checkpoint_moves_from_jvm_connector_and_back(
         writer = distinct.writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start(output)
         assert query.awaitTermination(200)
-        seen: list[Any] = spark.read.schema("value string").parquet(output).collect()
-        return sorted(int(row.value) for row in seen)
+        written: list[Any] = spark.read.schema("value string").parquet(output).collect()
+        return sorted(int(row.value) for row in written)
 
     produce(0, 11)
     assert run(JVM) == list(range(6))

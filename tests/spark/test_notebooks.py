@@ -72,8 +72,8 @@ def test_quickstart_notebook_shows_plot_results_and_lag_zero(shown: dict[str, li
     assert any("kafka.security.protocol = SASL_SSL\n" in text for text in outputs)
     assert any("3 orders came over TLS\n" in text for text in outputs)
     assert not [text for text in outputs if "wonder" in text]
-    ((_, found, there),) = (text.split() for text in outputs if text.startswith("read "))
-    assert found == there
+    ((_, result, present),) = (text.split() for text in outputs if text.startswith("read "))
+    assert result == present
 
 
 @pytest.mark.kafka
@@ -154,9 +154,9 @@ def kernel() -> Iterator[Run]:
     def run(name: str, instead: Mapping[str, str], save: bool = False) -> list[str]:
         notebook = read(name)
         # The folder of the tests has the same settings, and lets Spark's JVM map its class archive.
-        for words, others in {'"../conf"': repr(os.environ["SPARK_CONF_DIR"]), **instead}.items():
+        for words, further in {'"../conf"': repr(os.environ["SPARK_CONF_DIR"]), **instead}.items():
             (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and words in cell.source)
-            cell.source = cell.source.replace(words, others)
+            cell.source = cell.source.replace(words, further)
         notebook.cells.append(nbformat.v4.new_code_cell("%reset -f"))
         client = NotebookClient(notebook, km=manager, timeout=400, resources={"metadata": {"path": str(folder)}})
         client.execute()
@@ -182,7 +182,7 @@ def store(name: str, executed: nbformat.NotebookNode) -> None:
     notebook = read(name)
     for cell, ran in zip(notebook.cells, executed.cells, strict=False):
         if cell.cell_type == "code":
-            printed = "".join(each.text for each in ran.outputs if each.get("name") == "stdout")
+            printed = "".join(output.text for output in ran.outputs if output.get("name") == "stdout")
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=printed)] if printed else []
             cell.execution_count = ran.execution_count
     (path,) = (path for path in NOTEBOOKS if path.stem == name)

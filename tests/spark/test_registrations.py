@@ -30,10 +30,10 @@ def test_registrations_have_separate_environments(spark: SparkSession) -> None:
     def identity(session: SparkSession) -> int:
         return session._jvm.System.identityHashCode(environment(session))  # type: ignore[no-any-return]
 
-    one, other = spark.newSession(), spark.newSession()
-    environments = [identity(one)]
-    assert identity(other) == environments[0]
-    for session in (one, other, one):
+    first, second = spark.newSession(), spark.newSession()
+    environments = [identity(first)]
+    assert identity(second) == environments[0]
+    for session in (first, second, first):
         register(session)
         environments.append(identity(session))
     assert len(set(environments)) == 4

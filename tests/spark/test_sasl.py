@@ -45,9 +45,9 @@ def topic(secured: SecuredKafka) -> str:
 def test_sasl_options_read_same_rows_as_jvm_connector(
     spark: SparkSession, secured: SecuredKafka, topic: str, listener: str, way: str
 ) -> None:
-    given = {f"kafka.{name}": value for name, value in (secured.properties(listener) | WAYS[way]).items()}
+    values = {f"kafka.{name}": value for name, value in (secured.properties(listener) | WAYS[way]).items()}
     rows = {
-        name: spark.read.format(name).options(**given, subscribe=topic).load().orderBy("offset").collect()
+        name: spark.read.format(name).options(**values, subscribe=topic).load().orderBy("offset").collect()
         for name in ("kafka", "pykafka-group")
     }
     assert [row.offset for row in rows["kafka"]] == list(range(10))
@@ -57,10 +57,10 @@ def test_sasl_options_read_same_rows_as_jvm_connector(
 def test_token_provider_is_called_in_every_process(
     spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:
-    given = {**secured.properties("SASL_SSL"), "sasl.mechanism": "OAUTHBEARER"}
-    given["sasl.jaas.config"] = token_for("alice")["sasl.jaas.config"].partition(" unsecured")[0] + ";"
-    given["sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:token"
-    options = {f"kafka.{name}": value for name, value in given.items()}
+    properties = {**secured.properties("SASL_SSL"), "sasl.mechanism": "OAUTHBEARER"}
+    properties["sasl.jaas.config"] = token_for("alice")["sasl.jaas.config"].partition(" unsecured")[0] + ";"
+    properties["sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:token"
+    options = {f"kafka.{name}": value for name, value in properties.items()}
     assert spark.read.format("pykafka-group").options(**options, subscribe=topic).load().count() == 10
     options["kafka.sasl.oauthbearer.token.provider"] = "tests.support.token_of_alice:missing"
     with pytest.raises(Exception, match=r"token_of_alice:missing cannot be imported in this process"):
@@ -70,10 +70,10 @@ def test_token_provider_is_called_in_every_process(
 def test_cloud_identity_gives_driver_and_executors_their_tokens(
     spark: SparkSession, secured: SecuredKafka, topic: str
 ) -> None:
-    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    values = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
     with CloudEndpoint() as endpoint:
         endpoint.otherwise = imds_of_alice
-        options = {f"kafka.{name}": value for name, value in (given | imds_properties(endpoint)).items()}
+        options = {f"kafka.{name}": value for name, value in (values | imds_properties(endpoint)).items()}
         rows = spark.read.format("pykafka-group").options(**options, subscribe=topic).load()
         assert rows.count() == 10
         assert len(endpoint.requests) >= 2
@@ -90,11 +90,11 @@ def tokens_of(endpoint: CloudEndpoint) -> list[str]:
 def test_sasl_example_of_docs_reads_writes_and_commits(
     spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path
 ) -> None:
-    given = secured.properties("SASL_SSL")
+    properties = secured.properties("SASL_SSL")
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     places = {
-        "broker-1.example.com:9093": given["bootstrap.servers"],
-        "/etc/kafka/ca.pem": given["ssl.truststore.location"],
+        "broker-1.example.com:9093": properties["bootstrap.servers"],
+        "/etc/kafka/ca.pem": properties["ssl.truststore.location"],
         "orders-etl": "carol",
         "/run/secrets/kafka": str(tmp_path),
     }

@@ -90,8 +90,8 @@ class Secrets:
             (folder / name).write_text(text)
 
     def at(self, listener: str, *parts: Mapping[str, str]) -> dict[str, str]:
-        given = self._secured.properties(listener)
-        where = {name: given[name] for name in ("bootstrap.servers", "security.protocol")}
+        properties = self._secured.properties(listener)
+        where = {name: properties[name] for name in ("bootstrap.servers", "security.protocol")}
         return options({name: text for part in (where, *parts) for name, text in part.items()})
 
     def cases(self) -> dict[str, dict[str, str]]:
@@ -148,35 +148,35 @@ def divided(pem: str) -> tuple[str, str]:
 
 def trust_store(certificate: Path, store: Path) -> Path:
     keytool = [str(Path(find_java()).with_name("keytool")), "-importcert", "-noprompt", "-alias", "ca"]
-    given = ["-file", str(certificate), "-keystore", str(store), "-storetype", "JKS", "-storepass", STORE_PASSWORD]
-    subprocess.run([*keytool, *given], check=True, capture_output=True)
+    inputs = ["-file", str(certificate), "-keystore", str(store), "-storetype", "JKS", "-storepass", STORE_PASSWORD]
+    subprocess.run([*keytool, *inputs], check=True, capture_output=True)
     return store
 
 
 @contextmanager
 def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
     """Collect command line and environment of all processes of a session, as `ps` shows them to other users."""
-    seen: dict[str, str] = {}
+    observed: dict[str, str] = {}
     ended = threading.Event()
 
     def look() -> None:
-        others: set[str] = set()
+        further: set[str] = set()
         while not ended.wait(0.05):
-            for pid in set(filter(str.isdigit, os.listdir("/proc"))) - others:
+            for pid in set(filter(str.isdigit, os.listdir("/proc"))) - further:
                 folder = Path("/proc", pid)
                 try:
                     if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != job.pid:
-                        others.add(pid)
+                        further.add(pid)
                         continue
                     line = (folder / "cmdline").read_text().replace("\0", " ")
-                    seen[line] = (folder / "environ").read_text(errors="replace")
+                    observed[line] = (folder / "environ").read_text(errors="replace")
                 except OSError:
                     pass  # the process has ended
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        yield seen
+        yield observed
     finally:
         ended.set()
         looking.join()
@@ -185,13 +185,14 @@ def seen_processes(job: subprocess.Popen[str]) -> Iterator[dict[str, str]]:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_secrets_appear_in_no_log_plan_error_or_process(secured: SecuredKafka, tmp_path: Path) -> None:
+    """Slow: a separate Spark fails in each way that could print a secret, and dumps its heap."""
     secrets = Secrets(secured, tmp_path / "secrets")
     folder = tmp_path / "job"
     (folder / "events").mkdir(parents=True)
     create_topic(secured.kafka)
     secured.kafka.create_topic(f"{TOPIC}-copy")
     ways = {name: [way for way, case in OUTCOMES if case == name] for name in secrets.cases()}
-    cases = [{"name": name, "options": given, "ways": ways[name]} for name, given in secrets.cases().items()]
+    cases = [{"name": name, "options": case, "ways": ways[name]} for name, case in secrets.cases().items()]
     before = failed_logins(secured.kafka)
     job = subprocess.Popen(
         [sys.executable, "-m", "tests.jobs.with_secrets"],

@@ -47,9 +47,9 @@ def test_exactly_once_copy_continues_over_expiring_credentials(
     store = tmp_path / "mine.pem"
     store.write_bytes(secured.client_certificate().read_bytes())
     who, listener = WAYS.get(way, ({"ssl.keystore.location": str(store), **EACH_TIME_ANEW}, "MUTUAL"))
-    given = options(secured.properties(listener) | who)
-    rows = spark.readStream.format("pykafka-group").options(**given, subscribe=source, startingOffsets="earliest")
-    writer = rows.load().select("value").writeStream.format("pykafka-group").options(**given, topic=target)
+    inputs = options(secured.properties(listener) | who)
+    rows = spark.readStream.format("pykafka-group").options(**inputs, subscribe=source, startingOffsets="earliest")
+    writer = rows.load().select("value").writeStream.format("pykafka-group").options(**inputs, topic=target)
     writer = writer.options(deliveryGuarantee="exactly-once", transactionalIdPrefix="sessions")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     ended = threading.Event()

@@ -33,6 +33,7 @@ CLUSTER = "local-cluster[2,1,512]"
 def test_source_and_sink_work_with_spark_connect_and_on_a_cluster(
     kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, master: str
 ) -> None:
+    """Slow: starts a separate Spark with Spark Connect, and copies a topic with a stream and a batch."""
     if master == CLUSTER:
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments())
     report = copy_and_check(kafka1, topic1, tmp_path, session, master)
@@ -43,13 +44,13 @@ def test_source_and_sink_work_with_spark_connect_and_on_a_cluster(
 
 def submit_arguments(*more: str, **settings: str) -> str:
     """Return PYSPARK_SUBMIT_ARGS. `more` are spark-submit arguments; `settings` have underscores for dots."""
-    given = {
+    properties = {
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": shlex.join(JVM_OPTIONS),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # wait for both executors before the first task
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
-    confs = [word for key, value in given.items() for word in ("--conf", f"{key}={value}")]
+    confs = [word for key, value in properties.items() for word in ("--conf", f"{key}={value}")]
     return shlex.join([*SUBMIT_ARGUMENTS, *more, *confs, "pyspark-shell"])
 
 
@@ -74,7 +75,10 @@ def test_executors_import_package_from_archive(
     bare_python: Path,
     archive: str,
 ) -> None:
-    """Follow docs/installing.md, "The package alone"."""
+    """Follow docs/installing.md, "The package alone".
+
+    Slow: starts a cluster of Spark, whose executors unpack the archive before the copy begins.
+    """
     # If PYSPARK_DRIVER_PYTHON is set, Spark also uses it for data sources on executors.
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", str(bare_python))

@@ -62,10 +62,10 @@ class QueryMember(Actor):
         self._driver: psutil.Process
 
     def start(self) -> None:
-        others = drivers()
+        further = drivers()
         self._start(self.run)
-        wait_until(lambda: drivers() - others, timeout_s=60)
-        (self._driver,) = drivers() - others
+        wait_until(lambda: drivers() - further, timeout_s=60)
+        (self._driver,) = drivers() - further
         # Spark allows its Python process ten seconds to start: let no other member join until the first batch.
         self.run.await_(lambda: self.run.query.lastProgress)
 
@@ -133,9 +133,9 @@ def twelve(
         return Program(command, folder / f"{api}-{number}")
 
     def query(number: int) -> QueryMember:
-        given = {f"kafka_{name}": value for name, value in options.items() if name != "group_protocol"}
+        values = {f"kafka_{name}": value for name, value in options.items() if name != "group_protocol"}
         arguments = (spark, kafka, topic, group, protocol, folder / f"query-{number}")
-        return QueryMember(lambda run: run.start(*arguments, **given))
+        return QueryMember(lambda run: run.start(*arguments, **values))
 
     queries = [query(number) for number in range(2)]
     processes = [own_process(number, ("ConsumerGroup", "KafkaConsumer")[number % 2]) for number in range(MEMBERS - 4)]

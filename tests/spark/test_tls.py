@@ -77,8 +77,8 @@ class Stores:
 
     def _keytool_trust(self, kind: str) -> Path:
         store = self._folder / f"trust.{kind}"
-        given = ["-storetype", kind, "-storepass", PASSWORD]
-        keytool("-importcert", "-noprompt", "-alias", "ca", "-file", str(self.ca), "-keystore", str(store), *given)
+        inputs = ["-storetype", kind, "-storepass", PASSWORD]
+        keytool("-importcert", "-noprompt", "-alias", "ca", "-file", str(self.ca), "-keystore", str(store), *inputs)
         return store
 
 
@@ -96,13 +96,17 @@ def stores(secured: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 def truststore(path: Path, kind: str | None, password: str | None = PASSWORD) -> Options:
-    given = {"ssl.truststore.location": str(path), "ssl.truststore.type": kind, "ssl.truststore.password": password}
-    return {name: value for name, value in given.items() if value is not None}
+    properties = {
+        "ssl.truststore.location": str(path),
+        "ssl.truststore.type": kind,
+        "ssl.truststore.password": password,
+    }
+    return {name: value for name, value in properties.items() if value is not None}
 
 
 def keystore(path: Path, kind: str, key_password: str | None = None) -> Options:
-    given = {"ssl.keystore.location": str(path), "ssl.keystore.type": kind, "ssl.keystore.password": PASSWORD}
-    return {**given, **({} if key_password is None else {"ssl.key.password": key_password})}
+    properties = {"ssl.keystore.location": str(path), "ssl.keystore.type": kind, "ssl.keystore.password": PASSWORD}
+    return {**properties, **({} if key_password is None else {"ssl.key.password": key_password})}
 
 
 def pem(stores: Stores) -> Options:
@@ -114,9 +118,9 @@ def inline(stores: Stores) -> Options:
 
 
 def inline_key(stores: Stores) -> Options:
-    given = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificates(stores.mine.read_text())}
+    properties = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificates(stores.mine.read_text())}
     key = {"ssl.keystore.key": stores.encrypted_key, "ssl.key.password": PASSWORD}
-    return {**inline(stores), **given, **key}
+    return {**inline(stores), **properties, **key}
 
 
 def certificates(text: str) -> str:
@@ -172,9 +176,9 @@ _ONLY_IN_SOAK = {
 def test_tls_options_read_same_rows_as_jvm_connector(
     spark: SparkSession, secured: SecuredKafka, stores: Stores, topic: str, variant: str
 ) -> None:
-    listener, given = VARIANTS[variant]
+    listener, inputs = VARIANTS[variant]
     servers = secured.kafka.bootstrap_servers_of(listener)
-    properties = {"bootstrap.servers": servers, "security.protocol": "SSL", **given(stores)}
+    properties = {"bootstrap.servers": servers, "security.protocol": "SSL", **inputs(stores)}
     options = {**{f"kafka.{name}": value for name, value in properties.items()}, "subscribe": topic}
     ours, expected = (
         sorted(spark.read.format(name).options(**options).load().collect()) for name in ("pykafka-group", "kafka")
@@ -188,8 +192,8 @@ def test_tls_options_read_same_rows_as_jvm_connector(
 )
 def test_awkward_topics_over_tls_equal_jvm_connector(spark: SparkSession, secured: SecuredKafka) -> None:
     topics = awkward_topics.write_all(secured.kafka.bootstrap_servers, secured.kafka.data_folder(1), spark)
-    given = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
-    options = {**given, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
+    values = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
+    options = {**values, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
     ours, expected = (
         spark.read.format(name).options(**options).load().toArrow().sort_by([(key, "ascending") for key in WHERE])
         for name in ("pykafka-group", "kafka")
@@ -218,18 +222,18 @@ def test_query_continues_with_replaced_certificates(spark: SparkSession, secured
 
 
 def test_untrusted_certificate_fails_task_with_remedy(spark: SparkSession, secured: SecuredKafka, topic: str) -> None:
-    given = {**secured.properties("SSL"), "ssl.truststore.location": str(secured.authority.certificate)}
-    options = {f"kafka.{name}": value for name, value in given.items()}
+    properties = {**secured.properties("SSL"), "ssl.truststore.location": str(secured.authority.certificate)}
+    options = {f"kafka.{name}": value for name, value in properties.items()}
     rows = spark.range(3).selectExpr("cast(id as string) as value")
     with pytest.raises(PythonException, match=r"untrusted CA .* Set kafka.ssl.truststore.location"):
         rows.write.format("pykafka-group").options(topic=topic, **options).mode("append").save()
 
 
 def test_tls_example_of_docs_reads_rows(spark: SparkSession, secured: SecuredKafka, topic: str, tmp_path: Path) -> None:
-    given = secured.properties("SSL")
+    properties = secured.properties("SSL")
     places = {
-        "broker-1.example.com:9093": given["bootstrap.servers"],
-        "/etc/kafka/ca.pem": given["ssl.truststore.location"],
+        "broker-1.example.com:9093": properties["bootstrap.servers"],
+        "/etc/kafka/ca.pem": properties["ssl.truststore.location"],
         '"orders"': f'"{topic}"',
         ".load()": '.option("startingOffsets", "earliest").load()',
     }

@@ -22,7 +22,7 @@ from tests.conftest import TopicFactory
 from tests.support.log_segments import CODECS, stored_batches
 from tests.support.soak import SOAK, scaled
 from tests.support.wait_for_brokers import wait_until_decided
-from tests.support.wait_until import wait_until
+from tests.support.wait_until import comes_true, wait_until
 from tests.support.whole_rows import Partition, rows_of_java, rows_of_librdkafka, rows_of_ours
 
 pytestmark = pytest.mark.soak
@@ -74,10 +74,10 @@ def test_random_transaction_scripts_give_rows_of_librdkafka_and_java(
     settings = {"retention.ms": "-1"}
     for first in range(0, SCRIPTS, SCRIPTS_AT_ONCE):
         scripts = range(first, min(first + SCRIPTS_AT_ONCE, SCRIPTS))
-        kept = max(1, int(len(scripts) * UNCOMPACTED_SHARE))
-        topics = {topic1(kept, config=settings): kept}
-        if kept < len(scripts):
-            topics[topic1(len(scripts) - kept, config=settings | _COMPACTED)] = len(scripts) - kept
+        retained = max(1, int(len(scripts) * UNCOMPACTED_SHARE))
+        topics = {topic1(retained, config=settings): retained}
+        if retained < len(scripts):
+            topics[topic1(len(scripts) - retained, config=settings | _COMPACTED)] = len(scripts) - retained
         partitions = [(name, number) for name, count in topics.items() for number in range(count)]
         for script, (name, number) in zip(scripts, partitions, strict=True):
             write_script(random.Random(script), name, number, writers, non_transactional)
@@ -183,9 +183,6 @@ def cleaned_to(folder: Path) -> dict[Partition, int]:
 
 def wait_until_still(observe: Callable[[], object]) -> None:
     """Wait until `observe` returns the same for 1.5 s, which is longer than the cleaner's pause between rounds."""
-    seen, since_s = observe(), time.monotonic()
-    while time.monotonic() - since_s < 1.5:
-        time.sleep(0.2)
-        now = observe()
-        if now != seen:
-            seen, since_s = now, time.monotonic()
+    observed = observe()
+    while comes_true(lambda: observe() != observed, 1.5):  # noqa: B023
+        observed = observe()

@@ -28,6 +28,7 @@ ONE_CLUSTER = {
 def test_pages_run_in_order_as_printed(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Slow: runs the six pages, two Kafkas among them, as a reader would."""
     monkeypatch.setenv("PYSPARK_PYTHON", os.environ["PYSPARK_PYTHON"])  # page 1 sets it
     names: dict[str, Any] = {"__name__": "tutorial"}
     printed = {}

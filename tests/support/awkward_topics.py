@@ -31,6 +31,7 @@ from tests.support.topic_writers import (
     send,
     transactional,
 )
+from tests.support.wait_until import wait_until
 
 _COMPACTED = {
     "cleanup.policy": "compact",
@@ -259,7 +260,7 @@ def wait_until_compacted(data_folder: Path, delete_horizon: bool = True) -> None
             and any(batch.records == 0 for batch in empty)
         )
 
-    _until(compacted, "the cleaner to compact", timeout_s=120, seen=logs)
+    _until(compacted, "the cleaner to compact", timeout_s=120, observed=logs)
 
 
 def write_aborted_transaction_to_compact(bootstrap: str) -> int:
@@ -336,19 +337,17 @@ def _set_topic(bootstrap: str, topic: Topic, key: str, value: str) -> None:
     changed.result()
 
 
-def _has_timestamp_type(bootstrap: str, wanted: str) -> bool:
+def _has_timestamp_type(bootstrap: str, expected: str) -> bool:
     [answer] = produce(bootstrap, TIME_SWITCHED, [Record(b"who stamps?", None)])
-    return bool((answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) == (wanted == "LogAppendTime"))
+    return bool((answer.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME) == (expected == "LogAppendTime"))
 
 
 def _until(
     condition: Callable[[], bool],
-    what: str,
+    label: str,
     timeout_s: float = 60,
     every_s: float = 0.1,
-    seen: Callable[[], object] = lambda: "",
+    observed: Callable[[], object] = lambda: "",
 ) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s:.0f} s without success for {what}; {seen()}"
-        time.sleep(every_s)
+    describe = lambda: f"waited {timeout_s:.0f} s without success for {label}; {observed()}"  # noqa: E731
+    wait_until(condition, describe, timeout_s, every_s)

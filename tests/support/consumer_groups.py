@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +15,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
 from protocol.group.committed_offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.wait_until import attempts, wait_until
 
 T = TypeVar("T")
 
@@ -67,9 +67,9 @@ def set_session_timeout(kafka: LocalKafka, group: str, timeout_ms: int) -> None:
 def describe(kafka: LocalKafka, group: str) -> list[GroupRow]:
     """Return the same rows by librdkafka, which starts no JVM."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    asked = ConsumerGroupTopicPartitions(group)
-    committed = _again_until_ready(lambda: admin.list_consumer_group_offsets([asked])[group].result(30))
-    offsets = {(each.topic, each.partition): each.offset for each in committed.topic_partitions}
+    partitions = ConsumerGroupTopicPartitions(group)
+    committed = _again_until_ready(lambda: admin.list_consumer_group_offsets([partitions])[group].result(30))
+    offsets = {(partition.topic, partition.partition): partition.offset for partition in committed.topic_partitions}
     ends = admin.list_offsets({TopicPartition(*key): OffsetSpec.latest() for key in offsets}) if offsets else {}
     rows = []
     for partition, end in ends.items():
@@ -87,53 +87,51 @@ def members_of(kafka: LocalKafka, group: str) -> tuple[Member, ...]:
 
 def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
     """Retry while the coordinator is loading, not available or has moved."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
+    for _ in attempts(timeout_s, 0.05):
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_READY or time.monotonic() > deadline_s:
+            if error.args[0].code() not in _NOT_READY:
                 raise
-        time.sleep(0.05)
+    return ask()
 
 
 def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
     """Wait until `partitions` rows exist and all have lag 0."""
-    deadline_s = time.monotonic() + timeout_s
     # Not by librdkafka, which may crash while the first group of a cluster is being created.
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
-        while not fetch_offsets(client, group, None, client.deadline(timeout_s * 1000)):
-            assert time.monotonic() < deadline_s, f"group {group} has no offsets after {timeout_s} s"
-            time.sleep(0.05)
-    while True:
+        wait_until(
+            lambda: fetch_offsets(client, group, None, client.deadline(timeout_s * 1000)),
+            lambda: f"group {group} has no offsets after {timeout_s} s",
+            timeout_s,
+            0.05,
+        )
+    for _ in attempts(timeout_s, 0.05):
         rows = describe(kafka, group)
         if len(rows) == partitions and all(row.lag == 0 for row in rows):
             return rows
-        assert time.monotonic() < deadline_s, f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}"
-        time.sleep(0.05)
+    raise AssertionError(f"no lag 0 on {partitions} partitions after {timeout_s} s: {rows}")
 
 
 def coordinator_of(kafka: LocalKafka, group: str) -> int:
     """Return the broker id of the group's current coordinator."""
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         deadline = client.deadline()
-        what = f"FindCoordinator of {group}"
-        return client.retrying(what, lambda: client.coordinator(group_coordinator(group), deadline), deadline).node_id
+        label = f"FindCoordinator of {group}"
+        return client.retrying(label, lambda: client.coordinator(group_coordinator(group), deadline), deadline).node_id
 
 
 def move_group(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int], timeout_s: float = 60) -> None:
     """Set a group's offsets as a non-member; retry while its coordinator is not ready."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        answer = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)])[group].result(60)
-        errors = [each.error for each in answer.topic_partitions if each.error]
+    expected = [TopicPartition(*key, offset) for key, offset in offsets.items()]
+    for _ in attempts(timeout_s, 0.05):
+        answer = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, expected)])[group].result(60)
+        errors = [partition.error for partition in answer.topic_partitions if partition.error]
         if not errors:
             return
         assert {error.code() for error in errors} <= _NOT_READY, errors
-        assert time.monotonic() < deadline_s, errors
-        time.sleep(0.05)
+    raise AssertionError(errors)
 
 
 def _number(cell: str) -> int | None:

@@ -120,7 +120,10 @@ class Copy:
     def left_open(self) -> list[str]:
         """Return transactional ids with open transactions, of all queries with this prefix."""
         with self.client() as client:
-            return [each.transactional_id for each in list_open_transactions(client, "copy-", client.deadline())]
+            return [
+                transaction.transactional_id
+                for transaction in list_open_transactions(client, "copy-", client.deadline())
+            ]
 
     def client(self) -> Client:
         return Client(parse_client({"bootstrap.servers": self.kafka.bootstrap_servers}))
@@ -129,10 +132,10 @@ class Copy:
 def wait_until_ended(module: str) -> None:
     """Wait until no Python process of Spark runs this module."""
     deadline_s = time.monotonic() + 60
-    for each in psutil.Process().children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if module in " ".join(each.cmdline()):
-                each.wait(deadline_s - time.monotonic())
+            if module in " ".join(process.cmdline()):
+                process.wait(deadline_s - time.monotonic())
 
 
 def of_task(body: dict[str, Any]) -> bool:

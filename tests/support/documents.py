@@ -47,17 +47,17 @@ class Block:
 def blocks(page: str | None = None) -> list[Block]:
     """Return the blocks of a page, or of all pages, in order."""
     paths = [path for path in PAGES if page in (None, path.name)]
-    return [Block(path.name, *found) for path in paths for found in _BLOCK.findall(path.read_text())]
+    return [Block(path.name, *match) for path in paths for match in _BLOCK.findall(path.read_text())]
 
 
 def block(page: str, words: str) -> Block:
     """Return the only block of a page that contains these words."""
-    (found,) = (each for each in blocks(page) if words in each.text)
-    return found
+    (result,) = (block for block in blocks(page) if words in block.text)
+    return result
 
 
 def commands() -> set[str]:
     """Return the commands of all pages, from shell blocks and inline code."""
-    within = {" ".join(found.split()) for path in PAGES for found in _COMMAND.findall(path.read_text())}
-    lines = [line for each in blocks() if each.language == "sh" for line in each.text.splitlines()]
+    within = {" ".join(match.split()) for path in PAGES for match in _COMMAND.findall(path.read_text())}
+    lines = [line for block in blocks() if block.language == "sh" for line in block.text.splitlines()]
     return within | {line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()}

@@ -34,8 +34,8 @@ class Query:
 
     def __post_init__(self) -> None:
         address = {"kafka.bootstrap.servers": self.bootstrap_servers}
-        given = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "starts", **self.settings}
-        self.options = parse_sink_options({**address, **given})
+        properties = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "starts", **self.settings}
+        self.options = parse_sink_options({**address, **properties})
         self.client = PROCESS.client(self.options.client)
 
     def task(self, start: str, batch: int, task: int, *rows: tuple[str, str], **properties: str) -> PreparedWrite:
@@ -75,14 +75,14 @@ class Query:
         return f"starts-{self.query_id}" + ("" if task is None else f"-{task}")
 
     def left_open(self) -> list[str]:
-        found = list_open_transactions(self.client, self.transactional_id(), self.client.deadline())
-        return [each.transactional_id.rsplit("-", 1)[1] for each in found]
+        identities = list_open_transactions(self.client, self.transactional_id(), self.client.deadline())
+        return [identity.transactional_id.rsplit("-", 1)[1] for identity in identities]
 
     def committed_values(self, *topics: str) -> list[bytes]:
         """Return the values that a `read_committed` consumer reads; assert that no transaction is open."""
         assert self.left_open() == []
-        found = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]
-        return sorted(value for values in found for each in values.values() for value in each)
+        collected = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]
+        return sorted(value for values in collected for each in values.values() for value in each)
 
 
 @contextmanager
@@ -90,10 +90,10 @@ def paused_at(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[
     """Pause the first call of `call` before it runs, and run `meanwhile`, which may call it, too."""
     original = getattr(where, call)
 
-    def wait(*given: Any, **named: Any) -> Any:
+    def wait(*arguments: Any, **named: Any) -> Any:
         where_it_was.stop()
         meanwhile()
-        return original(*given, **named)
+        return original(*arguments, **named)
 
     where_it_was = patch.object(where, call, wait)
     where_it_was.start()
@@ -104,4 +104,4 @@ def paused_at(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[
 
 
 def start_of(messages: Sequence[PreparedWrite | None]) -> str:
-    return next(each.batch.start_id for each in messages if each is not None and each.batch is not None)
+    return next(message.batch.start_id for message in messages if message is not None and message.batch is not None)

@@ -48,8 +48,8 @@ class FakeLocalKafka(FakeKafka):
         partitions: int = 1,
         replication_factor: int | None = None,
         settings: Mapping[str, str] | None = None,
-        **given: Any,
+        **arguments: Any,
     ) -> Any:
         copies = -1 if replication_factor is None else replication_factor
-        config = settings or given.pop("config", None)
-        return super().create_topic(name, partitions, copies, config=config, **given)
+        config = settings or arguments.pop("config", None)
+        return super().create_topic(name, partitions, copies, config=config, **arguments)

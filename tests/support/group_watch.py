@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.wait_until import comes_true
 
 
 class GroupWatch:
@@ -32,8 +32,7 @@ class GroupWatch:
     def close(self) -> None:
         """Compare once more, after the query has ended, then close."""
         begun = self.looks + 1
-        while self.looks <= begun and self._thread.is_alive():
-            time.sleep(0.02)
+        comes_true(lambda: self.looks > begun or not self._thread.is_alive(), 60)
         self._ended.set()
         self._thread.join(60)
         self._consumer.close()

@@ -72,7 +72,7 @@ def cases(name: str, count: int) -> Iterator[random.Random]:
         nth += 1
 
 
-def corrupted(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+def corrupted(data: bytes, rng: random.Random, further: list[bytes]) -> bytes:
     """Return `data` with random corruptions: changed bits, numbers and varints; removed, repeated or moved bytes."""
     spoiling = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 3, 8])):
@@ -95,9 +95,9 @@ def corrupted(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
         elif kind == 5:
             spoiling[at:at] = spoiling[at : at + size]
         elif kind == 6:
-            other = rng.choice(others)
-            begin = rng.randrange(len(other) + 1)
-            spoiling[at : at + size] = other[begin : begin + size]
+            choice = rng.choice(further)
+            begin = rng.randrange(len(choice) + 1)
+            spoiling[at : at + size] = choice[begin : begin + size]
         else:
             spoiling[at:at] = rng.randbytes(min(size, 64))
     return bytes(spoiling)

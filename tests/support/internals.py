@@ -75,5 +75,5 @@ def loops_of(processor: Processor) -> list[ConsumerLoop]:
 
 def processed_partitions(processor: Processor) -> set[TopicPartition]:
     """Return the partitions whose records are being handled."""
-    partitions = [each for loop in loops_of(processor) for each in list(loop._partitions.items())]
-    return {key for key, each in partitions if not each.lanes.dropped}
+    partitions = [partition for loop in loops_of(processor) for partition in list(loop._partitions.items())]
+    return {key for key, assigned in partitions if not assigned.lanes.dropped}

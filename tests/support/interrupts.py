@@ -17,22 +17,23 @@ def interrupted_at(
     place: int,
     code: tuple[str, ...],
     number: signal.Signals = signal.SIGINT,
-    handler: Callable[[int, FrameType | None], object] = signal.default_int_handler,
+    handler: Callable[[int, FrameType | None], object] | None = signal.default_int_handler,
 ) -> Iterator[Callable[[], bool]]:
     """Send a signal at a place, by number, of the modules whose names begin with one of `code`.
 
-    Yields a function that returns True if there was such a place.
+    Yields a function that returns True if there was such a place. Without a handler, the present one is called: within
+    a call that defers signals, another one would not be deferred.
 
     The exception is kept until the next one, as notebooks keep that of a cell, and with it the frames it passed.
-
-    The places are those where Python handles signals: the begin of functions, and the return from functions in C.
     """
     count = 0
-    former = signal.signal(number, handler)
+    former = signal.getsignal(number)
+    if handler is not None:
+        signal.signal(number, handler)
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
-        if event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith(code):
+        if _is_place(frame, event, code):
             count += 1
             if count == place:
                 sys.setprofile(None)
@@ -47,5 +48,27 @@ def interrupted_at(
         raise
     finally:
         sys.setprofile(None)
-        signal.signal(number, former)
+        if handler is not None:
+            signal.signal(number, former)
         gc.enable()
+
+
+def places_in(call: Callable[[], object], code: tuple[str, ...]) -> list[int]:
+    """Call once; return the numbers of ten places of the call for `interrupted_at`, and of the last ones."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += _is_place(frame, event, code)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sorted({*range(1, count, max(1, count // 10)), *range(max(1, count - 5), count + 1)})
+
+
+def _is_place(frame: FrameType, event: str, code: tuple[str, ...]) -> bool:
+    """Return True where Python handles signals: at the begin of functions, and the return from functions in C."""
+    return event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith(code)

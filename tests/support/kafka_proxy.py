@@ -134,9 +134,9 @@ class KafkaProxy:
 
     def cut(self, broker_id: int | None = None) -> None:
         """Reset all open connections, or those to one broker."""
-        for each in self._sockets if broker_id is None else [broker_id]:
+        for number in self._sockets if broker_id is None else [broker_id]:
             with self._lock:
-                sockets, self._sockets[each] = self._sockets[each], []
+                sockets, self._sockets[number] = self._sockets[number], []
             for connection in sockets:
                 _reset(connection)
 
@@ -155,22 +155,22 @@ class KafkaProxy:
                 _reset(client)
                 continue
             broker.settimeout(None)
-            for each in (client, broker):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for closable in (client, broker):
+                closable.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets[broker_id] += [client, broker]
-            asked: dict[int, tuple[Api, int]] = {}
+            requested: dict[int, tuple[Api, int]] = {}
             for pump in (self._pump_requests, self._pump_replies):
-                threading.Thread(target=pump, args=(where, client, broker, asked), daemon=True).start()
+                threading.Thread(target=pump, args=(where, client, broker, requested), daemon=True).start()
 
     def _pump_requests(
-        self, where: _Where, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
+        self, where: _Where, client: socket.socket, broker: socket.socket, requested: dict[int, tuple[Api, int]]
     ) -> None:
         with contextlib.suppress(OSError):
             while (request := _read_frame(client)) is not None:
                 key, version, correlation_id = _REQUEST_HEADER.unpack_from(request)
                 api = API_BY_KEY[key]
-                asked[correlation_id] = (api, version)
+                requested[correlation_id] = (api, version)
                 fated = self._fated(self.requests, "request", where, api, version, request)
                 if fated is None:
                     break
@@ -179,11 +179,11 @@ class KafkaProxy:
         _reset(broker)
 
     def _pump_replies(
-        self, where: _Where, client: socket.socket, broker: socket.socket, asked: dict[int, tuple[Api, int]]
+        self, where: _Where, client: socket.socket, broker: socket.socket, requested: dict[int, tuple[Api, int]]
     ) -> None:
         with contextlib.suppress(OSError):
             while (reply := _read_frame(broker)) is not None:
-                api, version = asked.pop(frame.correlation_id(reply))
+                api, version = requested.pop(frame.correlation_id(reply))
                 fated = self._fated(self.replies, "reply", where, api, version, reply)
                 if fated is None:
                     break

@@ -66,6 +66,10 @@ class Kill:
 def _process_at(ends: Ends) -> int:
     """Return the process of a connection. Its local address may also belong to a connection to another address."""
     connections = psutil.net_connections("tcp4")
-    owners = {each.pid for each in connections if (each.laddr, each.raddr) == ends and each.pid is not None}
+    owners = {
+        connection.pid
+        for connection in connections
+        if (connection.laddr, connection.raddr) == ends and connection.pid is not None
+    }
     assert len(owners) == 1, f"{ends} belongs to the processes {owners}"
     return owners.pop()

@@ -45,12 +45,12 @@ def stored_batches(data_folder: Path, topic: str, partition: int = 0) -> list[St
 
 
 def _batches(content: bytes) -> list[StoredBatch]:
-    found: list[StoredBatch] = []
+    batches: list[StoredBatch] = []
     position = 0
     while position + _HEADER.size <= len(content):
         base_offset, length, _, _, _, attributes, last_delta, *_, records = _HEADER.unpack_from(content, position)
         size = _LENGTH_AND_OFFSET_BYTES + length
-        found.append(
+        batches.append(
             StoredBatch(
                 base_offset,
                 base_offset + last_delta,
@@ -64,4 +64,4 @@ def _batches(content: bytes) -> list[StoredBatch]:
             )
         )
         position += size
-    return found
+    return batches

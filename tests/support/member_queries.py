@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.wait_until import wait_until
 
 Key = tuple[int, int]
 
@@ -67,22 +67,22 @@ class Run:
         return {partition for partition, _ in self.rows}
 
     def await_(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
+        def holds() -> object:
             if error := self.query.exception():
                 raise error
-            assert time.monotonic() < deadline_s, f"not so after {timeout_s:.0f} s"
-            time.sleep(0.05)
+            return condition()
+
+        wait_until(holds, timeout_s=timeout_s, every_s=0.05)
 
 
 def drivers() -> set[psutil.Process]:
     """Return the Python processes in which Spark runs sources of streaming queries."""
-    found = set()
-    for each in psutil.Process().children(recursive=True):
+    result = set()
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # the process has just ended
-            if "python_streaming_source_runner" in " ".join(each.cmdline()):
-                found.add(each)
-    return found
+            if "python_streaming_source_runner" in " ".join(process.cmdline()):
+                result.add(process)
+    return result
 
 
 def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:

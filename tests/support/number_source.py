@@ -43,9 +43,9 @@ class NumberSource:
         **settings: object,
     ) -> None:
         self.count = 0
-        given = {name.replace("_", "."): value for name, value in settings.items()}
+        values = {name.replace("_", "."): value for name, value in settings.items()}
         fixed = {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0}
-        self._producer = Producer(fixed | given)
+        self._producer = Producer(fixed | values)
         self._topic = topic
         self._record = record
         self._at_once = at_once

@@ -34,9 +34,9 @@ def message_type(fields: Mapping[str, tuple[Any, ...]], name: str = "Order", pac
         else:
             made.type = kind
     pool = descriptor_pool.DescriptorPool()
-    for other in more.get("imports", ()):
+    for second in more.get("imports", ()):
         imported = descriptor_pb2.FileDescriptorProto()
-        other.DESCRIPTOR.file.CopyToProto(imported)
+        second.DESCRIPTOR.file.CopyToProto(imported)
         pool.Add(imported)
         file.dependency.append(imported.name)
     pool.Add(file)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.wait_until import attempts
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,8 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
 
 def _watermarks(consumer: Consumer, partition: TopicPartition, timeout_s: float = 30) -> tuple[int, int]:
     """Return the low and the high watermark. Retries: the leader of a new topic may not know the topic yet."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
+    for _ in attempts(timeout_s, 0.1):
+        with suppress(KafkaException):
             watermarks: tuple[int, int] = consumer.get_watermark_offsets(partition, timeout=timeout_s)
             return watermarks
-        except KafkaException as error:
-            if time.monotonic() > deadline_s:
-                raise AssertionError(f"{partition} has no watermarks after {timeout_s} s") from error
-            time.sleep(0.1)
+    raise AssertionError(f"{partition} has no watermarks after {timeout_s} s")

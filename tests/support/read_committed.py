@@ -59,6 +59,6 @@ def by_this_project(servers: str, topic: str) -> Values:
         ends = list_offsets(client, times, isolation_level="read_committed")
         ranges = [Range(topic, number, from_offset=0, until_offset=ends[topic, number].offset) for _, number in ends]
         values: Values = {number: [] for _, number in ends}
-        for each, batch in BoundedReader(client, parse_consumer({"isolation.level": "read_committed"}), ranges):
-            values[each.partition] += batch.column("value").to_pylist()
+        for source_range, batch in BoundedReader(client, parse_consumer({"isolation.level": "read_committed"}), ranges):
+            values[source_range.partition] += batch.column("value").to_pylist()
         return values

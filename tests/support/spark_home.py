@@ -71,10 +71,10 @@ def make_archive() -> None:
 
 
 def _pyspark() -> Path:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _link(link: Path, to: Path) -> None:

@@ -6,6 +6,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from protocol.net.tls_context import new_context
@@ -34,6 +36,19 @@ class Ends:
 def make_ends(folder: Path) -> Ends:
     authority = CertificateAuthority(folder)
     return Ends(authority.issue("localhost", HOSTS), TLSConfig(truststore_location=str(authority.certificate)))
+
+
+def authority_without_key_identifiers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CertificateAuthority:
+    """Return one whose certificates Python's default context refuses since 3.13, and Java accepts."""
+    add = x509.CertificateBuilder.add_extension
+
+    def add_others(builder: x509.CertificateBuilder, extension: x509.ExtensionType, critical: bool) -> object:
+        if isinstance(extension, x509.AuthorityKeyIdentifier | x509.SubjectKeyIdentifier):
+            return builder
+        return add(builder, extension, critical)
+
+    monkeypatch.setattr(x509.CertificateBuilder, "add_extension", add_others)
+    return CertificateAuthority(folder)
 
 
 def encrypted_key(pem: str, password: str) -> str:

@@ -6,8 +6,8 @@ one of them knows may be unknown to the next one, and one that was deleted may s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
@@ -16,6 +16,7 @@ from protocol.config import parse_client
 from protocol.consumer.list_offsets import list_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.support.wait_until import attempts, wait_until
 
 _TIMEOUT_S = 30.0
 _LEVELS = "committed", "uncommitted"
@@ -25,7 +26,9 @@ def wait_until_known(kafka: LocalKafka, topic: str, partitions: int) -> None:
     """Wait until every running broker knows the leader of each partition, and the leaders serve requests."""
 
     def known(metadata: Topic) -> bool:
-        return len(metadata.partitions) == partitions and all(each.leader >= 0 for each in metadata.partitions.values())
+        return len(metadata.partitions) == partitions and all(
+            partition.leader >= 0 for partition in metadata.partitions.values()
+        )
 
     _wait(kafka, topic, known, f"be known with {partitions} partitions")
     # Metadata names a leader before that broker serves the partition.
@@ -52,24 +55,20 @@ def wait_until_topic_decided(servers: str, topic: str) -> None:
 
 def _wait_until_decided(client: Client, partitions: Iterable[tuple[str, int]]) -> None:
     times = dict.fromkeys(partitions, LATEST)
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    while True:
+    for _ in attempts(_TIMEOUT_S, 0.02):
         committed, all_ = (list_offsets(client, times, isolation_level=f"read_{level}") for level in _LEVELS)
         if committed == all_:
             return
-        assert time.monotonic() < deadline_s, f"some transaction is still open after {_TIMEOUT_S:.0f} s"
-        time.sleep(0.02)
+    raise AssertionError(f"some transaction is still open after {_TIMEOUT_S:.0f} s")
 
 
-def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], what: str) -> None:
-    deadline_s = time.monotonic() + _TIMEOUT_S
+def _wait(kafka: LocalKafka, topic: str, agreed: Callable[[Topic], bool], label: str) -> None:
+    def agrees(broker_id: int) -> bool:
+        # A new client per broker: after its first metadata a client may ask any broker.
+        with Client(parse_client({"bootstrap.servers": kafka.address(broker_id)})) as client:
+            return agreed(client.metadata([topic]).topics[topic])
+
     for broker_id in kafka.broker_ids:
-        if kafka.pid(broker_id) is None:
-            continue
-        while True:
-            # A new client per broker: after its first metadata a client may ask any broker.
-            with Client(parse_client({"bootstrap.servers": kafka.address(broker_id)})) as client:
-                if agreed(client.metadata([topic]).topics[topic]):
-                    break
-            assert time.monotonic() < deadline_s, f"{topic} was to {what} at broker {broker_id} in {_TIMEOUT_S:.0f} s"
-            time.sleep(0.02)
+        if kafka.pid(broker_id) is not None:
+            label_of_broker = f"{topic} was to {label} at broker {broker_id} in {_TIMEOUT_S:.0f} s"
+            wait_until(partial(agrees, broker_id), partial(str, label_of_broker), _TIMEOUT_S, 0.02)

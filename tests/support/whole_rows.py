@@ -32,8 +32,8 @@ def rows_of_ours(kafka: LocalKafka, partitions: Sequence[Partition], isolation_l
         ends = list_offsets(client, dict.fromkeys(partitions, LATEST), isolation_level=isolation_level)
         ranges = [Range(*key, starts[key].offset, ends[key].offset) for key in partitions]
         config = parse_consumer({"isolation.level": isolation_level})
-        for wanted, batch in BoundedReader(client, config, ranges):
-            rows.setdefault((wanted.topic, wanted.partition), []).extend(map(our_row, batch.to_pylist()))
+        for expected, batch in BoundedReader(client, config, ranges):
+            rows.setdefault((expected.topic, expected.partition), []).extend(map(our_row, batch.to_pylist()))
     return rows
 
 
@@ -88,10 +88,10 @@ def rows_of_java(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Pa
     columns = ("topic", "partition", "offset", "key", "value", "headers", "timestampType")
     rows: Rows = {}
     for row in frame.selectExpr(*columns, "unix_millis(timestamp) AS timestamp_ms").collect():
-        pairs = None if row.headers is None else tuple((each.key, as_bytes(each.value)) for each in row.headers)
+        pairs = None if row.headers is None else tuple((header.key, as_bytes(header.value)) for header in row.headers)
         ours = (row.offset, as_bytes(row.key), as_bytes(row.value), pairs, row.timestamp_ms, row.timestampType)
         rows.setdefault((row.topic, row.partition), []).append(ours)
-    return {partition: sorted(found) for partition, found in rows.items()}
+    return {partition: sorted(row) for partition, row in rows.items()}
 
 
 def as_bytes(value: bytearray | None) -> bytes | None:

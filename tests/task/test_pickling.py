@@ -46,13 +46,13 @@ def test_executor_without_package_fails_with_remedy(name: str, tmp_path: Path) -
 
 
 def test_executor_with_another_package_protocol_fails_with_its_path(tmp_path: Path) -> None:
-    sent, other = tmp_path / "sent", tmp_path / "protocol.py"
+    sent, path = tmp_path / "sent", tmp_path / "protocol.py"
     sent.write_bytes(cloudpickle.dumps(PICKLED["stream reader"]()))
-    other.write_text("")
+    path.write_text("")
     code = f"import pickle; pickle.load(open({str(sent)!r}, 'rb'))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: `protocol` is {other}, another package or module")
+    assert last.startswith(f"ImportError: `protocol` is {path}, another package or module")
 
 
 @pytest.mark.parametrize("name", PICKLED)

@@ -20,16 +20,16 @@ from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task import range_reader
 
 
-def column(name: str, wanted: Range, rows: int) -> pa.Array:
-    return range_reader.spark_column(name, pa.record_batch({"offset": pa.array(range(rows), pa.int64())}), wanted)
+def column(name: str, expected: Range, rows: int) -> pa.Array:
+    return range_reader.spark_column(name, pa.record_batch({"offset": pa.array(range(rows), pa.int64())}), expected)
 
 
 @pytest.mark.parametrize("length", [1, 60, 249])
 @pytest.mark.parametrize("rows", [1, 5, 16_000])
 def test_topic_and_partition_columns_repeat_for_each_row(length: int, rows: int) -> None:
-    wanted = Range("t" * length, 7, from_offset=0, until_offset=rows)
-    assert column("topic", wanted, rows).equals(pa.array([wanted.topic] * rows))
-    assert column("partition", wanted, rows).equals(pa.array([7] * rows, pa.int32()))
+    expected = Range("t" * length, 7, from_offset=0, until_offset=rows)
+    assert column("topic", expected, rows).equals(pa.array([expected.topic] * rows))
+    assert column("partition", expected, rows).equals(pa.array([7] * rows, pa.int32()))
 
 
 def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
@@ -37,14 +37,14 @@ def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
     column("topic", topics[0], 1)  # pyarrow imports pandas at its first array
     tracemalloc.start()
     try:
-        for wanted in topics:
+        for topic in topics:
             for rows in (100, 2_000, 8_000, 16_000):
-                column("topic", wanted, rows)
-                column("partition", wanted, rows)
-        held, _ = tracemalloc.get_traced_memory()
+                column("topic", topic, rows)
+                column("partition", topic, rows)
+        pending, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 20 << 20
+    assert pending < 20 << 20
 
 
 # -- dead letters -------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ def fake() -> Iterator[FakeKafka]:
 def with_dead_letters(fake: FakeKafka) -> SourceOptions:
     from spark_kafka_source.driver.reader_schemas import with_schemas
 
-    given = {"valueFormat": "avro", "valueSchema": NUMBER, "onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
-    given |= {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders"}
-    return with_schemas(parse_source_options(given, streaming=True))
+    options = {"valueFormat": "avro", "valueSchema": NUMBER, "onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    options |= {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders"}
+    return with_schemas(parse_source_options(options, streaming=True))
 
 
 def values(fake: FakeKafka, end: int) -> list[int]:
@@ -82,7 +82,7 @@ def test_refused_dead_letter_fails_the_task(fake: FakeKafka, code: str) -> None:
     with pytest.raises(BrokerError, match=code):
         values(fake, 2)
     assert values(fake, 2) == [1]
-    assert [each.value for each in fake.records("dead")] == [INVALID]
+    assert [record.value for record in fake.records("dead")] == [INVALID]
 
 
 def test_dead_letter_larger_than_a_mebibyte_is_written(fake: FakeKafka) -> None:
@@ -92,7 +92,7 @@ def test_dead_letter_larger_than_a_mebibyte_is_written(fake: FakeKafka) -> None:
     options = replace(with_dead_letters(fake), dead_letter_topic="dead-wide")
     rows = range_reader.read_range(options, [Range("wide", 0, from_offset=0, until_offset=1)])
     assert sum(batch.num_rows for batch in rows) == 0
-    assert [len(each.value or b"") for each in fake.records("dead-wide")] == [3 << 20]
+    assert [len(record.value or b"") for record in fake.records("dead-wide")] == [3 << 20]
 
 
 def test_dead_letter_keeps_key_headers_and_timestamp(fake: FakeKafka) -> None:

@@ -19,11 +19,11 @@ ALL = (*COLUMNS, HEADERS)
 def test_arrow_schema_equals_sparks_conversion_of_declared_schema(columns: tuple[str, ...]) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    wanted = to_arrow_schema(spark_schema(columns), timezone="UTC")
-    found = arrow_schema(columns)
-    assert found.equals(wanted, check_metadata=True)
+    expected = to_arrow_schema(spark_schema(columns), timezone="UTC")
+    result = arrow_schema(columns)
+    assert result.equals(expected, check_metadata=True)
     # pyarrow's equality ignores the name of a list's element; the text does not.
-    assert str(found) == str(wanted)
+    assert str(result) == str(expected)
 
 
 def test_columns_equal_those_of_sparks_connector() -> None:

@@ -40,38 +40,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", action="append", choices=PYTHONS, help="pairs only with this Python; repeatable")
     parser.add_argument("--only", choices=("pairs", "deployments"), help="only the pairs, or only the deployments")
     parser.add_argument("--table", type=Path, help="file for the tables; rows of other runs in it are kept")
-    given = parser.parse_args(arguments)
+    namespace = parser.parse_args(arguments)
     wheel = build_wheel()
-    sparks = [spark for spark in SPARKS if spark in (given.spark or SPARKS)]
-    pythons = [python for python in PYTHONS if python in (given.python or PYTHONS)]
+    sparks = [spark for spark in SPARKS if spark in (namespace.spark or SPARKS)]
+    pythons = [python for python in PYTHONS if python in (namespace.python or PYTHONS)]
     of_pairs, deployed = [], []
     with LocalKafka() as kafka:
-        if given.only != "deployments":
+        if namespace.only != "deployments":
             code = digest_of(wheel, pairs.JOBS)
             for spark, python in product(sparks, pythons):
                 oldest = (SPARKS.index(spark) + PYTHONS.index(python)) % 2 == 0
                 start = partial(pairs.run, wheel, spark, python, bootstrap=kafka.bootstrap_servers, oldest=oldest)
                 of_pairs.append(run_once(BUILD / f"spark-{spark}-python-{python}", code, JOBS, start))
-        if given.only != "pairs":
+        if namespace.only != "pairs":
             code = digest_of(wheel, *deployments.CODE)
             for spark in sparks:
                 start = partial(deployments.run, wheel, spark, bootstrap=kafka.bootstrap_servers)
                 deployed.append(run_once(BUILD / f"spark-{spark}-deployments", code, DEPLOYMENTS, start))
-    if given.table is not None:
-        before = given.table.read_text() if given.table.exists() else ""
-        given.table.write_text(page(before, of_pairs, deployed))
-    return 0 if all(each.green(JOBS) for each in of_pairs) and all(each.green(DEPLOYMENTS) for each in deployed) else 1
+    if namespace.table is not None:
+        before = namespace.table.read_text() if namespace.table.exists() else ""
+        namespace.table.write_text(page(before, of_pairs, deployed))
+    return 0 if all(pair.green(JOBS) for pair in of_pairs) and all(run.green(DEPLOYMENTS) for run in deployed) else 1
 
 
 def run_once(folder: Path, code: str, jobs: dict[str, str], start: Callable[..., Run]) -> Run:
     """Run the jobs in an environment, unless its last run was green and had the same code."""
-    found = earlier_run(folder, code)
-    if found is None:
-        found = start(folder=folder)
-        if found.green(jobs) and not found.skipped:
-            keep(found, folder, code)
-    print(summary(found), flush=True)
-    return found
+    run = earlier_run(folder, code)
+    if run is None:
+        run = start(folder=folder)
+        if run.green(jobs) and not run.skipped:
+            keep(run, folder, code)
+    print(summary(run), flush=True)
+    return run
 
 
 if __name__ == "__main__":

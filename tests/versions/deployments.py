@@ -25,6 +25,7 @@ import pyarrow as pa
 import protocol
 from protocol.admin import NewTopic
 from spark_kafka_source.local_kafka.cluster import free_ports
+from tests.support.wait_until import attempts
 from tests.versions import environments
 from tests.versions.results import Run
 
@@ -214,7 +215,7 @@ def copy_and_check(place: Place, start: Start, bootstrap: str) -> dict[str, Any]
     if start.session:  # a pipeline has its own checkpoints
         job["writer"]["checkpointLocation"] = str(place.folder / "checkpoint")
     with protocol.Admin(properties) as admin:
-        admin.create_topics([NewTopic(each, PARTITIONS, 1) for each in (source, target)])
+        admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (source, target)])
         numbers = pa.array(range(ROWS), pa.int32())
         rows = {
             "value": numbers.cast(pa.string()),
@@ -222,10 +223,10 @@ def copy_and_check(place: Place, start: Start, bootstrap: str) -> dict[str, Any]
         }
         protocol.write(properties, source, pa.table(rows))
         keys = [(source, number) for number in range(PARTITIONS)]
-        ends = {key: each.offset for key, each in admin.list_offsets(dict.fromkeys(keys, protocol.LATEST)).items()}
+        ends = {key: offset.offset for key, offset in admin.list_offsets(dict.fromkeys(keys, protocol.LATEST)).items()}
 
         def committed() -> dict[tuple[str, int], int]:
-            return {key: each.offset for key, each in admin.list_consumer_group_offsets(group).items()}
+            return {key: offset.offset for key, offset in admin.list_consumer_group_offsets(group).items()}
 
         run_job(place, start.command, job)
         at_the_end = committed() == ends
@@ -249,10 +250,8 @@ def run_job(place: Place, command: list[str], job: dict[str, Any]) -> None:
 
 def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     """Wait until a server accepts connections."""
-    ends_s = time.monotonic() + LIMIT_S
-    while True:
+    for _ in attempts(LIMIT_S, 0.2):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         assert server.poll() is None, f"the server ended with {server.returncode}"
-        assert time.monotonic() < ends_s, "the server does not accept connections"
-        time.sleep(0.2)
+    raise AssertionError("the server does not accept connections")

@@ -57,8 +57,8 @@ def packages(spark: str, python: str, *, oldest: bool) -> list[str]:
 def extras(home: Path, names: Iterable[str]) -> list[str]:
     """Return the requirements of optional parts of PySpark."""
     (metadata,) = home.glob("pyspark-*.dist-info/METADATA")
-    found = re.findall(r'^Requires-Dist: (.+); extra == "(.+)"$', metadata.read_text(), re.MULTILINE)
-    return sorted({requirement for requirement, name in found if name in names})
+    optional = re.findall(r'^Requires-Dist: (.+); extra == "(.+)"$', metadata.read_text(), re.MULTILINE)
+    return sorted({requirement for requirement, name in optional if name in names})
 
 
 def make_environment(folder: Path, interpreter: str, spark: Path, requirements: list[str]) -> Path:

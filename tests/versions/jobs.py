@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import protocol
 from protocol.admin import NewTopic
+from tests.support.wait_until import attempts
 
 PARTITIONS = 3
 ROWS = 3_000
@@ -73,7 +74,7 @@ class Jobs:
                 self.reader(topic, "now", maxOffsetsPerTrigger=str(ROWS // 6)), out, availableNow=True
             )
             query.awaitTermination()
-            batches = batches or sum(each["numInputRows"] > 0 for each in query.recentProgress)
+            batches = batches or sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
             if self.count(out) == ROWS:
                 break
         same(self.values(self.spark.read.parquet(str(out))), range(ROWS))
@@ -130,14 +131,14 @@ class Jobs:
             self.reader(topic, "member", **{"kafka.group.protocol": "consumer"}), out, processingTime="200 milliseconds"
         )
         self.wait(lambda: len(self.members(group)) == 1, query)
-        mine: list[str] = []
+        own: list[str] = []
         properties = {"bootstrap.servers": self.bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
         with protocol.KafkaConsumer({**properties, "group.protocol": "consumer"}) as consumer:
             consumer.subscribe([topic])
 
             def shares() -> bool:
                 consumer.poll(timeout_ms=100)
-                owned = [len(each.assignment) for each in self.members(group)]
+                owned = [len(member.assignment) for member in self.members(group)]
                 return len(owned) == 2 and sum(owned) == PARTITIONS and min(owned) > 0
 
             self.wait(shares, query)
@@ -145,15 +146,15 @@ class Jobs:
 
             def arrived() -> bool:
                 for batches in consumer.poll(timeout_ms=100).values():
-                    mine.extend(value.decode() for each in batches for value in each["value"].to_pylist())
-                return len(mine) + self.count(out) >= ROWS
+                    own.extend(value.decode() for batch in batches for value in batch["value"].to_pylist())
+                return len(own) + self.count(out) >= ROWS
 
             self.wait(arrived, query)
         query.stop()
-        theirs = self.values(self.spark.read.parquet(str(out)))
-        same([*mine, *theirs], range(ROWS))
-        if not mine or not theirs:
-            raise AssertionError(f"{len(mine)} rows for the client, {len(theirs)} for the query")
+        reference = self.values(self.spark.read.parquet(str(out)))
+        same([*own, *reference], range(ROWS))
+        if not own or not reference:
+            raise AssertionError(f"{len(own)} rows for the client, {len(reference)} for the query")
         return {}
 
     def named_sources(self) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class Jobs:
         return f"{self.name}-{name}"
 
     def reader(self, topic: str, name: str, *, source: str | None = None, **more: str) -> DataFrame:
-        given = {
+        properties = {
             "kafka.bootstrap.servers": self.bootstrap,
             "subscribe": topic,
             "startingOffsets": "earliest",
@@ -196,7 +197,7 @@ class Jobs:
             **more,
         }
         stream = self.spark.readStream if source is None else self.spark.readStream.name(source)
-        return stream.format("pykafka-group").options(**given).load()
+        return stream.format("pykafka-group").options(**properties).load()
 
     def sink_options(self, topic: str) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.bootstrap, "topic": topic}
@@ -227,12 +228,14 @@ class Jobs:
         )
 
     def committed(self, name: str) -> dict[tuple[str, int], int]:
-        found = self.admin.list_consumer_group_offsets(self.group(name))
-        return {key: each.offset for key, each in found.items()}
+        offsets = self.admin.list_consumer_group_offsets(self.group(name))
+        return {key: offset.offset for key, offset in offsets.items()}
 
     def ends(self, topic: str) -> dict[tuple[str, int], int]:
         keys = [(topic, number) for number in range(PARTITIONS)]
-        return {key: each.offset for key, each in self.admin.list_offsets(dict.fromkeys(keys, protocol.LATEST)).items()}
+        return {
+            key: offset.offset for key, offset in self.admin.list_offsets(dict.fromkeys(keys, protocol.LATEST)).items()
+        }
 
     def members(self, group: str) -> list[Any]:
         try:
@@ -241,21 +244,20 @@ class Jobs:
             return []
 
     def wait(self, condition: Callable[[], bool], query: StreamingQuery | None = None) -> None:
-        ends_s = time.monotonic() + WAIT_S
-        while not condition():
+        for _ in attempts(WAIT_S, 0.05):
+            if condition():
+                return
             if query is not None and not query.isActive:
                 raise AssertionError(f"the query has ended: {query.exception()}")
-            if time.monotonic() > ends_s:
-                raise AssertionError("not within the time")
-            time.sleep(0.05)
+        raise AssertionError("not within the time")
 
 
-def same(found: list[str], expected: range) -> None:
+def same(result: list[str], expected: range) -> None:
     """Raise if these are not exactly the expected numbers, each once."""
-    if sorted(map(int, found)) != list(expected):
-        numbers = set(map(int, found))
+    if sorted(map(int, result)) != list(expected):
+        numbers = set(map(int, result))
         raise AssertionError(
-            f"{len(found)} rows, {len(found) - len(numbers)} twice, {len(set(expected) - numbers)} missing"
+            f"{len(result)} rows, {len(result) - len(numbers)} twice, {len(set(expected) - numbers)} missing"
         )
 
 

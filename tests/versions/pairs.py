@@ -49,7 +49,7 @@ def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, o
     requirements = environments.packages(spark, python, oldest=oldest)
     binary = environments.make_environment(folder, interpreter, home, requirements)
     environments.pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
-    found = Run(spark, python, environments.versions(binary))
+    result = Run(spark, python, environments.versions(binary))
     work = folder / f"v{spark}-{python}-{int(time.time())}"
     work.mkdir()
     command = [str(binary), str(JOBS), bootstrap, str(work)]
@@ -73,6 +73,6 @@ def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, o
         for line in out.read().decode().splitlines():
             if line.startswith('{"job"'):
                 job = json.loads(line)
-                found.jobs[job.pop("job")] = job
+                result.jobs[job.pop("job")] = job
     shutil.rmtree(work, ignore_errors=True)
-    return found
+    return result

@@ -73,7 +73,7 @@ def clock() -> ManualClock:
 def test_history_has_each_trigger_once() -> None:
     history = QueryHistory(Query([progress(0)], [], [progress(1), progress(2)]))
     assert [history.poll() for _ in range(4)] == [True, False, True, False]
-    assert [each.batch for each in history.samples] == [0, 1, 2]
+    assert [sample.batch for sample in history.samples] == [0, 1, 2]
     first, *_, last = history.samples
     assert (first.input_rows_per_s, last.input_rows_per_s) == (None, 50.0)
     assert (last.processed_rows_per_s, last.batch_s, last.rows) == (1234.5, 1.5, 100)
@@ -90,7 +90,7 @@ def test_progress_that_spark_has_dropped_is_not_taken_twice() -> None:
     history.poll()
     query.reports = [progress(4)]
     history.poll()
-    assert [each.batch for each in history.samples] == [0, 1, 2, 4]
+    assert [sample.batch for sample in history.samples] == [0, 1, 2, 4]
 
 
 def test_line_shows_newest_trigger() -> None:
@@ -120,9 +120,9 @@ def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
     history = QueryHistory(Query([progress(0), progress(1)]))
     history.poll()
     rates, durations, records, seconds = draw(history.samples, history.name).axes
-    assert [each.get_label() for each in rates.lines] == ["in", "processed"]
+    assert [sample.get_label() for sample in rates.lines] == ["in", "processed"]
     assert list(durations.lines[0].get_ydata()) == [1.5, 1.5]
-    assert {each.get_label(): list(each.get_ydata()) for each in records.lines} == {
+    assert {record.get_label(): list(record.get_ydata()) for record in records.lines} == {
         "orders-0": [20, 20],
         "orders-1": [0, 0],
     }
@@ -133,7 +133,7 @@ def test_figure_of_many_partitions_has_those_with_largest_lag() -> None:
     history = QueryHistory(Query([progress(0, ends=[0] * 20, latest=range(20))]))
     history.poll()
     records = draw(history.samples, history.name).axes[2]
-    assert {each.get_label() for each in records.lines} == {f"orders-{n}" for n in range(12, 20)}
+    assert {record.get_label() for record in records.lines} == {f"orders-{n}" for n in range(12, 20)}
     assert records.get_title(loc="right") == "the 8 of 20 partitions with the largest lag"
 
 
@@ -143,7 +143,7 @@ def test_watch_prints_a_line_for_each_change_until_query_ends(
     picture = tmp_path / "lag.svg"
     history = watch(Query([progress(0)], [], [progress(1)]), clock=clock, picture=picture)
     lines = capsys.readouterr().out.splitlines()
-    assert [each.split(",")[0] for each in lines] == [
+    assert [line.split(",")[0] for line in lines] == [
         "orders-etl: no batch is complete yet",
         "orders-etl: batch 0",
         "orders-etl: batch 1",
@@ -248,7 +248,8 @@ def test_notebook_gets_one_output_that_is_replaced(
     if not pictures:
         hide_matplotlib(monkeypatch)
     kernel = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    ipython = SimpleNamespace(get_ipython=lambda: kernel, version_info=(9, 0))  # which matplotlib looks at
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=cell.display))
     watch(Query([progress(0)], [progress(1)]), clock=clock)
     assert len(cell.shown) == 3

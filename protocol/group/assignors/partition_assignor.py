@@ -10,6 +10,7 @@ from protocol.errors import ConfigurationError, UsageError
 from protocol.group.assignors.assignor import Assignor, MemberAssignment, Members, Topics
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
+from protocol.listing import listed
 
 T = TypeVar("T")
 
@@ -90,29 +91,29 @@ class OwnAssignor(Assignor):
         """Return the assignment of each member; raise `UsageError` if the user's method fails."""
         assert self.own is not None
         own = self.own
-        given = self._call("assign", lambda: own.assign(topics, members))
-        return self._call("the result of assign", lambda: _checked(given, members))
+        assignments = self._call("assign", lambda: own.assign(topics, members))
+        return self._call("the result of assign", lambda: _checked(assignments, members))
 
     def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
         """Pass the assignment of this member to the user's assignor."""
         assert self.own is not None
         self.own.on_assignment(assignment, metadata)
 
-    def _call(self, what: str, call: Callable[[], T]) -> T:
+    def _call(self, method: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
-            raise UsageError(f"assignor {self.name}: {what} has failed: {error!r}", settings=(_SETTING,)) from error
+            raise UsageError(f"assignor {self.name}: {method} has failed: {error!r}", settings=(_SETTING,)) from error
 
 
 def _checked(
-    given: Mapping[str, MemberAssignment | Iterable[TopicPartition]], members: Members
+    assignments: Mapping[str, MemberAssignment | Iterable[TopicPartition]], members: Members
 ) -> dict[str, MemberAssignment]:
-    if unknown := given.keys() - members.keys():
-        raise ValueError(f"the group has no members {sorted(unknown)}")
-    found: dict[str, MemberAssignment] = {}
+    if unknown := assignments.keys() - members.keys():
+        raise ValueError(f"the group has no members {listed(sorted(unknown))}")
+    checked: dict[str, MemberAssignment] = {}
     for member in members:
-        assigned = given.get(member, ())
+        assigned = assignments.get(member, ())
         partitions, data = assigned if isinstance(assigned, MemberAssignment) else (assigned, None)
-        found[member] = MemberAssignment(sorted((str(topic), int(number)) for topic, number in partitions), data)
-    return found
+        checked[member] = MemberAssignment(sorted((str(topic), int(number)) for topic, number in partitions), data)
+    return checked

@@ -45,16 +45,16 @@ def earlier_owners(ownerships: Ownerships, topics: Topics) -> dict[TopicPartitio
     """Return, for each partition, the member that reports it for the newest generation before the group's last one."""
     last = max((ownership.generation for ownership in ownerships.values()), default=NO_GENERATION)
     stale = sorted(((own.generation, name) for name, own in ownerships.items() if own.generation < last), reverse=True)
-    found: dict[TopicPartition, str] = {}
+    owners: dict[TopicPartition, str] = {}
     for _, member in stale:
         for partition in _existing_partitions(ownerships[member], topics):
-            found.setdefault(partition, member)
-    return found
+            owners.setdefault(partition, member)
+    return owners
 
 
 def _existing_partitions(ownership: Ownership, topics: Topics) -> Iterator[TopicPartition]:
     """Yield the reported partitions that exist, sorted: the order of a set differs between processes."""
-    return (each for each in sorted(ownership.owned) if 0 <= each[1] < len(topics.get(each[0], ())))
+    return (partition for partition in sorted(ownership.owned) if 0 <= partition[1] < len(topics.get(partition[0], ())))
 
 
 class _Shares:
@@ -116,7 +116,7 @@ def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Gr
     racks = Racks.of(members, topics)
     owner = current_owners(ownerships, topics)
     owned: GroupAssignment = {member: [] for member in sorted(members)}
-    for partition in sorted(every, key=lambda each: (each[1], each[0])):
+    for partition in sorted(every, key=lambda key: (key[1], key[0])):
         member = owner.get(partition)
         if member is not None and not racks.far(member, partition):
             owned[member].append(partition)
@@ -124,26 +124,28 @@ def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Gr
     shares = _Shares(owned, len(every))
     for member, partitions in owned.items():
         shares.keep(member, partitions)
-    kept = {partition for partitions in shares.placed.values() for partition in partitions}
-    left = [partition for partition in every if partition not in kept]
+    placed = {partition for partitions in shares.placed.values() for partition in partitions}
+    unplaced = [partition for partition in every if partition not in placed]
     if racks.of_members:
         # Partitions with the fewest members in their racks first.
         members_in = Counter(racks.of_members.values())
-        left.sort(key=lambda partition: sum(members_in[rack] for rack in racks.of_replicas(partition)))
-        left = [partition for partition in left if not shares.place_nearby(partition, racks)]
-    shares.place_rest(left)
+        unplaced.sort(key=lambda partition: sum(members_in[rack] for rack in racks.of_replicas(partition)))
+        unplaced = [partition for partition in unplaced if not shares.place_nearby(partition, racks)]
+    shares.place_rest(unplaced)
     return shares.placed
 
 
 class _LoadSearch:
     """An assignment in progress: `holder` by partition, `load` by member; `kept` is the initial assignment."""
 
-    def __init__(self, subscribers: Mapping[str, list[str]], racks: Racks, kept: Mapping[TopicPartition, str]) -> None:
+    def __init__(
+        self, subscribers: Mapping[str, list[str]], racks: Racks, owners: Mapping[TopicPartition, str]
+    ) -> None:
         self._subscribers = subscribers
         self._racks = racks
-        self._kept = kept
-        self.holder = dict(kept)
-        self.load = Counter(kept.values())
+        self._kept = owners
+        self.holder = dict(owners)
+        self.load = Counter(owners.values())
 
     def cost(self, owned: Mapping[TopicPartition, str]) -> tuple[int, int, int]:
         """Return the imbalance of loads, the number of partitions far from their member, and the number moved."""
@@ -187,12 +189,12 @@ class _LoadSearch:
             topic, now = partition[0], self.holder[partition]
             if now == owner or not moved_in[topic, owner]:
                 continue
-            other = min(moved_in[topic, owner], key=lambda each: (self._racks.far(now, each), each))
-            moved_in[topic, owner].remove(other)
+            partner = min(moved_in[topic, owner], key=lambda key: (self._racks.far(now, key), key))
+            moved_in[topic, owner].remove(partner)
             moved_in[topic, now].remove(partition)
-            if self._kept.get(other) != now:
-                moved_in[topic, now].add(other)
-            self.holder[partition], self.holder[other] = owner, now
+            if self._kept.get(partner) != now:
+                moved_in[topic, now].add(partner)
+            self.holder[partition], self.holder[partner] = owner, now
 
     def _give(self, partition: TopicPartition, member: str) -> None:
         if partition in self.holder:
@@ -223,24 +225,26 @@ def least_loaded(members: Members, topics: Topics, ownerships: Ownerships) -> Gr
     subscribers = {topic: [name for name, member in members.items() if topic in member.topics] for topic in topics}
     scarce_first = sorted(topics, key=lambda topic: (len(subscribers[topic]), topic))
     every = [(topic, number) for topic in scarce_first for number in range(len(topics[topic]))]
-    owned = {each: member for each, member in current_owners(ownerships, topics).items() if member is not None}
-    wanted = {each: member for each, member in owned.items() if each[0] in members[member].topics}
-    near = {each: member for each, member in wanted.items() if not racks.far(member, each)}
+    owned = {
+        partition: member for partition, member in current_owners(ownerships, topics).items() if member is not None
+    }
+    subscribed = {partition: member for partition, member in owned.items() if partition[0] in members[member].topics}
+    near = {partition: member for partition, member in subscribed.items() if not racks.far(member, partition)}
     earlier = earlier_owners(ownerships, topics)
 
-    found = []
-    for kept in [wanted] if near == wanted else [wanted, near]:
-        new = [partition for partition in every if partition not in kept]
-        search = _LoadSearch(subscribers, racks, kept)
+    searches = []
+    for retained in [subscribed] if near == subscribed else [subscribed, near]:
+        new = [partition for partition in every if partition not in retained]
+        search = _LoadSearch(subscribers, racks, retained)
         search.give_new(new)
-        if kept == owned:  # otherwise partitions are revoked anyway
+        if retained == owned:  # otherwise partitions are revoked anyway
             search.even_out(new, earlier)
         search.even_out(every, earlier)
         search.undo_equivalent_moves()
-        found.append(search)
+        searches.append(search)
 
     placed: GroupAssignment = defaultdict(list)
-    for partition, member in min(found, key=lambda search: search.cost(owned)).holder.items():
+    for partition, member in min(searches, key=lambda search: search.cost(owned)).holder.items():
         placed[member].append(partition)
     return placed
 

@@ -98,7 +98,7 @@ def _assign_cooperative(members: Members, topics: Topics) -> GroupAssignment:
     ownerships = {name: _reported_ownership(member) for name, member in members.items()}
     owner = current_owners(ownerships, topics)
     return {
-        member: [each for each in partitions if owner.get(each, member) == member]
+        member: [partition for partition in partitions if owner.get(partition, member) == member]
         for member, partitions in balanced(members, topics, ownerships).items()
     }
 
@@ -117,19 +117,19 @@ revokes it and rejoins, and the next assignment gives it to the new owner.
 """
 
 
-ASSIGNORS = {each.name: each for each in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
+ASSIGNORS = {assignor.name: assignor for assignor in (RANGE, ROUNDROBIN, STICKY, COOPERATIVE_STICKY)}
 """Assignors by their name in JoinGroup."""
 
 _SETTING = "partition.assignment.strategy"
-_NAMES = ASSIGNORS | {each.java_class: each for each in ASSIGNORS.values()}
+_NAMES = ASSIGNORS | {assignor.java_class: assignor for assignor in ASSIGNORS.values()}
 
 
-def parse_strategy(given: str | Sequence[object]) -> tuple[Assignor, ...]:
+def parse_strategy(strategy: str | Sequence[object]) -> tuple[Assignor, ...]:
     """Parse `partition.assignment.strategy`: assignors in the order of preference.
 
     Parameters
     ----------
-    given : str or sequence of str and PartitionAssignor
+    strategy : str or sequence of str and PartitionAssignor
         Names of assignors or of their Java classes, separated by commas; in a sequence also assignors of the user.
 
     Raises
@@ -137,29 +137,29 @@ def parse_strategy(given: str | Sequence[object]) -> tuple[Assignor, ...]:
     ConfigurationError
         A name is unknown or listed twice, the list is empty, or an object is not an assignor.
     """
-    if isinstance(given, str):
-        return _parse_names(given)
-    if not given:
+    if isinstance(strategy, str):
+        return _parse_names(strategy)
+    if not strategy:
         raise ConfigurationError(f"{_SETTING} is an empty list; give an assignor.", settings=(_SETTING,))
-    found: list[Assignor] = []
-    for each in given:
-        found += _parse_names(each) if isinstance(each, str) else [OwnAssignor.of(each)]
-    names = [each.name for each in found]
+    assignors: list[Assignor] = []
+    for strategy_name in strategy:
+        assignors += _parse_names(strategy_name) if isinstance(strategy_name, str) else [OwnAssignor.of(strategy_name)]
+    names = [assignor.name for assignor in assignors]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"{_SETTING}: a name is listed twice: {', '.join(names)}.", settings=(_SETTING,))
-    return tuple(found)
+    return tuple(assignors)
 
 
 def _parse_names(text: str) -> tuple[Assignor, ...]:
-    found: list[Assignor] = []
+    assignors: list[Assignor] = []
     for name in text.split(","):
         assignor = _NAMES.get(name.strip())
-        if assignor is None or assignor in found:
+        if assignor is None or assignor in assignors:
             wrong = "is not known" if assignor is None else "is listed twice"
             raise ConfigurationError(
                 f"{_SETTING} is {text!r}: {name.strip()!r} {wrong}; allowed: some of "
                 f"{', '.join(ASSIGNORS)}, or the names of Java's classes ({STICKY.java_class}), separated by commas.",
                 settings=(_SETTING,),
             )
-        found.append(assignor)
-    return tuple(found)
+        assignors.append(assignor)
+    return tuple(assignors)

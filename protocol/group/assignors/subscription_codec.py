@@ -77,7 +77,7 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, 
     numbers = defaultdict(list)
     for topic, number in sorted(partitions):
         numbers[topic].append(number)
-    return [{"topic": topic, "partitions": each} for topic, each in numbers.items()]
+    return [{"topic": topic, "partitions": number} for topic, number in numbers.items()]
 
 
 def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:

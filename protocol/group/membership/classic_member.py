@@ -71,7 +71,7 @@ class ClassicMember(MemberMachine):
         self, client: ClientConfig, config: ConsumerConfig, subscription: TopicSubscription, now_s: float
     ) -> None:
         super().__init__(client, config, subscription, now_s)
-        self._assignors = {each.name: each for each in parse_strategy(config.partition_assignment_strategy)}
+        self._assignors = {assignor.name: assignor for assignor in parse_strategy(config.partition_assignment_strategy)}
         self._cooperative = all(assignor.cooperative for assignor in self._assignors.values())
         self._member_id = ""
         self._generation_id = _NO_GENERATION
@@ -134,7 +134,9 @@ class ClassicMember(MemberMachine):
         self._joined_topics = self._topics
         config = self.config
         try:
-            data = {each.name: each.join_data(self._topics, *self._last) for each in self._assignors.values()}
+            data = {
+                assignor.name: assignor.join_data(self._topics, *self._last) for assignor in self._assignors.values()
+            }
         except UsageError as error:  # of the user's assignor
             self.fail(error)
             return Wait(math.inf)
@@ -162,7 +164,7 @@ class ClassicMember(MemberMachine):
             "generation_id": self._generation_id,
             "protocol_type": _PROTOCOL_TYPE,
             "protocol_name": self._assignor_name,
-            "assignments": [{"member_id": name, "assignment": each} for name, each in assignments.items()],
+            "assignments": [{"member_id": name, "assignment": assignment} for name, assignment in assignments.items()],
         }
         # Since Kafka 3.7 a stable group responds without restarting the session timeout. If the leader needs longer,
         # the request is repeated: a reply that will never come must not be awaited for `max.poll.interval.ms`.
@@ -256,8 +258,8 @@ class ClassicMember(MemberMachine):
         if joined_as_new and {topic for topic, _ in assignment} - self._joined_topics:
             # A static member gets the assignment of its former subscription (KIP-345).
             return self._join(_RESUBSCRIBED)
-        what = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
-        self._lifecycle.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, what)
+        reason = EndReason(f"generation {self._generation_id} has assigned {len(assignment)} partitions")
+        self._lifecycle.transition(MemberState.STABLE if assignment == self.owned else MemberState.RECONCILING, reason)
 
     # -- rebalances ---------------------------------------------------------------------------
 
@@ -352,15 +354,18 @@ class GroupLeader:
 
     def of_one_member(self, member_id: str) -> frozenset[str]:
         """Return the topics with partitions, after `assign` or `changed`, to which this member alone subscribes."""
-        others = [member.topics for name, member in self._members.items() if name != member_id]
-        only = self._members[member_id].topics - frozenset[str]().union(*others)
+        topics_of_others = [member.topics for name, member in self._members.items() if name != member_id]
+        only = self._members[member_id].topics - frozenset[str]().union(*topics_of_others)
         return frozenset(only & (self._partitions or {}).keys())
 
     def assign(self, cluster: Metadata) -> dict[str, bytes]:
         """Return the encoded assignment of each member, for SyncGroup."""
         self._partitions = self._partitions_in(cluster)
         assigned = self._assignor.assign_with_data(self._members, self._partitions)
-        return {name: encode_assignment(each.partitions, user_data=each.user_data) for name, each in assigned.items()}
+        return {
+            name: encode_assignment(assignment.partitions, user_data=assignment.user_data)
+            for name, assignment in assigned.items()
+        }
 
     def changed(self, cluster: Metadata) -> str | None:
         """Return a topic whose partition count differs from that of the assignment, also one of a former leader."""

@@ -150,13 +150,15 @@ class ConsumerMember(MemberMachine):
 
     def _request(self, epoch: int, fields: dict[str, Any], at_least: int) -> SendRequest:
         identity = {"group_id": self.group, "member_id": self._member_id, "instance_id": self.config.group_instance_id}
-        whole = {**identity, "member_epoch": epoch, **fields}
+        request_body = {**identity, "member_epoch": epoch, **fields}
 
         def without_regex(version: int) -> dict[str, Any]:
             """Remove nothing from a broker that knows no patterns."""
-            return {name: value for name, value in whole.items() if version >= FIRST_WITH_REGEX or name != _REGEX}
+            return {
+                name: value for name, value in request_body.items() if version >= FIRST_WITH_REGEX or name != _REGEX
+            }
 
-        body = without_regex if whole.get(_REGEX) == "" else whole
+        body = without_regex if request_body.get(_REGEX) == "" else request_body
         return SendRequest(CONSUMER_GROUP_HEARTBEAT, body, self._heartbeat_timeout_ms, at_least)
 
     # -- responses ----------------------------------------------------------------------------

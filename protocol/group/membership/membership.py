@@ -29,10 +29,11 @@ from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
-from protocol.interrupts import DeferredInterrupts, join
+from protocol.interrupts import join
 from protocol.listing import listed
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
+from protocol.once import log_once
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +251,11 @@ class Membership:
                 self.machine.complete_revocation(revocation, self._clock.now_s())
                 self._notify()
 
+    def detach(self) -> None:
+        """Report no further changes to `on_member`: its owner has another member."""
+        with self.changed:
+            self._on_member = lambda member: None
+
     def close(self, leave: bool | None = None, timeout_ms: float = LEAVE_MS) -> None:
         """Leave the group and end the thread. Commit before.
 
@@ -263,14 +269,12 @@ class Membership:
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
-            try:
-                while self._is_sent and self.machine.is_becoming_known and not deadline.passed:
-                    self.changed.wait(min(deadline.remaining_s(), TICK_S))
-            finally:  # also at Ctrl-C
-                self.machine.leave(for_good=leave)
-                self._notify()
-            asked = self._in_flight
-            while asked is not None and self._in_flight is asked and not deadline.passed:
+            while self._is_sent and self.machine.is_becoming_known and not deadline.passed:
+                self.changed.wait(min(deadline.remaining_s(), TICK_S))
+            self.machine.leave(for_good=leave)
+            self._notify()
+            request = self._in_flight
+            while request is not None and self._in_flight is request and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None and self._thread.ident is not None:
@@ -341,9 +345,8 @@ class Membership:
         if self._thread is None:
             name = f"{self._purpose} of {self.machine.group}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        if self._thread.ident is None:  # also after an exception of a signal handler before the start
-            with DeferredInterrupts():
-                self._thread.start()
+        if self._thread.ident is None:  # also if this process had too many threads before
+            self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -377,7 +380,7 @@ class Membership:
     def _send_request(self, request: SendRequest) -> None:
         """Send a request once, after resolving the coordinator if unknown; the state machine decides about retries."""
         deadline = Deadline.after_ms(request.timeout_ms, self._clock)
-        what = f"{request.api.name} for {self._coordinator}"
+        operation = f"{request.api.name} for {self._coordinator}"
         since_s = self._clock.now_s()
 
         def attempt() -> dict[str, Any]:
@@ -385,7 +388,7 @@ class Membership:
             broker = self._client.coordinator(self._coordinator, deadline)
             with self.changed:
                 if not self.machine.awaits(request):  # a late join would make a member of one that has left
-                    raise ConnectFailed(f"{what} was not sent: the member has left or joins again")
+                    raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
                 self._is_sent = True
             since_s = self._clock.now_s()
             options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
@@ -399,14 +402,14 @@ class Membership:
             body = reply.result(deadline)
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
-                where = f"{what} at {broker}{own}"
+                where = f"{operation} at {broker}{own}"
                 about = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
                 raise broker_error(body["error_code"], where, **about, **self._coordinator.context)
             return body
 
         key = self._coordinator
         try:
-            body = self._client.retrying(what, attempt, deadline, coordinator_of=key, max_attempts=1)
+            body = self._client.retrying(operation, attempt, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
             failure = _attempt_error(error)
@@ -418,29 +421,29 @@ class Membership:
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
         """Look the topics up in a thread: a broker that does not respond must not delay the leave of the member."""
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
-        found: Future[Metadata] = Future()
+        future: Future[Metadata] = Future()
         name = f"{self._purpose} of {self.machine.group}, metadata"
-        threading.Thread(target=self._look_up, args=(found, step, deadline), name=name, daemon=True).start()
+        threading.Thread(target=self._look_up, args=(future, step, deadline), name=name, daemon=True).start()
         with self.changed:
-            while not found.done() and not self._has_left:
+            while not future.done() and not self._has_left:
                 self.changed.wait(TICK_S)
-            if not found.done():
+            if not future.done():
                 return
         try:
-            cluster = found.result()
+            cluster = future.result()
         except KafkaError as error:
             self._log_failing(error)
             self._deliver(partial(self.machine.on_metadata_failure, error), _attempt_error(error))
         else:
             self._log_failing(None)
-            self._note_unauthorized(step.topics or frozenset(), cluster)
+            self._note_unavailable(step.topics or frozenset(), cluster)
             self._deliver(partial(self.machine.on_metadata, cluster))
 
-    def _look_up(self, found: Future[Metadata], step: RefreshMetadata, deadline: Deadline) -> None:
+    def _look_up(self, future: Future[Metadata], step: RefreshMetadata, deadline: Deadline) -> None:
         try:
-            found.set_result(self._client.metadata(step.topics, deadline))
+            future.set_result(self._client.metadata(step.topics, deadline))
         except Exception as error:  # raised in the member's thread
-            found.set_exception(error)
+            future.set_exception(error)
         with self.changed:
             self.changed.notify_all()
 
@@ -459,9 +462,12 @@ class Membership:
             text = self._client.format_error(_attempt_error(failure))
             log.warning("group %s: requests of this member fail and are retried: %s", group, text)
 
-    def _note_unauthorized(self, watched: frozenset[str], cluster: Metadata) -> None:
+    def _note_unavailable(self, watched: frozenset[str], cluster: Metadata) -> None:
+        codes = {name: cluster.topics[name].error_code for name in watched & cluster.topics.keys()}
+        if unknown := sorted(name for name, code in codes.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            log_once(f"group {self.machine.group}: the cluster does not have the subscribed topic(s) {listed(unknown)}")
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        hidden = frozenset(name for name in watched & cluster.topics.keys() if cluster.topics[name].error_code == code)
+        hidden = frozenset(name for name in codes if codes[name] == code)
         with self.changed:
             if hidden - self._unauthorized_topics:
                 names, group = listed(sorted(hidden)), self.machine.group

@@ -21,11 +21,11 @@ _SCRAM_IDS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 
 
 def _if_enabled(
-    act: Callable[[Authorizer, Body], Body], answers: str, asked: str = ""
+    act: Callable[[Authorizer, Body], Body], answers: str, requested: str = ""
 ) -> Callable[[Broker, Request], Body]:
     """Return a handler that refuses the request without an authorizer, or without an ACL of the cluster.
 
-    The refusal is in each row of the field `answers`, one per row of `asked`; at the top if there is no such field.
+    The refusal is in each row of the field `answers`, one per row of `requested`; at the top if there is no such field.
     """
 
     def check(broker: Broker, request: Request) -> Body:
@@ -38,7 +38,7 @@ def _if_enabled(
         checked = {"error_message": None, **row_of(lambda: check(broker, request))}
         if not checked["error_code"]:
             return act(broker.cluster.authorizer, request.body)
-        return {answers: [checked for _ in request.body[asked]]} if asked else {**checked, answers: []}
+        return {answers: [checked for _ in request.body[requested]]} if requested else {**checked, answers: []}
 
     return handler
 
@@ -63,15 +63,15 @@ def _create_acls(authorizer: Authorizer, body: Body) -> Body:
 
 def _describe_acls(authorizer: Authorizer, body: Body) -> Body:
     by_resource: dict[tuple[int, str, int], list[Body]] = {}
-    for each in authorizer.acls:
-        if _selects_acl(body, each):
-            key = (each.resource_type, each.resource_name, each.pattern_type)
+    for acl in authorizer.acls:
+        if _selects_acl(body, acl):
+            key = (acl.resource_type, acl.resource_name, acl.pattern_type)
             by_resource.setdefault(key, []).append(
                 {
-                    "principal": each.principal,
-                    "host": each.host,
-                    "operation": each.operation,
-                    "permission_type": each.permission_type,
+                    "principal": acl.principal,
+                    "host": acl.host,
+                    "operation": acl.operation,
+                    "permission_type": acl.permission_type,
                 }
             )
     resources = [
@@ -84,27 +84,27 @@ def _describe_acls(authorizer: Authorizer, body: Body) -> Body:
 def _delete_acls(authorizer: Authorizer, body: Body) -> Body:
     results = []
     for row in body["filters"]:
-        gone = [each for each in authorizer.acls if _selects_acl(row, each)]
-        authorizer.acls = [each for each in authorizer.acls if each not in gone]
-        rows = [{"error_code": ErrorCode.NONE, "error_message": None, **asdict(each)} for each in gone]
+        acls = [acl for acl in authorizer.acls if _selects_acl(row, acl)]
+        authorizer.acls = [acl for acl in authorizer.acls if acl not in acls]
+        rows = [{"error_code": ErrorCode.NONE, "error_message": None, **asdict(acl)} for acl in acls]
         results.append({"error_code": ErrorCode.NONE, "error_message": None, "matching_acls": rows})
     return {"filter_results": results}
 
 
-def _selects_acl(wanted: Body, acl: Acl) -> bool:
+def _selects_acl(acl_filter: Body, acl: Acl) -> bool:
     """Return True if a filter of DescribeAcls or DeleteAcls selects an ACL."""
-    name, pattern = wanted["resource_name_filter"], wanted["pattern_type_filter"]
+    name, pattern = acl_filter["resource_name_filter"], acl_filter["pattern_type_filter"]
     if pattern == PatternType.MATCH:
         named = name is None or acl.applies_to(acl.resource_type, name)
     else:
         named = name in (None, acl.resource_name) and pattern in (PatternType.ANY, acl.pattern_type)
     return (
         named
-        and wanted["resource_type_filter"] in (ResourceType.ANY, acl.resource_type)
-        and wanted["principal_filter"] in (None, acl.principal)
-        and wanted["host_filter"] in (None, acl.host)
-        and wanted["operation"] in (AclOperation.ANY, acl.operation)
-        and wanted["permission_type"] in (AclPermission.ANY, acl.permission_type)
+        and acl_filter["resource_type_filter"] in (ResourceType.ANY, acl.resource_type)
+        and acl_filter["principal_filter"] in (None, acl.principal)
+        and acl_filter["host_filter"] in (None, acl.host)
+        and acl_filter["operation"] in (AclOperation.ANY, acl.operation)
+        and acl_filter["permission_type"] in (AclPermission.ANY, acl.permission_type)
     )
 
 
@@ -121,19 +121,16 @@ def describe_client_quotas(broker: Broker, request: Request) -> Body:
     broker.cluster.authorizer.require(request.api, "Cluster")
     components, strict = request.body["components"], request.body["strict"]
     entries = [
-        {
-            "entity": _entity_rows(entity),
-            "values": [{"key": key, "value": value} for key, value in values.items()],
-        }
+        {"entity": _entity_rows(entity), "values": [{"key": key, "value": value} for key, value in values.items()]}
         for entity, values in broker.cluster.quotas.values.items()
-        if all(_selects_quota(each, dict(entity)) for each in components)
+        if all(_selects_quota(component, dict(entity)) for component in components)
         and (not strict or len(entity) == len(components))
     ]
     return {"error_code": ErrorCode.NONE, "error_message": None, "entries": entries}
 
 
 def _entity_rows(entity: Entity) -> list[Body]:
-    return [{"entity_type": kind, "entity_name": name} for kind, name in sorted(entity, key=lambda each: each[0])]
+    return [{"entity_type": kind, "entity_name": name} for kind, name in sorted(entity, key=lambda entity: entity[0])]
 
 
 def _selects_quota(component: Body, names: Mapping[str, str | None]) -> bool:
@@ -152,7 +149,7 @@ def alter_client_quotas(broker: Broker, request: Request) -> Body:
 
     def alter(row: Body) -> Body:
         broker.cluster.authorizer.require(request.api, "Cluster")
-        entity = frozenset((each["entity_type"], each["entity_name"]) for each in row["entity"])
+        entity = frozenset((component["entity_type"], component["entity_name"]) for component in row["entity"])
         for operation in row["ops"]:
             check_quota(entity, operation)
         values = dict(quotas.get(entity, {}))
@@ -177,19 +174,19 @@ def alter_client_quotas(broker: Broker, request: Request) -> Body:
 def describe_scram_credentials(broker: Broker, request: Request) -> Body:
     """Handle DescribeUserScramCredentials."""
     broker.cluster.authorizer.require(request.api, "Cluster")
-    scram, asked = broker.cluster.credentials.scram, request.body["users"]
-    users = [row["name"] for row in asked] if asked else sorted({user for user, _ in scram})
+    scram, user_names = broker.cluster.credentials.scram, request.body["users"]
+    users = [row["name"] for row in user_names] if user_names else sorted({user for user, _ in scram})
 
     def infos(user: str) -> Body:
-        found = [
+        credentials = [
             {"mechanism": _SCRAM_IDS[mechanism], "iterations": credential.iterations}
             for (owner, mechanism), credential in scram.items()
             if owner == user
         ]
-        if not found:
+        if not credentials:
             message = f"Attempt to describe a user credential that does not exist: {user}"
             raise Refused(ErrorCode.RESOURCE_NOT_FOUND, error_message=message)
-        return {"credential_infos": found, "error_message": None}
+        return {"credential_infos": credentials, "error_message": None}
 
     rows = [row_of(partial(infos, user), user=user) for user in users]
     return {"error_code": ErrorCode.NONE, "error_message": None, "results": rows}
@@ -215,8 +212,8 @@ def alter_scram_credentials(broker: Broker, request: Request) -> Body:
                 message = "Attempt to delete a user credential that does not exist"
                 raise Refused(ErrorCode.RESOURCE_NOT_FOUND, error_message=message)
         for row in stored:
-            kept = ScramCredential(bytes(row["salt"]), row["iterations"], bytes(row["salted_password"]))
-            scram[user, names[row["mechanism"]]] = kept
+            credential = ScramCredential(bytes(row["salt"]), row["iterations"], bytes(row["salted_password"]))
+            scram[user, names[row["mechanism"]]] = credential
         return {"error_message": None}
 
     users = dict.fromkeys(row["name"] for kind in ("deletions", "upsertions") for row in request.body[kind])

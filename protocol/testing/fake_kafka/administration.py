@@ -43,9 +43,9 @@ def describe_configs(broker: Broker, request: Request) -> Body:
 
     def described(row: Body) -> Body:
         _require(broker, request, row)
-        found = _configs_of(broker, row["resource_type"], row["resource_name"])
-        wanted = row["configuration_keys"]
-        rows = [_config_row(name, *found[name]) for name in sorted(found) if wanted is None or name in wanted]
+        configs = _configs_of(broker, row["resource_type"], row["resource_name"])
+        names = row["configuration_keys"]
+        rows = [_config_row(name, *configs[name]) for name in sorted(configs) if names is None or name in names]
         return {"configs": rows, "error_message": None}
 
     return {"results": [_resource_row(row, partial(described, row)) for row in request.body["resources"]]}
@@ -86,7 +86,7 @@ def _require(broker: Broker, request: Request, row: Body) -> None:
 
 def alter_configs(broker: Broker, request: Request) -> Body:
     """Handle AlterConfigs, which replaces the whole configuration."""
-    return _alter(broker, request, lambda row, _: {each["name"]: each["value"] for each in row["configs"]})
+    return _alter(broker, request, lambda row, _: {config["name"]: config["value"] for config in row["configs"]})
 
 
 def incremental_alter_configs(broker: Broker, request: Request) -> Body:
@@ -101,7 +101,7 @@ def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str
         _require(broker, request, row)
         name, kind, apply = row["resource_name"], row["resource_type"], not request.body["validate_only"]
         if kind == _TOPIC:
-            check_topic_config(each["name"] for each in row["configs"])
+            check_topic_config(config["name"] for config in row["configs"])
             changed = change(row, cluster.controller.topic(name).config)
             if apply:
                 cluster.controller.set_config(name, changed)
@@ -120,17 +120,21 @@ def _alter(broker: Broker, request: Request, change: Callable[[Body, Mapping[str
 def _changed(row: Body, config: Mapping[str, str]) -> dict[str, str]:
     """Return a configuration after the operations of a row."""
     changed = dict(config)
-    for each in row["configs"]:
-        name, operation, value = each["name"], each["config_operation"], each["value"] or ""
+    for changed_config in row["configs"]:
+        name, operation, value = (
+            changed_config["name"],
+            changed_config["config_operation"],
+            changed_config["value"] or "",
+        )
         if operation == _DELETE:
             changed.pop(name, None)
         elif operation == _SET:
             changed[name] = value
         else:
             listed = [part for part in changed.get(name, TOPIC_DEFAULTS.get(name, "")).split(",") if part]
-            given = value.split(",")
-            left = [part for part in listed if part not in given]
-            changed[name] = ",".join([*left, *given] if operation == _APPEND else left)
+            present_parts = value.split(",")
+            parts = [part for part in listed if part not in present_parts]
+            changed[name] = ",".join([*parts, *present_parts] if operation == _APPEND else parts)
     return changed
 
 
@@ -154,7 +158,7 @@ def describe_producers(broker: Broker, request: Request) -> Body:
         return {"active_producers": rows, "error_message": None}
 
     topics = [
-        {"name": row["name"], "partitions": [{"partition_index": each} for each in row["partition_indexes"]]}
+        {"name": row["name"], "partitions": [{"partition_index": number} for number in row["partition_indexes"]]}
         for row in request.body["topics"]
     ]
     return {"topics": broker.rows(DESCRIBE_PRODUCERS, topics, producers)}
@@ -163,13 +167,15 @@ def describe_producers(broker: Broker, request: Request) -> Body:
 def describe_log_dirs(broker: Broker, request: Request) -> Body:
     """Return the sizes of the broker's replicas; all are in one directory."""
     broker.cluster.authorizer.require(request.api, "Cluster")
-    wanted = request.body["topics"]
-    asked = None if wanted is None else {(row["topic"], each) for row in wanted for each in row["partitions"]}
+    requested = request.body["topics"]
+    requested_keys = (
+        None if requested is None else {(row["topic"], number) for row in requested for number in row["partitions"]}
+    )
     by_topic: dict[str, list[Body]] = {}
     for topic in broker.image.topics.values():
         for number in range(len(topic.partitions)):
             replica = broker.replicas.get((topic.topic_id, number))
-            if replica is not None and (asked is None or (topic.name, number) in asked):
+            if replica is not None and (requested_keys is None or (topic.name, number) in requested_keys):
                 size_bytes = sum(len(batch.data) for batch in replica.log.batches)
                 by_topic.setdefault(topic.name, []).append({"partition_index": number, "partition_size": size_bytes})
     topics = [{"name": name, "partitions": rows} for name, rows in by_topic.items()]
@@ -191,10 +197,10 @@ def alter_reassignments(broker: Broker, request: Request) -> Body:
             "name": topic["name"],
             "partitions": [
                 row_of(
-                    partial(alter, topic["name"], each["partition_index"], each["replicas"]),
-                    partition_index=each["partition_index"],
+                    partial(alter, topic["name"], partition["partition_index"], partition["replicas"]),
+                    partition_index=partition["partition_index"],
                 )
-                for each in topic["partitions"]
+                for partition in topic["partitions"]
             ],
         }
         for topic in request.body["topics"]
@@ -204,13 +210,13 @@ def alter_reassignments(broker: Broker, request: Request) -> Body:
 
 def elect_leaders(broker: Broker, request: Request) -> Body:
     """Elect the preferred leaders, or with `election_type` 1 any replica for partitions without a leader."""
-    cluster, asked = broker.cluster, request.body["topic_partitions"]
+    cluster, requested = broker.cluster, request.body["topic_partitions"]
     cluster.authorizer.require(request.api, "Cluster")
     topics = cluster.controller.image.topics
-    wanted = (
+    keys = (
         [(name, number) for name, topic in topics.items() for number in range(len(topic.partitions))]
-        if asked is None
-        else [(row["topic"], number) for row in asked for number in row["partitions"]]
+        if requested is None
+        else [(row["topic"], number) for row in requested for number in row["partitions"]]
     )
 
     def elect(topic: str, number: int) -> Body:
@@ -222,9 +228,9 @@ def elect_leaders(broker: Broker, request: Request) -> Body:
         return {"error_message": None}
 
     by_topic: dict[str, list[Body]] = {}
-    for topic, number in wanted:
+    for topic, number in keys:
         row = row_of(partial(elect, topic, number), partition_id=number)
-        if asked is not None or row["error_code"] != ErrorCode.ELECTION_NOT_NEEDED:
+        if requested is not None or row["error_code"] != ErrorCode.ELECTION_NOT_NEEDED:
             by_topic.setdefault(topic, []).append(row)
     results = [{"topic": topic, "partition_result": rows} for topic, rows in by_topic.items()]
     return {"error_code": ErrorCode.NONE, "replica_election_results": results}
@@ -233,12 +239,12 @@ def elect_leaders(broker: Broker, request: Request) -> Body:
 def _elected(partition: PartitionImage, alive: Sequence[int], *, unclean: bool) -> int:
     """Return the new leader of a partition; raise `Refused` if there is none, or if it leads already."""
     if unclean:
-        left = [each for each in partition.replicas if each in alive]
+        replicas = [replica for replica in partition.replicas if replica in alive]
         if partition.leader in alive:
             raise Refused(ErrorCode.ELECTION_NOT_NEEDED)
-        if not left:
+        if not replicas:
             raise Refused(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE)
-        return left[0]
+        return replicas[0]
     preferred = partition.replicas[0]
     if partition.leader == preferred:
         raise Refused(ErrorCode.ELECTION_NOT_NEEDED)

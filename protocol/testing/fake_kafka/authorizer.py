@@ -6,7 +6,7 @@ Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protocol.acls import CODES, OPERATIONS
@@ -27,7 +27,7 @@ _TYPES = {
 }
 _REFUSALS = {resource: code for code, (resource, _) in CODES.items()}
 _IMPLY_DESCRIBE = (AclOperation.READ, AclOperation.WRITE, AclOperation.DELETE, AclOperation.ALTER)
-_OPERATIONS = {each.name.replace("_", "").lower(): each for each in AclOperation}
+_OPERATIONS = {operation.name.replace("_", "").lower(): operation for operation in AclOperation}
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ class Authorizer:
         self.acls: list[Acl] = []
         self.principal = ITSELF
         self._settings = settings
+        self._denied: list[tuple[AclOperation, ResourceType, str]] = []
+
+    def deny(self, operation: str, resource: str, name: str) -> Callable[[], None]:
+        """Deny an operation to all principals but super users; return the function that allows it again."""
+        denied = _OPERATIONS[operation.lower()], _TYPES[resource], name
+        self._denied.append(denied)
+        return lambda: self._denied.remove(denied)
 
     @property
     def enabled(self) -> bool:
@@ -69,21 +76,23 @@ class Authorizer:
         supers = self._settings.get("super.users", "").split(";")
         if not self.enabled or self.principal == ITSELF or self.principal in supers:
             return True
-        wanted = _OPERATIONS[operation.lower()]
-        matching = [each for each in self.acls if each.applies_to(_TYPES[resource], name)]
+        needed = _OPERATIONS[operation.lower()]
+        if (needed, _TYPES[resource], name) in self._denied:
+            return False
+        matching = [acl for acl in self.acls if acl.applies_to(_TYPES[resource], name)]
         if not matching:
             return self._settings.get("allow.everyone.if.no.acl.found") == "true"
-        own = [each for each in matching if each.principal in (self.principal, "User:*")]
+        own = [acl for acl in matching if acl.principal in (self.principal, "User:*")]
         if any(
-            each.permission_type == AclPermission.DENY and each.operation in (wanted, AclOperation.ALL) for each in own
+            acl.permission_type == AclPermission.DENY and acl.operation in (needed, AclOperation.ALL) for acl in own
         ):
             return False
-        enough = {wanted, AclOperation.ALL, *_implying(wanted)}
-        return any(each.permission_type == AclPermission.ALLOW and each.operation in enough for each in own)
+        enough = {needed, AclOperation.ALL, *_implying(needed)}
+        return any(acl.permission_type == AclPermission.ALLOW and acl.operation in enough for acl in own)
 
     def allows_on_any_topic(self, operation: str) -> bool:
         """Return True if an ACL allows the present principal an operation on some topic."""
-        names = {each.resource_name for each in self.acls if each.resource_type == ResourceType.TOPIC}
+        names = {acl.resource_name for acl in self.acls if acl.resource_type == ResourceType.TOPIC}
         return not self.enabled or any(self.allows(operation, "Topic", name) for name in (*names, ""))
 
     def may(self, api: Api, resource: str, name: str = _CLUSTER_NAME) -> bool:
@@ -94,7 +103,7 @@ class Authorizer:
     def require(self, api: Api, resource: str, name: str = _CLUSTER_NAME) -> None:
         """Raise `Refused` unless the present principal may send a request about a resource."""
         if not self.may(api, resource, name):
-            raise Refused(next(each for each in ErrorCode if each == _REFUSALS[resource]))
+            raise Refused(next(code for code in ErrorCode if code == _REFUSALS[resource]))
 
 
 def _implying(operation: AclOperation) -> tuple[AclOperation, ...]:

@@ -40,6 +40,7 @@ def step(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], 
             try:
                 return method(self, *arguments, **options)
             finally:
+                self.is_stale = True
                 self.advance()
                 self.changed.notify_all()
 
@@ -99,7 +100,8 @@ class Broker:
             return False
         if replica.log != led.log:
             replica.log = led.log.copy()
-        replica.high_watermark = min(led.replica.high_watermark, led.log.end_offset)
+            self.cluster.is_stale = True
+        self.cluster.set_high_watermark(replica, min(led.replica.high_watermark, led.log.end_offset))
         return True
 
     def leads(self) -> Iterator[Hosted]:
@@ -111,14 +113,15 @@ class Broker:
 
     # -- requests about partitions ----------------------------------------------------------------
 
-    def topic(self, asked: Body) -> TopicImage:
-        """Return the topic of a request's row, by its id or its name. Raises `Refused`."""
-        topic_id = bytes(asked.get("topic_id", NO_UUID))
-        name = asked.get("name") or asked.get("topic")
-        found = self.image.topics.get(name) if name else self.image.topic_of_id(topic_id)
-        if found is None:
+    def topic(self, topic_fields: Body, image: Image | None = None) -> TopicImage:
+        """Return the topic of a request's row, by id or name, in the broker's image or in another. Raises `Refused`."""
+        image = image or self.image
+        topic_id = bytes(topic_fields.get("topic_id", NO_UUID))
+        name = topic_fields.get("name") or topic_fields.get("topic")
+        topic_image = image.topics.get(name) if name else image.topic_of_id(topic_id)
+        if topic_image is None:
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID)
-        return found
+        return topic_image
 
     def hosted(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
         """Return the partition if the broker has a replica and knows no other epoch. Raises `Refused`."""
@@ -136,13 +139,20 @@ class Broker:
 
     def led(self, topic: TopicImage, number: int, epoch: int = -1) -> Hosted:
         """Return the partition if the broker leads it. Raises `Refused`."""
-        found = self.hosted(topic, number, epoch)
-        if found.partition.leader != self.node_id:
+        hosted = self.hosted(topic, number, epoch)
+        if hosted.partition.leader != self.node_id:
             raise Refused(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        return found
+        return hosted
+
+    def still_leads(self, led: Hosted) -> bool:
+        """Return False if the leader was elected again since, or the topic is deleted."""
+        topic = self.image.topics.get(led.topic.name)
+        if topic is None or topic.topic_id != led.topic.topic_id:
+            return False
+        return topic.partitions[led.number].leader_epoch == led.partition.leader_epoch
 
     def row(
-        self, api: Api, asked: Body, number: int, act: Callable[[TopicImage], Body], *, key: str, refused: Body
+        self, api: Api, topic_fields: Body, number: int, act: Callable[[TopicImage], Body], *, key: str, refused: Body
     ) -> Body:
         """Return a partition's row of a reply: the result of `act`, or the error with the fields `refused`.
 
@@ -150,11 +160,11 @@ class Broker:
         """
 
         def unless_refused() -> Body:
-            name = asked.get("name") or asked.get("topic")
+            name = topic_fields.get("name") or topic_fields.get("topic")
             if name:
                 # Before the topic is looked up: others must not learn whether it exists.
                 self.cluster.authorizer.require(api, "Topic", name)
-            topic = self.topic(asked)
+            topic = self.topic(topic_fields)
             self.cluster.authorizer.require(api, "Topic", topic.name)
             self.cluster.faults.refuse(api, self.node_id, (topic.name, number))
             return act(topic)
@@ -178,18 +188,20 @@ class Broker:
         `parts` and `answers` are the names of the fields with the partitions' rows.
         """
 
-        def row(asked: Body, part: Body) -> Body:
-            return self.row(api, asked, part[key], lambda topic: act(topic, part), key=key, refused=refused or {})
+        def row(topic_fields: Body, part: Body) -> Body:
+            return self.row(
+                api, topic_fields, part[key], lambda topic: act(topic, part), key=key, refused=refused or {}
+            )
 
-        return [{**named(asked), answers: [row(asked, part) for part in asked[parts]]} for asked in topics]
+        return [{**named(topic), answers: [row(topic, part) for part in topic[parts]]} for topic in topics]
 
     def newer_leaders(self, topics: Sequence[Body], answers: str, key: str) -> list[Body]:
         """Add the current leader to rows of partitions that moved to another broker; return the leaders' addresses."""
         leaders = set()
-        for asked in topics:
-            for row in asked[answers]:
+        for topic in topics:
+            for row in topic[answers]:
                 if row["error_code"] in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
-                    partition = self.topic(asked).partitions[row[key]]
+                    partition = self.topic(topic).partitions[row[key]]
                     row["current_leader"] = {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}
                     leaders.add(partition.leader)
         return self.cluster.endpoints(leaders)
@@ -199,6 +211,11 @@ class ClusterState:
     """State of a cluster of brokers, and the operations that brokers and request handlers need. Thread-safe.
 
     `cluster.Cluster` adds the dispatch of requests and the operations of tests.
+
+    Attributes
+    ----------
+    is_stale : bool
+        Replicas may lack records or high watermarks of their leaders.
     """
 
     def __init__(
@@ -228,6 +245,7 @@ class ClusterState:
         self.transactions = Transactions(clock, self.offsets, self._write_marker_of, self.settings)
         self.coordinators: dict[tuple[int, str], int] = {}
         self._cleaned_s = self.advanced_s = clock.now_s()
+        self.is_stale = True
         self.advance()
 
     # -- consequences -------------------------------------------------------------------------
@@ -248,25 +266,34 @@ class ClusterState:
         for broker in self.brokers.values():
             if broker.running and not broker.silent and not broker.isolated and broker.image != self.controller.image:
                 broker.apply(self.controller.image)
-        for broker in self.brokers.values():
-            for led in list(broker.leads()):
-                self._replicate(broker, led)
+                self.is_stale = True
+        if self.is_stale:
+            self.is_stale = False
+            for broker in self.brokers.values():
+                for led in list(broker.leads()):
+                    self._replicate(broker, led)
+
+    def set_high_watermark(self, replica: Replica, offset: int) -> None:
+        """Set the high watermark of a replica, which followers learn in the next round."""
+        if replica.high_watermark != offset:
+            replica.high_watermark = offset
+            self.is_stale = True
 
     def _replicate(self, leader: Broker, led: Hosted) -> None:
         ends = [led.log.end_offset]
         for node_id in led.partition.replicas:
             if node_id == leader.node_id:
                 continue
-            follower = self.brokers[node_id]
-            followed = follower.follow(led)
+            follower = self.brokers.get(node_id)  # None: it has left, and this leader does not know it yet
+            followed = follower is not None and follower.follow(led)
             if followed and node_id not in led.partition.isr and node_id in self.controller.image.brokers:
                 self._join_isr(led, node_id)
             elif not followed and node_id in led.partition.isr:
-                replica = follower.replicas.get((led.topic.topic_id, led.number))
+                replica = follower.replicas.get((led.topic.topic_id, led.number)) if follower else None
                 ends.append(replica.log.end_offset if replica else 0)
         required = led.topic.config.get("min.insync.replicas", self.settings["min.insync.replicas"])
         if len(led.partition.isr) >= min(int(required), len(led.partition.replicas)):
-            led.replica.high_watermark = min(ends)
+            self.set_high_watermark(led.replica, min(ends))
 
     def _join_isr(self, led: Hosted, node_id: int) -> None:
         now = self.controller.image.topics[led.topic.name].partitions[led.number]
@@ -297,11 +324,12 @@ class ClusterState:
         except Refused:
             return False
         # Coordinators write markers with acks=all: a marker that only the leader has could be lost with it.
-        followers = [self.brokers[node_id] for node_id in led.partition.isr if node_id != leader.node_id]
-        if not all(follower.follow(led) for follower in followers):
+        followers = [self.brokers.get(node_id) for node_id in led.partition.isr if node_id != leader.node_id]
+        if not all(follower is not None and follower.follow(led) for follower in followers):
             return False
         now_ms = self.clock.wall_ms()
         led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)
+        self.is_stale = True
         return True
 
     # -- coordinators -------------------------------------------------------------------------
@@ -356,19 +384,19 @@ class ClusterState:
         isr : iterable of int, optional
             In-sync replicas afterwards; by default the present ones and the leader.
         """
-        found = self.controller.topic(topic)
-        if broker_id in self.brokers and broker_id not in found.partitions[partition].replicas:
-            self._copy_log(found, partition, broker_id)
+        image = self.controller.topic(topic)
+        if broker_id in self.brokers and broker_id not in image.partitions[partition].replicas:
+            self._copy_log(image, partition, broker_id)
         self.controller.elect(topic, partition, broker_id, None if isr is None else tuple(isr))
 
     @step
     def reassign(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
         """Move a partition to other brokers, which get a copy of its log at once."""
-        found = self.controller.topic(topic)
-        if not 0 <= partition < len(found.partitions):
+        image = self.controller.topic(topic)
+        if not 0 <= partition < len(image.partitions):
             raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        for broker_id in set(replicas) & self.brokers.keys() - set(found.partitions[partition].replicas):
-            self._copy_log(found, partition, broker_id)
+        for broker_id in set(replicas) & self.brokers.keys() - set(image.partitions[partition].replicas):
+            self._copy_log(image, partition, broker_id)
         self.controller.reassign(topic, partition, replicas)
 
     def _copy_log(self, topic: TopicImage, number: int, broker_id: int) -> None:
@@ -388,9 +416,10 @@ class ClusterState:
             for led in list(broker.leads()):
                 if topic in (None, led.topic.name):
                     config = topic_config(self.settings, led.topic.config)
+                    self.is_stale = True
                     clean(led.log, config, led.replica.last_stable_offset, self.clock.wall_ms())
 
 
-def named(asked: Body) -> Body:
+def named(topic_fields: Body) -> Body:
     """Return a request's reference to a topic: its name, its id, or both."""
-    return {key: asked[key] for key in ("topic", "name", "topic_id") if key in asked}
+    return {key: topic_fields[key] for key in ("topic", "name", "topic_id") if key in topic_fields}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from protocol.broker_errors import ErrorCode
@@ -18,6 +18,7 @@ from protocol.testing.fake_kafka.controller import TopicImage
 from protocol.testing.fake_kafka.faults import ALWAYS, Edit, Fault, Kind, api_of, code_of
 from protocol.testing.fake_kafka.handlers import HANDLERS, SASL, VERSIONS, refuses_by_row
 from protocol.testing.fake_kafka.log import Log
+from protocol.testing.fake_kafka.replica import Replica
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire import frame
 from protocol.wire.messages.m01_fetch import FETCH
@@ -53,7 +54,7 @@ class Cluster(ClusterState):
         return self._handle(broker_id, request)
 
     def _handle(self, broker_id: int, request: Request) -> Body | Pending:
-        handler, broker = HANDLERS[request.api], self.brokers[broker_id]
+        handler, broker = HANDLERS[request.api], self.member(broker_id)
         self.authorizer.principal = request.principal
         try:
             if not refuses_by_row(request.api):
@@ -80,8 +81,8 @@ class Cluster(ClusterState):
         """Send one request; return the reply as a client decodes it. Raises `TimeoutError` if it is not due yet."""
         number = api.last if version is None else version
         sent = b"".join(frame.encode_request(api, number, 0, "test", body))[4:]
-        given = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test", ITSELF))
-        reply = self.look(given) if callable(given) else given
+        handle = self.handle(broker_id, Request(api, number, frame.decode_request(sent)[4], "test", ITSELF))
+        reply = self.look(handle) if callable(handle) else handle
         if reply is None:
             raise TimeoutError(f"{api.name}: the reply is not due yet")
         return frame.decode_response(api, number, b"".join(frame.encode_response(api, number, 0, reply))[4:])
@@ -101,7 +102,7 @@ class Cluster(ClusterState):
         """Move the coordinator of each group and transactional id to the next broker."""
         alive = self.controller.image.brokers
         for (kind, key), broker_id in list(self.coordinators.items()):
-            following = [each for each in alive if each > broker_id] or list(alive)
+            following = [broker for broker in alive if broker > broker_id] or list(alive)
             self.move_coordinator(key, following[0], kind)
 
     @step
@@ -119,9 +120,9 @@ class Cluster(ClusterState):
         self.groups.groups[group_id].rebalance(self.clock.now_s())
 
     @step
-    def hold_markers(self, held: bool = True) -> None:
+    def hold_markers(self, hold: bool = True) -> None:
         """From now on, leave ending transactions in PrepareCommit or PrepareAbort, until called with False."""
-        self.transactions.markers_held = held
+        self.transactions.markers_held = hold
 
     # -- topics and logs ----------------------------------------------------------------------
 
@@ -162,6 +163,7 @@ class Cluster(ClusterState):
 
     def log(self, topic: str, partition: int = 0, broker_id: int | None = None) -> Log:
         """Return the log of the leader, or of a broker's replica. Changes by a test take effect with the next step."""
+        self.is_stale = True
         return self._led(topic, partition, broker_id).log
 
     @step
@@ -182,25 +184,48 @@ class Cluster(ClusterState):
     @step
     def set_leader_epoch(self, topic: str, partition: int, epoch: int) -> None:
         """Set the leader epoch, as after as many elections."""
-        known = self.controller.topic(topic).partitions[partition]
-        self.controller.change(topic, partition, replace(known, leader_epoch=epoch))
+        image = self.controller.topic(topic).partitions[partition]
+        self.controller.change(topic, partition, replace(image, leader_epoch=epoch))
 
     @step
     def shuffle_leaders(self) -> None:
         """Move the leader of each partition to another in-sync replica, or to any other broker if there is none."""
         for topic in list(self.controller.image.topics.values()):
             for number, partition in enumerate(topic.partitions):
-                others = [each for each in partition.isr if each != partition.leader]
-                others = others or [each for each in self.controller.image.brokers if each != partition.leader]
-                if others:
-                    self.move_leader(topic.name, number, others[0])
+                followers = [broker for broker in partition.isr if broker != partition.leader]
+                followers = followers or [
+                    broker for broker in self.controller.image.brokers if broker != partition.leader
+                ]
+                if followers:
+                    self.move_leader(topic.name, number, followers[0])
 
     @step
     def shrink_log(self, topic: str, partition: int, start_offset: int) -> None:
         """Delete the records before an offset, as retention does."""
         self.log(topic, partition).delete_before(start_offset)
 
+    @step
+    def truncate_log(self, topic: str, partition: int, end_offset: int) -> None:
+        """Lose the records from an offset on, as in an unclean leader election: all replicas have lost them."""
+        led = self._led(topic, partition)
+        led.log.truncate(end_offset)
+        led.replica.high_watermark = min(led.replica.high_watermark, end_offset)
+        key = led.topic.topic_id, partition
+        for node_id in led.partition.replicas:
+            if node_id != led.partition.leader and key in self.brokers[node_id].replicas:
+                self.brokers[node_id].replicas[key].log = led.log.copy()
+        running = [node_id for node_id in led.partition.replicas if node_id in self.controller.image.brokers]
+        leader = next((node_id for node_id in running if node_id != led.partition.leader), led.partition.leader)
+        self.controller.elect(topic, partition, leader, running or (leader,))
+
     # -- brokers ------------------------------------------------------------------------------
+
+    def member(self, broker_id: int) -> Broker:
+        """Return a broker; raise `ConnectionAbortedError`, which closes a connection, if it has left the cluster."""
+        try:
+            return self.brokers[broker_id]
+        except KeyError:
+            raise ConnectionAbortedError(f"broker {broker_id} has left the cluster") from None
 
     def require_broker(self, broker_id: int) -> None:
         """Raise `UsageError` if the cluster has no broker with this id."""
@@ -226,6 +251,15 @@ class Cluster(ClusterState):
         """Add a broker to the cluster."""
         self.brokers[broker_id] = Broker(self, broker_id)
         self.controller.unfence(broker_id)
+
+    @step
+    def hand_over(self, broker_id: int, successor_id: int) -> None:
+        """Move the replicas of a broker, with their logs, to another one, and remove the broker from the cluster."""
+        former, successor = self.brokers[broker_id], self.brokers[successor_id]
+        for key, replica in former.replicas.items():
+            successor.replicas[key] = Replica(replica.log.copy(), replica.high_watermark)
+        self.controller.hand_over(broker_id, successor_id)
+        del self.brokers[broker_id], self.addresses[broker_id]
 
     @step
     def silence(self, broker_id: int, silent: bool = True) -> None:
@@ -303,6 +337,30 @@ class Cluster(ClusterState):
     def edit_replies(self, kind: Api | str, edit: Edit, times: int = ALWAYS, *, broker: int | None = None) -> None:
         """Replace the next replies by the result of `edit`: another body, raw bytes, or None for no reply."""
         self.faults.add(Fault(Kind.REPLY_EDITED, self._handled(kind), times, broker, edit=edit))
+
+    def deny(self, operation: str, resource: str, name: str) -> Callable[[], None]:
+        """Deny an operation to all users but super users, whatever the ACLs say.
+
+        Parameters
+        ----------
+        operation : str
+            By Kafka's name, such as "Read".
+        resource, name : str
+            Type and name, such as "Topic" and "orders".
+
+        Returns
+        -------
+        callable
+            Ends it.
+
+        Raises
+        ------
+        UsageError
+            The cluster has no authorizer.
+        """
+        if not self.authorizer.enabled:
+            raise UsageError("this cluster has no authorizer: FakeKafka needs the setting authorizer.class.name")
+        return self.authorizer.deny(operation, resource, name)
 
     def _handled(self, kind: Api | str) -> Api:
         """Return the API of a request kind; raise `UsageError` if the cluster has no such requests."""

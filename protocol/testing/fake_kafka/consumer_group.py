@@ -71,7 +71,7 @@ class ConsumerGroup:
         """Kafka's name of the group's state."""
         if not self.members:
             return "Empty"
-        settled = all(each.epoch == self.epoch and not each.revoking for each in self.members.values())
+        settled = all(member.epoch == self.epoch and not member.revoking for member in self.members.values())
         return "Stable" if settled else "Reconciling"
 
     # -- requests -----------------------------------------------------------------------------
@@ -117,7 +117,9 @@ class ConsumerGroup:
     # -- members ------------------------------------------------------------------------------
 
     def _static(self, instance_id: str | None) -> ConsumerMember | None:
-        return next((each for each in self.members.values() if instance_id and each.instance_id == instance_id), None)
+        return next(
+            (member for member in self.members.values() if instance_id and member.instance_id == instance_id), None
+        )
 
     def _joining(self, body: Body, client_id: str) -> ConsumerMember:
         member_id, instance_id = body["member_id"], body["instance_id"]
@@ -172,18 +174,20 @@ class ConsumerGroup:
         """
         # In the order of joining, so that older members keep the first of their partitions. A static member that
         # rejoins keeps its place.
-        members = sorted(self.members.values(), key=lambda each: each.joined_as)
-        wanted = {name: [each.member_id for each in members if each.wants(name)] for name in sorted(topics)}
-        seen = (
-            [each.member_id for each in members],
-            wanted,
+        members = sorted(self.members.values(), key=lambda member: member.joined_as)
+        wanting_members = {
+            name: [member.member_id for member in members if member.wants(name)] for name in sorted(topics)
+        }
+        present = (
+            [member.member_id for member in members],
+            wanting_members,
             {n: (t.topic_id, len(t.partitions)) for n, t in topics.items()},
         )
-        if seen == self._seen:
+        if present == self._seen:
             return
-        self._seen, self.epoch = seen, self.epoch + 1
+        self._seen, self.epoch = present, self.epoch + 1
         self.target = {member_id: set() for member_id in self.members}
-        for name, subscribers in wanted.items():
+        for name, subscribers in wanting_members.items():
             for number in range(len(topics[name].partitions) if subscribers else 0):
                 place = number * len(subscribers) // len(topics[name].partitions)
                 self.target[subscribers[place]].add((topics[name].topic_id, number))
@@ -197,19 +201,19 @@ class ConsumerGroup:
             return
         member.revoking, member.revoked_by_s = set(), float("inf")
         target = self.target[member.member_id]
-        kept = member.assigned & target
+        retained = member.assigned & target
         revoking = member.assigned - target
         if revoking and (owned is None or owned & revoking):
-            member.assigned, member.revoking = kept, revoking
+            member.assigned, member.revoking = retained, revoking
             member.revoked_by_s = now_s + member.rebalance_timeout_ms / 1000
             return
-        held = {
+        partitions = {
             partition
-            for each in self.members.values()
-            if each is not member
-            for partition in each.assigned | each.revoking
+            for owner in self.members.values()
+            if owner is not member
+            for partition in owner.assigned | owner.revoking
         }
-        member.assigned = kept | (target - held)
+        member.assigned = retained | (target - partitions)
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch
 

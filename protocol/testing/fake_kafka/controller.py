@@ -92,7 +92,7 @@ class Controller:
         for replicas in assignment:
             if not replicas or len(set(replicas)) < len(replicas) or not set(replicas) <= set(self.image.brokers):
                 raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
-        return tuple(PartitionImage(each[0], 0, tuple(each), tuple(each)) for each in assignment)
+        return tuple(PartitionImage(brokers[0], 0, tuple(brokers), tuple(brokers)) for brokers in assignment)
 
     def _check_new_topic(self, name: str, partitions: int, replication_factor: int) -> tuple[int, int]:
         """Return the numbers of partitions and replicas of a new topic; raise `Refused` if it cannot be created."""
@@ -133,11 +133,23 @@ class Controller:
         leader = was.leader if was.leader in new.replicas else new.leader
         self.change(name, partition, replace(new, leader=leader, leader_epoch=was.leader_epoch + 1))
 
+    def hand_over(self, broker: int, successor: int) -> None:
+        """Replace a broker by another one in all partitions, and remove it from the cluster."""
+        for topic, number, partition in self._partitions_of(broker):
+            replicas, isr = (
+                tuple(successor if node_id == broker else node_id for node_id in node_ids)
+                for node_ids in (partition.replicas, partition.isr)
+            )
+            leader = successor if partition.leader == broker else partition.leader
+            self.change(topic, number, PartitionImage(leader, partition.leader_epoch + 1, replicas, isr))
+        self.fence(broker)
+        self.unfence(successor)
+
     def delete_topic(self, name: str) -> None:
         """Remove a topic. Raises `Refused`."""
         topic = self.topic(name)
-        left = {key: each for key, each in self.image.topics.items() if each is not topic}
-        self.image = replace(self.image, topics=left)
+        remaining = {key: kept_topic for key, kept_topic in self.image.topics.items() if kept_topic is not topic}
+        self.image = replace(self.image, topics=remaining)
 
     def topic(self, name: str) -> TopicImage:
         """Return a topic of the newest image; raise `Refused` if it is unknown."""
@@ -160,7 +172,7 @@ class Controller:
         """
         was = self.topic(name).partitions[partition]
         replicas = was.replicas if leader in (*was.replicas, NO_LEADER) else (leader,)
-        in_sync = tuple(isr) if isr is not None else tuple(each for each in was.isr if each in replicas)
+        in_sync = tuple(isr) if isr is not None else tuple(broker for broker in was.isr if broker in replicas)
         if leader != NO_LEADER and leader not in in_sync:
             in_sync = (*in_sync, leader)
         self.change(name, partition, PartitionImage(leader, was.leader_epoch + 1, replicas, in_sync))
@@ -174,13 +186,15 @@ class Controller:
         """Remove a broker from the cluster; other in-sync replicas become leaders."""
         if broker not in self.image.brokers:
             return
-        self.image = replace(self.image, brokers=tuple(each for each in self.image.brokers if each != broker))
+        self.image = replace(
+            self.image, brokers=tuple(broker_id for broker_id in self.image.brokers if broker_id != broker)
+        )
         for topic, number, partition in self._partitions_of(broker):
-            left = tuple(each for each in partition.isr if each != broker)
+            isr = tuple(replica for replica in partition.isr if replica != broker)
             if partition.leader == broker:
-                self.elect(topic, number, left[0] if left else NO_LEADER, left or partition.isr)
-            elif left:
-                self.set_isr(topic, number, left)
+                self.elect(topic, number, isr[0] if isr else NO_LEADER, isr or partition.isr)
+            elif isr:
+                self.set_isr(topic, number, isr)
 
     def unfence(self, broker: int) -> None:
         """Return a broker to the cluster. It leads partitions without a leader; as a follower it first catches up."""

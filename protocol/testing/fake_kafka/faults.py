@@ -15,6 +15,8 @@ from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
 ALWAYS = 10**9
+_OF_ROWS = frozenset({ErrorCode.UNSTABLE_OFFSET_COMMIT})
+"""Codes of rows only, also in a request that other codes refuse as a whole."""
 Edit = Callable[[Body], "Body | bytes | None"]
 
 
@@ -80,8 +82,10 @@ class Faults:
     def take(self, kind: Kind, api: Api, broker: int, partition: TopicPartition | None = None) -> Fault | None:
         """Return the next matching fault of this kind, and count it down."""
         for fault in self._faults:
+            if fault.api is not api or fault.kind is not kind or fault.times <= 0:
+                continue
             meant = (fault.broker in (None, broker)) and (fault.partition in (None, partition))
-            if fault.kind is kind and fault.api is api and fault.times > 0 and meant:
+            if meant and (partition is not None or fault.code not in _OF_ROWS):
                 fault.times -= 1
                 return fault
         return None

@@ -46,8 +46,8 @@ def _read(broker: Broker, session: FetchSession, body: Body, limit_bytes: float)
         def read(topic: TopicImage, part: Body = part, room: tuple[int, bool] = (max_bytes, at_least_one)) -> Body:
             return _partition(broker, topic, part, committed, *room)
 
-        asked = {"topic": key[0], "topic_id": key[1]}
-        row = broker.row(FETCH, asked, part["partition"], read, key="partition_index", refused=_REFUSED)
+        identity = {"topic": key[0], "topic_id": key[1]}
+        row = broker.row(FETCH, identity, part["partition"], read, key="partition_index", refused=_REFUSED)
         rows[key] = row
         free_bytes = max(0, free_bytes - len(row["records"]))
         at_least_one = at_least_one and not row["records"]
@@ -57,8 +57,8 @@ def _read(broker: Broker, session: FetchSession, body: Body, limit_bytes: float)
 def _partition(
     broker: Broker, topic: TopicImage, part: Body, committed: bool, max_bytes: int, at_least_one: bool
 ) -> Body:
-    found = broker.hosted(topic, part["partition"], part["current_leader_epoch"])
-    log, replica, offset = found.log, found.replica, part["fetch_offset"]
+    hosted = broker.hosted(topic, part["partition"], part["current_leader_epoch"])
+    log, replica, offset = hosted.log, hosted.replica, part["fetch_offset"]
     ends: Body = {
         "high_watermark": replica.high_watermark,
         "last_stable_offset": replica.last_stable_offset,
@@ -78,16 +78,16 @@ def _partition(
     records = log.read(offset, until, max_bytes, at_least_one=at_least_one)
     if committed and records:
         ends["aborted_transactions"] = [
-            {"producer_id": each.producer_id, "first_offset": each.first_offset}
-            for each in log.aborted_between(offset, until)
+            {"producer_id": transaction.producer_id, "first_offset": transaction.first_offset}
+            for transaction in log.aborted_between(offset, until)
         ]
     return {**ends, "records": records}
 
 
 def _reply(broker: Broker, session: FetchSession, rows: dict[Key, Body]) -> Body:
-    told = session.keep(rows) if session.session_id else rows
+    reported = session.keep(rows) if session.session_id else rows
     topics: dict[tuple[str, bytes], Body] = {}
-    for (name, topic_id, _), row in told.items():
+    for (name, topic_id, _), row in reported.items():
         topic = topics.setdefault((name, topic_id), {"topic": name, "topic_id": topic_id, "partitions": []})
         topic["partitions"].append(row)
     responses = list(topics.values())

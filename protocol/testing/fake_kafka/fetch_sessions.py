@@ -54,24 +54,24 @@ class FetchSessions:
         Raises `Refused`.
         """
         session_id, epoch = body["session_id"], body["session_epoch"]
-        asked = dict(_partitions(body["topics"]))
+        requested = dict(_partitions(body["topics"]))
         if epoch in (_NO_SESSION, _FIRST):
             self.sessions.pop(session_id, None)
-            return FetchSession(0, wanted=asked) if epoch == _NO_SESSION else self._begin(asked)
+            return FetchSession(0, wanted=requested) if epoch == _NO_SESSION else self._begin(requested)
         session = self.sessions.get(session_id)
         if session is None:
             raise Refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
             raise Refused(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        session.wanted.update(asked)
+        session.wanted.update(requested)
         for topic in body["forgotten_topics_data"]:
             for number in topic["partitions"]:
                 session.wanted.pop((topic["topic"], bytes(topic["topic_id"]), number), None)
                 session.told.pop((topic["topic"], bytes(topic["topic_id"]), number), None)
         return session if session.wanted else FetchSession(0, wanted=self.sessions.pop(session_id).wanted)
 
-    def _begin(self, asked: dict[Key, Body]) -> FetchSession:
-        session = self.sessions[self._next_id] = FetchSession(self._next_id, wanted=asked)
+    def _begin(self, requested: dict[Key, Body]) -> FetchSession:
+        session = self.sessions[self._next_id] = FetchSession(self._next_id, wanted=requested)
         self._next_id += 1
         return session
 

@@ -112,10 +112,10 @@ class Group:
     def member(self, member_id: str, instance_id: str | None = None) -> Member:
         """Return a member; raise `Refused` if it is unknown or was replaced."""
         if instance_id is not None:
-            known = self.static_member(instance_id)
-            if known is None:
+            member = self.static_member(instance_id)
+            if member is None:
                 raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
-            if known.member_id != member_id:
+            if member.member_id != member_id:
                 raise Refused(ErrorCode.FENCED_INSTANCE_ID)
         if member_id not in self.members:
             raise Refused(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -123,7 +123,7 @@ class Group:
 
     def static_member(self, instance_id: str) -> Member | None:
         """Return the member with a group instance id."""
-        return next((each for each in self.members.values() if each.instance_id == instance_id), None)
+        return next((member for member in self.members.values() if member.instance_id == instance_id), None)
 
     def supports(self, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
         """Return True if a client with these assignors has one in common with all members."""
@@ -131,7 +131,7 @@ class Group:
             return False
         if not self.members:
             return True
-        common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
+        common = set.intersection(*(set(dict(member.protocols)) for member in self.members.values()))
         return protocol_type == self.protocol_type and bool(common & protocols.keys())
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, *, in_transaction: bool) -> None:
@@ -172,17 +172,17 @@ class Group:
 
     @property
     def _rebalance_timeout_s(self) -> float:
-        return max((each.rebalance_timeout_ms for each in self.members.values()), default=0) / 1000
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
 
     def complete_join(self, now_s: float, *, only_if_all: bool = False) -> None:
         """Start the next generation, with the members that have joined and the static members."""
-        late = [each for each in self.members.values() if each.joining is None]
+        late = [member for member in self.members.values() if member.joining is None]
         if only_if_all and (late or self.pending or self.first_round_until_s is not None):
             return
         for member in late:
             if member.instance_id is None:
                 del self.members[member.member_id]
-        joined = [each for each in self.members.values() if each.joining is not None]
+        joined = [member for member in self.members.values() if member.joining is not None]
         if self.members and not joined:
             self.round_ends_s = now_s + self._rebalance_timeout_s
             return
@@ -204,19 +204,19 @@ class Group:
 
     def choose_protocol(self) -> str:
         """Return the assignor that most members prefer among the common ones."""
-        common = set.intersection(*(set(dict(each.protocols)) for each in self.members.values()))
-        votes = [next(name for name, _ in each.protocols if name in common) for each in self.members.values()]
+        common = set.intersection(*(set(dict(member.protocols)) for member in self.members.values()))
+        votes = [next(name for name, _ in member.protocols if name in common) for member in self.members.values()]
         return max(votes, key=votes.count)
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> Body:
         """Return the reply to JoinGroup; the leader's reply has all members."""
         members = [
             {
-                "member_id": each.member_id,
-                "group_instance_id": each.instance_id,
-                "metadata": each.metadata(self.protocol),
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "metadata": member.metadata(self.protocol),
             }
-            for each in self.members.values()
+            for member in self.members.values()
         ]
         return {
             "error_code": ErrorCode.NONE,
@@ -255,7 +255,7 @@ class Group:
 
     def store(self) -> None:
         """Write the group's present state for another coordinator."""
-        members = tuple(each.stored(self.protocol) for each in self.members.values())
+        members = tuple(member.stored(self.protocol) for member in self.members.values())
         self.stored = GroupMetadata(self.generation, self.protocol, self.leader, members)
 
     def load(self, now_s: float) -> None:
@@ -266,7 +266,8 @@ class Group:
         stored = self.stored
         self.generation, self.protocol, self.leader = stored.generation, stored.protocol, stored.leader
         self.members = {
-            each.member_id: replace(each, expires_s=now_s + each.session_timeout_ms / 1000) for each in stored.members
+            member.member_id: replace(member, expires_s=now_s + member.session_timeout_ms / 1000)
+            for member in stored.members
         }
         self.pending.clear()
         self.unsynced.clear()

@@ -97,36 +97,42 @@ def _refusal_of(check: Callable[[], None]) -> Refused | None:
 def fetch_offsets(broker: Broker, request: Request) -> Body:
     """Handle OffsetFetch."""
     stable = request.body["require_stable"]
-    return {"groups": [_offsets_of(broker, asked, stable) for asked in request.body["groups"]]}
+    return {"groups": [_offsets_of(broker, group_fields, stable) for group_fields in request.body["groups"]]}
 
 
-def _offsets_of(broker: Broker, asked: Body, stable: bool) -> Body:
-    group_id = asked["group_id"]
+def _offsets_of(broker: Broker, group_fields: Body, stable: bool) -> Body:
+    group_id = group_fields["group_id"]
     try:
         broker.cluster.authorizer.require(OFFSET_FETCH, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
     except Refused as refusal:
         return {"group_id": group_id, "topics": [], "error_code": refusal.code}
-    topics = asked["topics"] if asked["topics"] is not None else _all_topics(broker, group_id)
-    rows = [{**named(each), "partitions": _offset_rows(broker, group_id, each, stable)} for each in topics]
+    topics = group_fields["topics"] if group_fields["topics"] is not None else _all_topics(broker, group_id)
+    rows = [{**named(topic), "partitions": _offset_rows(broker, group_id, topic, stable)} for topic in topics]
     return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.NONE}
 
 
-def _offset_rows(broker: Broker, group_id: str, asked: Body, stable: bool) -> list[Body]:
+def _offset_rows(broker: Broker, group_id: str, group_fields: Body, stable: bool) -> list[Body]:
     offsets = broker.cluster.offsets
 
     def offset(number: int) -> Body:
         # A request by topic name succeeds for a deleted topic.
-        key = (asked.get("name") or broker.topic(asked).name, number)
+        key = (group_fields.get("name") or broker.topic(group_fields).name, number)
         broker.cluster.authorizer.require(OFFSET_FETCH, "Topic", key[0])
-        if stable and offsets.is_pending(group_id, key):
-            raise Refused(ErrorCode.UNSTABLE_OFFSET_COMMIT)
-        known = offsets.committed.get(group_id, {}).get(key)
+        if stable:
+            broker.cluster.faults.refuse(OFFSET_FETCH, broker.node_id, key)
+            if offsets.is_pending(group_id, key):
+                raise Refused(ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        committed = offsets.committed.get(group_id, {}).get(key)
         # A coordinator may have offsets of a topic that was deleted before it took over the group.
-        return known.row() if known and known.belongs_to(bytes(asked.get("topic_id", NO_TOPIC_ID))) else _NOTHING
+        return (
+            committed.row()
+            if committed and committed.belongs_to(bytes(group_fields.get("topic_id", NO_TOPIC_ID)))
+            else _NOTHING
+        )
 
-    numbers = asked["partition_indexes"]
-    return [{**_NOTHING, **row_of(partial(offset, each), partition_index=each)} for each in numbers]
+    numbers = group_fields["partition_indexes"]
+    return [{**_NOTHING, **row_of(partial(offset, number), partition_index=number)} for number in numbers]
 
 
 def _all_topics(broker: Broker, group_id: str) -> list[Body]:
@@ -161,8 +167,11 @@ def delete_offsets(broker: Broker, request: Request) -> Body:
         {
             "name": topic["name"],
             "partitions": [
-                row_of(partial(delete, topic["name"], each["partition_index"]), partition_index=each["partition_index"])
-                for each in topic["partitions"]
+                row_of(
+                    partial(delete, topic["name"], partition["partition_index"]),
+                    partition_index=partition["partition_index"],
+                )
+                for partition in topic["partitions"]
             ],
         }
         for topic in request.body["topics"]
@@ -178,23 +187,18 @@ def list_groups(broker: Broker, request: Request) -> Body:
     groups, body = broker.cluster.groups, request.body
     rows: list[Body] = [
         {
-            "group_id": each.group_id,
-            "protocol_type": each.protocol_type or "",
-            "group_state": each.state.value,
+            "group_id": group.group_id,
+            "protocol_type": group.protocol_type or "",
+            "group_state": group.state.value,
             "group_type": "classic",
         }
-        for each in groups.groups.values()
+        for group in groups.groups.values()
     ] + [
-        {
-            "group_id": each.group_id,
-            "protocol_type": "consumer",
-            "group_state": each.state,
-            "group_type": "consumer",
-        }
-        for each in groups.consumer_groups.values()
+        {"group_id": group.group_id, "protocol_type": "consumer", "group_state": group.state, "group_type": "consumer"}
+        for group in groups.consumer_groups.values()
     ]
     authorizer = broker.cluster.authorizer
-    states, types = ([each.lower() for each in body[name]] for name in ("states_filter", "types_filter"))
+    states, types = ([name_text.lower() for name_text in body[name]] for name in ("states_filter", "types_filter"))
     return {
         "groups": [
             row
@@ -215,7 +219,7 @@ def describe_groups(broker: Broker, request: Request) -> Body:
         broker.cluster.require_coordinator(broker, GROUP, group_id)
         return broker.cluster.groups.describe(group_id)
 
-    return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["groups"]]}
+    return {"groups": [row_of(partial(described, group_id), group_id=group_id) for group_id in request.body["groups"]]}
 
 
 def describe_consumer_groups(broker: Broker, request: Request) -> Body:
@@ -229,7 +233,9 @@ def describe_consumer_groups(broker: Broker, request: Request) -> Body:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, error_message=f"Group {group_id} not found.")
         return _described(broker, group)
 
-    return {"groups": [row_of(partial(described, each), group_id=each) for each in request.body["group_ids"]]}
+    return {
+        "groups": [row_of(partial(described, group_id), group_id=group_id) for group_id in request.body["group_ids"]]
+    }
 
 
 def _described(broker: Broker, group: ConsumerGroup) -> Body:
@@ -240,9 +246,9 @@ def _described(broker: Broker, group: ConsumerGroup) -> Body:
         for topic_id, number in sorted(of):
             by_id.setdefault(topic_id, []).append(number)
         rows = [
-            {"topic_id": each, "topic_name": names[each], "partitions": numbers}
-            for each, numbers in by_id.items()
-            if each in names
+            {"topic_id": topic_id, "topic_name": names[topic_id], "partitions": numbers}
+            for topic_id, numbers in by_id.items()
+            if topic_id in names
         ]
         return {"topic_partitions": rows}
 
@@ -253,18 +259,18 @@ def _described(broker: Broker, group: ConsumerGroup) -> Body:
         "assignor_name": "uniform",
         "members": [
             {
-                "member_id": each.member_id,
-                "instance_id": each.instance_id,
-                "member_epoch": each.epoch,
-                "client_id": each.client_id,
+                "member_id": member.member_id,
+                "instance_id": member.instance_id,
+                "member_epoch": member.epoch,
+                "client_id": member.client_id,
                 "client_host": "/127.0.0.1",
-                "subscribed_topic_names": list(each.names),
-                "subscribed_topic_regex": each.regex,
-                "assignment": partitions(each.assigned),
-                "target_assignment": partitions(group.target.get(each.member_id, set())),
+                "subscribed_topic_names": list(member.names),
+                "subscribed_topic_regex": member.regex,
+                "assignment": partitions(member.assigned),
+                "target_assignment": partitions(group.target.get(member.member_id, set())),
                 "member_type": 1,
             }
-            for each in group.members.values()
+            for member in group.members.values()
         ],
     }
 
@@ -276,14 +282,16 @@ def delete_groups(broker: Broker, request: Request) -> Body:
     def delete(group_id: str) -> Body:
         broker.cluster.authorizer.require(request.api, "Group", group_id)
         broker.cluster.require_coordinator(broker, GROUP, group_id)
-        found = groups.groups.get(group_id) or groups.consumer_groups.get(group_id)
-        if found is None:
+        group = groups.groups.get(group_id) or groups.consumer_groups.get(group_id)
+        if group is None:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
-        if found.members:
+        if group.members:
             raise Refused(ErrorCode.NON_EMPTY_GROUP)
         groups.groups.pop(group_id, None)
         groups.consumer_groups.pop(group_id, None)
         offsets.committed.pop(group_id, None)
         return {}
 
-    return {"results": [row_of(partial(delete, each), group_id=each) for each in request.body["groups_names"]]}
+    return {
+        "results": [row_of(partial(delete, group_id), group_id=group_id) for group_id in request.body["groups_names"]]
+    }

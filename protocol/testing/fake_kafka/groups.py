@@ -60,7 +60,7 @@ class Groups:
         """Return the topics that members of a group subscribe to. Raises `Refused` for an unknown group."""
         if group_id in self.consumer_groups:
             members = self.consumer_groups[group_id].members.values()
-            return {topic for topic in topics if any(each.wants(topic) for each in members)}
+            return {topic for topic in topics if any(member.wants(topic) for member in members)}
         if group_id not in self.groups:
             raise Refused(ErrorCode.GROUP_ID_NOT_FOUND)
         group, subscribed = self.groups[group_id], set()
@@ -252,14 +252,14 @@ class Groups:
         stable = group.state is State.STABLE
         members = [
             {
-                "member_id": each.member_id,
-                "group_instance_id": each.instance_id,
-                "client_id": each.client_id,
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
                 "client_host": "/127.0.0.1",
-                "member_metadata": each.metadata(group.protocol) if stable else b"",
-                "member_assignment": each.assignment if stable else b"",
+                "member_metadata": member.metadata(group.protocol) if stable else b"",
+                "member_assignment": member.assignment if stable else b"",
             }
-            for each in group.members.values()
+            for member in group.members.values()
         ]
         return {
             "group_state": group.state.value,

@@ -14,7 +14,7 @@ from protocol.testing.fake_kafka.record_batches import read_batch
 from protocol.testing.fake_kafka.replica import Hosted
 from protocol.testing.fake_kafka.requests import Body, Pending, Refused, Request
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2, PRODUCE
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m02_list_offsets import FIRST_WITH_TIMESTAMP, LIST_OFFSETS
 from protocol.wire.messages.m21_delete_records import DELETE_RECORDS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
@@ -50,9 +50,13 @@ def produce(broker: Broker, request: Request) -> Body | Pending:
     until_s = broker.cluster.clock.now_s() + body["timeout_ms"] / 1000
 
     def when_replicated() -> Body | None:
-        if all(led.replica.high_watermark >= end_offset for led, end_offset in written):
-            return reply
-        return _timed_out(reply) if broker.cluster.clock.now_s() >= until_s else None
+        lost = [led for led, _ in written if not broker.still_leads(led)]
+        pending = [led for led, end in written if led.replica.high_watermark < end and broker.still_leads(led)]
+        if pending and broker.cluster.clock.now_s() < until_s:
+            return None
+        _refuse(reply, lost, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        _refuse(reply, pending, ErrorCode.REQUEST_TIMED_OUT)
+        return reply
 
     return when_replicated if body["acks"] == -1 else reply
 
@@ -93,24 +97,28 @@ def _append(broker: Broker, request: Request, led: Hosted, records: bytes) -> tu
 
 
 def _require_keys(batch: bytes) -> None:
-    if any(each.key is None for each in read_batch(batch).records):
+    if any(record.key is None for record in read_batch(batch).records):
         raise Refused(ErrorCode.INVALID_RECORD, error_message=_WITHOUT_KEY)
 
 
-def _timed_out(reply: Body) -> Body:
+def _refuse(reply: Body, partitions: list[Hosted], code: ErrorCode) -> None:
+    """Replace the rows of partitions whose records were appended, and not replicated."""
+    keys = {(subject, led.number) for led in partitions for subject in (led.topic.name, led.topic.topic_id)}
     for topic in reply["responses"]:
         for row in topic["partition_responses"]:
-            if row["error_code"] == ErrorCode.NONE:
-                row.update(error_code=ErrorCode.REQUEST_TIMED_OUT, base_offset=-1)
-    return reply
+            if (topic.get("name") or bytes(topic["topic_id"]), row["index"]) in keys:
+                row.update(error_code=code, base_offset=-1)
 
 
 def list_offsets(broker: Broker, request: Request) -> Body:
     """Handle ListOffsets."""
 
     def offset(topic: TopicImage, part: Body) -> Body:
+        timestamp_ms = part["timestamp"]
+        if timestamp_ms < EARLIEST and request.version < FIRST_WITH_TIMESTAMP.get(timestamp_ms, LIST_OFFSETS.last + 1):
+            raise Refused(ErrorCode.UNSUPPORTED_VERSION)
         led = broker.led(topic, part["partition_index"], part["current_leader_epoch"])
-        return _offset_at(led, part["timestamp"], request.body["isolation_level"] == _READ_COMMITTED)
+        return _offset_at(led, timestamp_ms, request.body["isolation_level"] == _READ_COMMITTED)
 
     return {"topics": broker.rows(LIST_OFFSETS, request.body["topics"], offset)}
 
@@ -123,13 +131,11 @@ def _offset_at(led: Hosted, timestamp_ms: int, committed: bool) -> Body:
         return {"offset": led.log.start_offset, "leader_epoch": led.log.epoch_at(led.log.start_offset)}
     if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return {}
-    if timestamp_ms < 0 and timestamp_ms != MAX_TIMESTAMP:
-        raise Refused(ErrorCode.UNSUPPORTED_VERSION)
     if timestamp_ms == MAX_TIMESTAMP:
-        found = led.log.offset_of_max_timestamp(end_offset)
+        offset = led.log.offset_of_max_timestamp(end_offset)
     else:
-        found = led.log.offset_at(timestamp_ms, end_offset)
-    return dict(zip(("offset", "timestamp", "leader_epoch"), found, strict=True)) if found else {}
+        offset = led.log.offset_at(timestamp_ms, end_offset)
+    return dict(zip(("offset", "timestamp", "leader_epoch"), offset, strict=True)) if offset else {}
 
 
 def offset_for_leader_epoch(broker: Broker, request: Request) -> Body:

@@ -27,10 +27,10 @@ CUT = b""
 
 def kept_port(port: int = 0) -> socket.socket:
     """Refuse connections at a reserved port until closed; `getsockname()` has the address."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", port))
-    return kept
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    return sock
 
 
 class Listener(ABC):

@@ -177,12 +177,12 @@ class Log:
 
     def truncate(self, end_offset: int) -> None:
         """Remove the records from this offset on, and the producer state that followed from them."""
-        kept = [batch for batch in self.batches if batch.last_offset < end_offset]
+        batches = [batch for batch in self.batches if batch.last_offset < end_offset]
         epochs = [(epoch, start) for epoch, start in self.epochs if start < end_offset or start == 0]
         self.batches, self.producers, self.aborted = [], {}, []
-        self.end_offset = self.start_offset
-        for batch in kept:
+        for batch in batches:
             self._add(batch)
+        self.end_offset = max(self.start_offset, end_offset)  # compaction may have removed the last batches before it
         self.epochs = epochs
 
     def delete_before(self, offset: int) -> None:
@@ -198,7 +198,9 @@ class Log:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the last stable offset: all transactions before it are complete."""
-        opened = [each.transaction_from for each in self.producers.values() if each.transaction_from is not None]
+        opened = [
+            producer.transaction_from for producer in self.producers.values() if producer.transaction_from is not None
+        ]
         return min([high_watermark, *opened])
 
     def read(self, offset: int, end_offset: int, max_bytes: int, *, at_least_one: bool) -> bytes:
@@ -206,14 +208,20 @@ class Log:
 
         Empty if the first is larger than `max_bytes`, unless `at_least_one`.
         """
-        found = [batch.data for batch in self.batches if offset <= batch.last_offset and batch.base_offset < end_offset]
-        if not found or (len(found[0]) > max_bytes and not at_least_one):
+        batches = [
+            batch.data for batch in self.batches if offset <= batch.last_offset and batch.base_offset < end_offset
+        ]
+        if not batches or (len(batches[0]) > max_bytes and not at_least_one):
             return b""
-        return b"".join(found)[: max(max_bytes, len(found[0]))]
+        return b"".join(batches)[: max(max_bytes, len(batches[0]))]
 
     def aborted_between(self, offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions with records in a range of offsets."""
-        return [each for each in self.aborted if each.last_offset >= offset and each.first_offset < end_offset]
+        return [
+            transaction
+            for transaction in self.aborted
+            if transaction.last_offset >= offset and transaction.first_offset < end_offset
+        ]
 
     def offset_at(self, timestamp_ms: int, end_offset: int) -> tuple[int, int, int] | None:
         """Return (offset, timestamp, leader epoch) of the first record at or after a time."""
@@ -244,5 +252,5 @@ class Log:
             return NO_LEADER_EPOCH, NO_OFFSET
         if epoch == self.epochs[-1][0]:
             return epoch, self.end_offset
-        later = next(start for other, start in self.epochs if other > epoch)
-        return max((other for other, _ in self.epochs if other <= epoch), default=epoch), later
+        later = next(start for later_epoch, start in self.epochs if later_epoch > epoch)
+        return max((earlier_epoch for earlier_epoch, _ in self.epochs if earlier_epoch <= epoch), default=epoch), later

@@ -46,12 +46,12 @@ def _compact(log: Log, until: int, tombstones_before_ms: int) -> None:
         if batch.attributes & CONTROL:
             batches.append(batch)
             continue
-        kept = [] if _is_aborted(log, batch) else list(_kept(read, last_offsets, tombstones_before_ms))
-        if len(kept) == len(read.records):
+        records = [] if _is_aborted(log, batch) else list(_kept(read, last_offsets, tombstones_before_ms))
+        if len(records) == len(read.records):
             batches.append(batch)
-        elif kept or batch.last_offset == until - 1:
+        elif records or batch.last_offset == until - 1:
             last_delta = batch.last_offset - batch.base_offset
-            data = write_batch(replace(read, records=kept, last_offset_delta=last_delta, count=None))
+            data = write_batch(replace(read, records=records, last_offset_delta=last_delta, count=None))
             batches.append(LogBatch.of(data).placed(batch.base_offset, batch.leader_epoch))
     log.batches = [*batches, *(batch for batch in log.batches if batch.last_offset >= until)]
 
@@ -65,6 +65,7 @@ def _kept(read: Batch, last_offsets: Mapping[bytes | None, int], tombstones_befo
 
 def _is_aborted(log: Log, batch: LogBatch) -> bool:
     return bool(batch.attributes & TRANSACTIONAL) and any(
-        each.producer_id == batch.producer_id and each.first_offset <= batch.base_offset < each.last_offset
-        for each in log.aborted
+        transaction.producer_id == batch.producer_id
+        and transaction.first_offset <= batch.base_offset < transaction.last_offset
+        for transaction in log.aborted
     )

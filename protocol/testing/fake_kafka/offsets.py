@@ -29,11 +29,7 @@ class Committed:
 
     def row(self) -> Body:
         """Return the fields of OffsetFetch."""
-        return {
-            "committed_offset": self.offset,
-            "committed_leader_epoch": self.leader_epoch,
-            "metadata": self.metadata,
-        }
+        return {"committed_offset": self.offset, "committed_leader_epoch": self.leader_epoch, "metadata": self.metadata}
 
 
 class Offsets:
@@ -52,7 +48,10 @@ class Offsets:
 
     def delete_topic(self, name: str) -> None:
         """Drop the offsets of a deleted topic."""
-        for offsets in (*self.committed.values(), *(by for each in self.pending.values() for by in each.values())):
+        for offsets in (
+            *self.committed.values(),
+            *(by for offsets_by_partition in self.pending.values() for by in offsets_by_partition.values()),
+        ):
             for key in [key for key in offsets if key[0] == name]:
                 del offsets[key]
 

@@ -51,7 +51,7 @@ def reply_in(api: Api, version: int, reply: Body) -> Body:
         reply = {key: value for key, value in reply["coordinators"][0].items() if key != "key"}
     elif api is OFFSET_FETCH and version < 8:
         group = {key: value for key, value in reply["groups"][0].items() if key != "group_id"}
-        topics = [{"name": row["name"], "partitions": row["partitions"]} for row in group["topics"]]
+        topics = [{"name": row["name"], "partitions": row["partitions"]} for row in group.get("topics", ())]
         reply = {**group, "topics": topics}
     elif api is LEAVE_GROUP and version < 3 and reply.get("members"):
         reply = {"error_code": reply["members"][0]["error_code"]}
@@ -72,11 +72,11 @@ def _group_before_v6(row: Body) -> Body:
 def _replaced(value: Any, code: int, by: int) -> Any:
     """Return a reply with another error code in each of its rows."""
     if isinstance(value, list):
-        return [_replaced(each, code, by) for each in value]
+        return [_replaced(element, code, by) for element in value]
     if isinstance(value, dict):
         return {
-            key: by if key.endswith("error_code") and each == code else _replaced(each, code, by)
-            for key, each in value.items()
+            key: by if key.endswith("error_code") and element == code else _replaced(element, code, by)
+            for key, element in value.items()
         }
     return value
 
@@ -97,14 +97,14 @@ def _pruner(schema: Struct, version: int) -> Callable[[Mapping[str, Any]], Body]
         return None
 
     def prune_struct(value: Mapping[str, Any]) -> Body:
-        left = {}
-        for name, each in value.items():
+        pruned = {}
+        for name, field_value in value.items():
             if name in absent:
                 continue
-            if name in nested and each is not None:
+            if name in nested and field_value is not None:
                 many, prune = nested[name]
-                each = [prune(row) for row in each] if many else prune(each)
-            left[name] = each
-        return left
+                field_value = [prune(row) for row in field_value] if many else prune(field_value)
+            pruned[name] = field_value
+        return pruned
 
     return prune_struct

@@ -47,7 +47,7 @@ class ProducerState:
         if epoch != self.epoch:
             return None
         key = (base_sequence, last_sequence(base_sequence, count))
-        return next((each for each in self.batches if (each.base_sequence, each.last_sequence) == key), None)
+        return next((batch for batch in self.batches if (batch.base_sequence, batch.last_sequence) == key), None)
 
     def check_epoch(self, epoch: int) -> None:
         """Raise `Refused` for an older epoch."""
@@ -56,8 +56,8 @@ class ProducerState:
 
     def check_sequence(self, epoch: int, base_sequence: int) -> None:
         """Check the sequence number: 0 in a new epoch, and in one with only a marker so far."""
-        known = epoch == self.epoch and bool(self.batches)
-        expected = (self.batches[-1].last_sequence + 1) % _SEQUENCES if known else 0
+        is_current = epoch == self.epoch and bool(self.batches)
+        expected = (self.batches[-1].last_sequence + 1) % _SEQUENCES if is_current else 0
         if base_sequence != expected:
             raise Refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 

@@ -51,6 +51,8 @@ class Quotas:
 
     def _applying(self, quota: str, request: Request) -> tuple[Entity, float]:
         """Return the user and client id that share the most specific quota, and its value."""
+        if not self.values:
+            return frozenset(), float("inf")
         user, client_id = request.principal.removeprefix("User:"), request.client_id
         for names in _levels(user, client_id):
             values = self.values.get(frozenset(names.items()), {})

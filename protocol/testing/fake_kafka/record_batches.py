@@ -116,8 +116,8 @@ def sealed(batch: Batch, section: bytes) -> bytes:
         batch.base_sequence,
         len(batch.records) if batch.count is None else batch.count,
     )
-    rest = struct.pack(">ibI", -1, batch.magic, crc32c(checked + section)) + checked + section
-    return struct.pack(">qi", batch.base_offset, len(rest)) + rest
+    header = struct.pack(">ibI", -1, batch.magic, crc32c(checked + section)) + checked + section
+    return struct.pack(">qi", batch.base_offset, len(header)) + header
 
 
 def sequence(values: Iterable[bytes | None], **fields: Any) -> Batch:
@@ -148,7 +148,7 @@ def rows(batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
 
 def committed(batches: Sequence[Batch], aborted: Iterable[Mapping[str, int]]) -> list[Batch]:
     """Return the data batches that a read_committed consumer receives, by Kafka's definition."""
-    seen = []
+    visible = []
     for index, batch in enumerate(batches):
         if batch.flags & CONTROL:
             continue
@@ -159,8 +159,8 @@ def committed(batches: Sequence[Batch], aborted: Iterable[Mapping[str, int]]) ->
             for row in aborted
         ):
             continue
-        seen.append(batch)
-    return seen
+        visible.append(batch)
+    return visible
 
 
 def _ended(earlier: Sequence[Batch], producer_id: int, first_offset: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.testing.fake_kafka.controller import PartitionImage, TopicImage
 from protocol.testing.fake_kafka.log import Log
@@ -21,8 +22,7 @@ class Replica:
         return self.log.last_stable_offset(self.high_watermark)
 
 
-@dataclass(frozen=True)
-class Hosted:
+class Hosted(NamedTuple):
     """A partition with a replica on a broker, as that broker sees it."""
 
     topic: TopicImage

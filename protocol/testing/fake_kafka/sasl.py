@@ -115,7 +115,7 @@ def _plain(credentials: Credentials) -> Exchange:
 def _scram(credentials: Credentials, mechanism: str) -> Exchange:
     name = _HASHES[mechanism]
     client_first = (yield b"").decode().split(",", 2)[2]
-    fields = dict(each.split("=", 1) for each in client_first.split(","))
+    fields = dict(part.split("=", 1) for part in client_first.split(","))
     user = fields["n"].replace("=2C", ",").replace("=3D", "=")
     credential = credentials.scram.get((user, mechanism))
     if credential is None:
@@ -127,7 +127,7 @@ def _scram(credentials: Credentials, mechanism: str) -> Exchange:
     client_key = hmac.digest(credential.salted_password, b"Client Key", name)
     signed = f"{client_first},{server_first},{without_proof}".encode()
     signature = hmac.digest(hashlib.new(name, client_key).digest(), signed, name)
-    expected = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    expected = bytes(left_byte ^ right_byte for left_byte, right_byte in zip(client_key, signature, strict=True))
     if f",r={nonce}" not in without_proof or not hmac.compare_digest(base64.b64decode(proof), expected):
         raise _failed(mechanism)
     server_key = hmac.digest(credential.salted_password, b"Server Key", name)

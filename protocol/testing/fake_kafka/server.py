@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from protocol.broker_errors import broker_error
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import UsageError
@@ -27,6 +27,7 @@ from protocol.testing.fake_kafka.sasl import SaslSession
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.parts import refusal_reply
+from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
 _LOOK_AGAIN_S = 0.01
@@ -62,6 +63,8 @@ class FakeKafka(Cluster):
         A context of a server, with its certificate: the listeners speak TLS. It may require certificates of clients.
     record_requests : bool
         Keep all requests in `requests`.
+    newest_versions : mapping of str to int, optional
+        Newest version by kind of request, such as {"Fetch": 12}, as an older broker has it; -1: no such requests.
 
     Attributes
     ----------
@@ -87,8 +90,10 @@ class FakeKafka(Cluster):
         anonymous: bool = False,
         tls: ssl.SSLContext | None = None,
         record_requests: bool = True,
+        newest_versions: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(brokers, clock=clock, settings=settings, users=users)
+        self._newest_versions = {api_of(kind): newest for kind, newest in (newest_versions or {}).items()}
         self.tls = tls
         self.anonymous = anonymous
         self.handlers: dict[Api, Handler] = {}
@@ -106,7 +111,7 @@ class FakeKafka(Cluster):
         except BaseException:
             self.close()
             raise
-        self.addresses = {node_id: (each.host, each.port) for node_id, each in self.listeners.items()}
+        self.addresses = {node_id: (listener.host, listener.port) for node_id, listener in self.listeners.items()}
 
     def __enter__(self: _Cluster) -> _Cluster:
         return self
@@ -121,8 +126,8 @@ class FakeKafka(Cluster):
         self.closed = True
         for listener in self.listeners.values():
             listener.close()
-        for kept in self._kept.values():
-            kept.close()
+        for reserved in self._kept.values():
+            reserved.close()
 
     @property
     def host(self) -> str:
@@ -200,13 +205,13 @@ class FakeKafka(Cluster):
             The cluster refuses the records, for example one without a key for a compacted topic, or the partition has
             no leader.
         """
-        found = self._existing(topic, partition)
+        image = self._existing(topic, partition)
         time_ms = self.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         messages = [Message(value, key, headers, time_ms, partition) for value in values]
-        chosen = [self._partition(topic, len(found.partitions), each) for each in messages]
+        chosen = [self._partition(topic, len(image.partitions), message) for message in messages]
         offsets = {
             number: self._append(
-                topic, number, [each for each, at in zip(messages, chosen, strict=True) if at == number]
+                topic, number, [message for message, at in zip(messages, chosen, strict=True) if at == number]
             )
             for number in dict.fromkeys(chosen)
         }
@@ -214,11 +219,11 @@ class FakeKafka(Cluster):
 
     def _existing(self, topic: str, partition: int | None) -> TopicImage:
         """Return a topic; raise `UsageError` if it, or its partition, does not exist."""
-        found = self.controller.image.topics.get(topic)
-        if found is None or (partition is not None and not 0 <= partition < len(found.partitions)):
-            which = topic if partition is None else f"{topic}-{partition}"
-            raise UsageError(f"{which} does not exist in this cluster; call create_topic first", topic=topic)
-        return found
+        image = self.controller.image.topics.get(topic)
+        if image is None or (partition is not None and not 0 <= partition < len(image.partitions)):
+            subject = topic if partition is None else f"{topic}-{partition}"
+            raise UsageError(f"{subject} does not exist in this cluster; call create_topic first", topic=topic)
+        return image
 
     def _partition(self, topic: str, count: int, message: Message) -> int:
         if message.partition is not None:
@@ -231,13 +236,13 @@ class FakeKafka(Cluster):
     def _append(self, topic: str, partition: int, messages: list[Message]) -> Iterator[int]:
         """Write one record batch; yield the offsets of its records."""
         records = [
-            Record(each.value, each.key, offset_delta=delta, headers=tuple(each.headers))
-            for delta, each in enumerate(messages)
+            Record(message.value, message.key, offset_delta=delta, headers=tuple(message.headers))
+            for delta, message in enumerate(messages)
         ]
         time_ms = messages[0].timestamp_ms
         data = write_batch(Batch(records, first_timestamp=time_ms, max_timestamp=time_ms))
-        found = self.controller.topic(topic)
-        rows = [{"topic_id": found.topic_id, "partition_data": [{"index": partition, "records": data}]}]
+        image = self.controller.topic(topic)
+        rows = [{"topic_id": image.topic_id, "partition_data": [{"index": partition, "records": data}]}]
         leader = self.leader(topic, partition)
         reply = self.ask(leader, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": rows})
         (row,) = reply["responses"][0]["partition_responses"]
@@ -263,10 +268,10 @@ class FakeKafka(Cluster):
         UsageError
             The topic or the partition does not exist.
         """
-        found = self._existing(topic, partition)
-        numbers = range(len(found.partitions)) if partition is None else [partition]
+        image = self._existing(topic, partition)
+        numbers = range(len(image.partitions)) if partition is None else [partition]
         with self.changed:
-            return [each for number in numbers for each in self._read(topic, number, isolation_level)]
+            return [record for number in numbers for record in self._read(topic, number, isolation_level)]
 
     def _read(self, topic: str, partition: int, isolation_level: str) -> Iterator[ConsumerMessage]:
         led = self._led(topic, partition)
@@ -277,20 +282,25 @@ class FakeKafka(Cluster):
         visible = committed(batches, [{"producer_id": a.producer_id, "first_offset": a.first_offset} for a in aborted])
         for row in rows(visible):
             if led.log.start_offset <= row["offset"] < until:
-                pairs = [(each["key"], each["value"]) for each in row.pop("headers") or ()]
+                pairs = [(header["key"], header["value"]) for header in row.pop("headers") or ()]
                 yield ConsumerMessage(topic=topic, partition=partition, headers=pairs or None, **row)
 
     def committed_offsets(self, group_id: str) -> dict[TopicPartition, int]:
         """Return the committed offsets of a group."""
         with self.changed:
-            return {key: each.offset for key, each in self.offsets.committed.get(group_id, {}).items()}
+            return {key: committed.offset for key, committed in self.offsets.committed.get(group_id, {}).items()}
 
     # -- requests and brokers -----------------------------------------------------------------
+
+    def versions(self, api: Api) -> tuple[int, int]:
+        """Return the first and the newest version of requests that the brokers handle; the newest is -1 for none."""
+        first, newest = VERSIONS.get(api, (0, -1))
+        return first, min(newest, self._newest_versions.get(api, newest))
 
     def request_bodies(self, kind: Api | str) -> list[Body]:
         """Return the bodies of all requests of one kind, in order."""
         name = api_of(kind).name
-        return [body for each, _, body in list(self.requests) if each == name]
+        return [body for api, _, body in list(self.requests) if api == name]
 
     def drop_connections(self, broker_id: int | None = None) -> None:
         """Close all open connections of one broker, or of all; clients may connect again at once."""
@@ -305,6 +315,23 @@ class FakeKafka(Cluster):
         self.addresses[broker_id] = listener.host, listener.port
         self.join(broker_id)
         return broker_id
+
+    def replace_broker(self, broker_id: int) -> int:
+        """Replace a broker by a new one at another address, which gets its replicas; return the new broker's id."""
+        self.require_broker(broker_id)
+        added = self.add_broker()
+        listener = self.listeners.pop(broker_id)
+        listener.close()
+        if broker_id not in self._kept:  # no other program gets the port
+            self._kept[broker_id] = kept_port(listener.port)
+        self.hand_over(broker_id, added)
+        return added
+
+    def truncate_log(self, topic: str, partition: int, end_offset: int) -> None:
+        """Lose the records from an offset on, as in an unclean leader election; the leader's connections are reset."""
+        leader = self.leader(topic, partition)
+        super().truncate_log(topic, partition, end_offset)
+        self.drop_connections(leader)
 
     def stop(self, broker_id: int) -> None:
         """Stop a broker: it refuses connections, and other in-sync replicas lead its partitions."""
@@ -355,10 +382,10 @@ class _BrokerListener(Listener):
         must_authenticate = kafka.authenticates and not kafka.anonymous and not is_sasl and api is not API_VERSIONS
         if must_authenticate and self._sasl_session().principal is None:
             return CUT
-        first, last = VERSIONS.get(api, (1, 0))
-        if not is_sasl and not first <= version <= last:
-            return CUT
-        if kafka.brokers[self._broker_id].silent:
+        first, newest = kafka.versions(api)
+        if not is_sasl and not first <= version <= newest:
+            return _unsupported(first, newest) if api is API_VERSIONS else CUT
+        if kafka.member(self._broker_id).silent:
             self._local.unanswered = True
             return None
         if getattr(self._local, "unanswered", False):  # replies are ordered: this one would be taken for the lost one
@@ -371,6 +398,8 @@ class _BrokerListener(Listener):
             reply = self._sasl_reply(request)
         else:
             reply = self._when_due(kafka.handle(self._broker_id, request), principal)
+        if api is API_VERSIONS:
+            reply = self._with_versions(reply)
         if self._fault(Kind.REPLY_LOST, api):
             return CUT
         late = self._fault(Kind.REPLY_LATE, api)
@@ -381,10 +410,20 @@ class _BrokerListener(Listener):
         if edited:
             changed = edited.edit(reply)
             return reply_in(api, version, changed) if isinstance(changed, dict) else changed
-        if kafka.brokers[self._broker_id].silent:
+        if kafka.member(self._broker_id).silent:
             self._local.unanswered = True
             return None
         return _without_answer(reply) if api is PRODUCE and body["acks"] == 0 else reply_in(api, version, reply)
+
+    def _with_versions(self, reply: Body) -> Body:
+        """Return a reply to ApiVersions with the newest versions of this cluster."""
+        rows = []
+        for row in reply.get("api_keys", ()):
+            api = API_BY_KEY.get(row["api_key"])
+            newest = self._kafka.versions(api)[1] if api in VERSIONS else row["max_version"]
+            if newest >= row["min_version"]:
+                rows.append({**row, "max_version": newest})
+        return {**reply, "api_keys": rows}
 
     def _sasl_session(self) -> SaslSession:
         """Return the session of the connection that this thread serves."""
@@ -407,9 +446,9 @@ class _BrokerListener(Listener):
         kafka = self._kafka
         while callable(reply):
             with kafka.changed:
-                found = kafka.look(reply, principal)
-                if found is not None or kafka.closed:
-                    return found or {}
+                look = kafka.look(reply, principal)
+                if look is not None or kafka.closed:
+                    return look or {}
                 kafka.changed.wait(self._look_again_s(reply))
         return reply
 
@@ -423,6 +462,12 @@ class _BrokerListener(Listener):
 
 def _nothing(body: Body) -> None:
     pass
+
+
+def _unsupported(first: int, newest: int) -> Body:
+    """Return the reply to an ApiVersions request of an unknown version, from which a client chooses another one."""
+    row = {"api_key": API_VERSIONS.key, "min_version": first, "max_version": newest}
+    return {"error_code": ErrorCode.UNSUPPORTED_VERSION, "api_keys": [row]}
 
 
 def _without_answer(reply: Body) -> bytes | None:

@@ -16,15 +16,17 @@ from protocol.wire.schema import NO_UUID
 
 def metadata(broker: Broker, request: Request) -> Body:
     """Handle Metadata."""
-    image, wanted = broker.image, request.body["topics"]
-    if wanted is None:
+    image, requested = broker.image, request.body["topics"]
+    if requested is None:
         authorizer = broker.cluster.authorizer
-        wanted = [
+        requested = [
             {"name": topic.name, "topic_id": topic.topic_id}
             for topic in image.topics.values()
             if authorizer.may(METADATA, "Topic", topic.name)
         ]
-    rows = [_wanted(broker, asked, create=request.body["allow_auto_topic_creation"]) for asked in wanted]
+    rows = [
+        _wanted(broker, topic_fields, create=request.body["allow_auto_topic_creation"]) for topic_fields in requested
+    ]
     return {
         "brokers": broker.cluster.endpoints(image.brokers),
         "cluster_id": broker.cluster.cluster_id,
@@ -33,23 +35,23 @@ def metadata(broker: Broker, request: Request) -> Body:
     }
 
 
-def _wanted(broker: Broker, asked: Body, *, create: bool) -> Body:
+def _wanted(broker: Broker, topic_fields: Body, *, create: bool) -> Body:
     try:
         broker.cluster.faults.refuse(METADATA, broker.node_id)
-        if asked["name"]:
-            broker.cluster.authorizer.require(METADATA, "Topic", asked["name"])
-        topic = broker.topic(asked)
+        if topic_fields["name"]:
+            broker.cluster.authorizer.require(METADATA, "Topic", topic_fields["name"])
+        topic = broker.topic(topic_fields)
         broker.cluster.authorizer.require(METADATA, "Topic", topic.name)
         return _topic(broker, topic)
     except Refused as refusal:
         code = refusal.code
     unknown = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if unknown and asked["name"] and not is_legal_name(asked["name"]):
+    if unknown and topic_fields["name"] and not is_legal_name(topic_fields["name"]):
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
-    elif create and unknown and asked["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
+    elif create and unknown and topic_fields["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
         # The topic exists at the next request.
-        code = row_of(lambda: _create(broker, asked["name"]))["error_code"] or code
-    return {"error_code": code, "name": asked["name"], "topic_id": asked["topic_id"], "partitions": []}
+        code = row_of(lambda: _create(broker, topic_fields["name"]))["error_code"] or code
+    return {"error_code": code, "name": topic_fields["name"], "topic_id": topic_fields["topic_id"], "partitions": []}
 
 
 def _create(broker: Broker, name: str) -> Body:
@@ -72,12 +74,12 @@ def _partition(broker: Broker, number: int, partition: PartitionImage) -> Body:
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": list(partition.replicas),
         "isr_nodes": list(partition.isr),
-        "offline_replicas": [each for each in partition.replicas if each not in alive],
+        "offline_replicas": [replica for replica in partition.replicas if replica not in alive],
     }
 
 
-def _rows(asked: list[Body], act: Callable[[Body], Body]) -> list[Body]:
-    return [row_of(partial(act, row), name=row["name"]) for row in asked]
+def _rows(topics: list[Body], act: Callable[[Body], Body]) -> list[Body]:
+    return [row_of(partial(act, row), name=row["name"]) for row in topics]
 
 
 def _require(broker: Broker, request: Request, name: str) -> None:
@@ -91,17 +93,17 @@ def create_topics(broker: Broker, request: Request) -> Body:
     def create(row: Body) -> Body:
         if not broker.cluster.authorizer.may(request.api, "Cluster"):
             _require(broker, request, row["name"])
-        config = {each["name"]: each["value"] for each in row["configs"]}
+        config = {config["name"]: config["value"] for config in row["configs"]}
         check_topic_config(config)
-        rows = sorted(row["assignments"], key=lambda each: each["partition_index"])
-        if [each["partition_index"] for each in rows] != list(range(len(rows))):
+        rows = sorted(row["assignments"], key=lambda assignment: assignment["partition_index"])
+        if [row["partition_index"] for row in rows] != list(range(len(rows))):
             raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT)
         created = broker.cluster.controller.create_topic(
             row["name"],
             row["num_partitions"],
             row["replication_factor"],
             config,
-            assignment=[each["broker_ids"] for each in rows],
+            assignment=[row["broker_ids"] for row in rows],
             validate_only=request.body["validate_only"],
         )
         copies = len(created.partitions[0].replicas)
@@ -116,13 +118,13 @@ def delete_topics(broker: Broker, request: Request) -> Body:
     def delete(row: Body) -> Body:
         if row["name"]:
             _require(broker, request, row["name"])
-        topic = broker.topic(row)
+        topic = broker.topic(row, broker.cluster.controller.image)  # brokers forward the request to the controller
         _require(broker, request, topic.name)
         broker.cluster.delete_topic(topic.name)
         return {"name": topic.name, "topic_id": topic.topic_id}
 
-    asked = [{**row, "topic_id": row["topic_id"] or NO_UUID} for row in request.body["topics"]]
-    return {"responses": _rows(asked, delete)}
+    topics = [{**row, "topic_id": row["topic_id"] or NO_UUID} for row in request.body["topics"]]
+    return {"responses": _rows(topics, delete)}
 
 
 def create_partitions(broker: Broker, request: Request) -> Body:
@@ -131,7 +133,7 @@ def create_partitions(broker: Broker, request: Request) -> Body:
     def grow(row: Body) -> Body:
         _require(broker, request, row["name"])
         rows, validate_only = row["assignments"] or (), request.body["validate_only"]
-        assignment = [each["broker_ids"] for each in rows]
+        assignment = [row["broker_ids"] for row in rows]
         broker.cluster.controller.create_partitions(
             row["name"], row["count"], assignment=assignment, validate_only=validate_only
         )

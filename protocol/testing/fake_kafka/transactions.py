@@ -165,15 +165,15 @@ class Transactions:
     def add_partitions(self, request: Request, refusal: Callable[[TopicPartition], ErrorCode | None]) -> Body:
         """Add all partitions of a request, or none. `refusal` returns the error of a partition that is refused."""
         body = {key.removeprefix("v3_and_below_"): value for key, value in request.body.items()}
-        wanted = [(row["name"], number) for row in body["topics"] for number in row["partitions"]]
-        refusals = {each: refusal(each) for each in wanted}
-        codes = {each: code or ErrorCode.OPERATION_NOT_ATTEMPTED for each, code in refusals.items()}
+        keys = [(row["name"], number) for row in body["topics"] for number in row["partitions"]]
+        refusals = {key: refusal(key) for key in keys}
+        codes = {key: code or ErrorCode.OPERATION_NOT_ATTEMPTED for key, code in refusals.items()}
         if not any(refusals.values()):
-            codes = dict.fromkeys(wanted, ErrorCode.NONE)
+            codes = dict.fromkeys(keys, ErrorCode.NONE)
             try:
-                self._begin(self._addable(body)).partitions.update(wanted)
+                self._begin(self._addable(body)).partitions.update(keys)
             except Refused as refused:
-                codes = dict.fromkeys(wanted, refused.code)
+                codes = dict.fromkeys(keys, refused.code)
         return added_partitions(body["topics"], codes.__getitem__)
 
     def add_offsets(self, request: Request) -> Body:
@@ -234,7 +234,7 @@ class Transactions:
         """Handle EndTxn."""
         body, raises_epoch = request.body, request.version > LAST_BEFORE_TRANSACTION_V2
         transaction = self.transactions.get(body["transactional_id"])
-        wanted = State.PREPARE_COMMIT if body["committed"] else State.PREPARE_ABORT
+        state = State.PREPARE_COMMIT if body["committed"] else State.PREPARE_ABORT
         if transaction is None or not _is_before(transaction, body):
             transaction = self._known(body)
             repeated = raises_epoch and transaction.bumped and body["producer_epoch"] == transaction.producer_epoch - 1
@@ -245,25 +245,25 @@ class Transactions:
         if transaction.state is State.ONGOING:
             if repeated:
                 raise Refused(ErrorCode.PRODUCER_FENCED)
-            self._prepare(transaction, wanted, raises_epoch=raises_epoch)
+            self._prepare(transaction, state, raises_epoch=raises_epoch)
         elif raises_epoch and not repeated:
-            self._end_empty(transaction, wanted)
-        elif transaction.state is wanted:
+            self._end_empty(transaction, state)
+        elif transaction.state is state:
             raise Refused(ErrorCode.CONCURRENT_TRANSACTIONS)
-        elif transaction.state is not _COMPLETE[wanted]:
+        elif transaction.state is not _COMPLETE[state]:
             raise Refused(ErrorCode.INVALID_TXN_STATE)
         self._write_markers(transaction)
         if transaction.next_id != _NONE:
             return {"producer_id": transaction.next_id, "producer_epoch": 0}
         return {"producer_id": transaction.producer_id, "producer_epoch": transaction.producer_epoch}
 
-    def _end_empty(self, transaction: Transaction, wanted: State) -> None:
+    def _end_empty(self, transaction: Transaction, outcome: State) -> None:
         """End a transaction without records: an abort bumps the epoch, a commit is refused."""
         if transaction.state in _PREPARED:
             raise Refused(ErrorCode.PRODUCER_FENCED)
-        if wanted is State.PREPARE_COMMIT:
+        if outcome is State.PREPARE_COMMIT:
             raise Refused(ErrorCode.INVALID_TXN_STATE)
-        self._prepare(transaction, wanted, raises_epoch=True)
+        self._prepare(transaction, outcome, raises_epoch=True)
 
     def _prepare(self, transaction: Transaction, state: State, *, raises_epoch: bool) -> None:
         transaction.state, transaction.bumped = state, raises_epoch

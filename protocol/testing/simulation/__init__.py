@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 from protocol.lazy_names import attach
 
 if TYPE_CHECKING:
-    from protocol.testing.simulation.faults import cluster_faults, heal, network_faults, process_faults
+    from protocol.testing.simulation.faults import (
+        KAFKA_2_8,
+        acl_faults,
+        all_in_cluster,
+        bootstrap_servers,
+        cluster_faults,
+        heal,
+        log_faults,
+        network_faults,
+        process_faults,
+        settle,
+        topic_faults,
+    )
     from protocol.testing.simulation.network import Link, Network
     from protocol.testing.simulation.process import Process
     from protocol.testing.simulation.runner import Outcome, Worker, run_seeds, simulate
@@ -15,23 +27,19 @@ if TYPE_CHECKING:
     from protocol.testing.simulation.simulation import Run, Simulation
 
 _MODULES = {
-    "Link": "protocol.testing.simulation.network",
-    "Network": "protocol.testing.simulation.network",
-    "Outcome": "protocol.testing.simulation.runner",
-    "Process": "protocol.testing.simulation.process",
-    "Run": "protocol.testing.simulation.simulation",
-    "Simulation": "protocol.testing.simulation.simulation",
-    "SimulationFailed": "protocol.testing.simulation.scheduler",
-    "Worker": "protocol.testing.simulation.runner",
-    "cluster_faults": "protocol.testing.simulation.faults",
-    "heal": "protocol.testing.simulation.faults",
-    "network_faults": "protocol.testing.simulation.faults",
-    "process_faults": "protocol.testing.simulation.faults",
-    "run_seeds": "protocol.testing.simulation.runner",
-    "simulate": "protocol.testing.simulation.runner",
+    "protocol.testing.simulation.faults": (
+        "KAFKA_2_8 acl_faults all_in_cluster bootstrap_servers cluster_faults heal log_faults network_faults "
+        "process_faults settle topic_faults"
+    ),
+    "protocol.testing.simulation.network": "Link Network",
+    "protocol.testing.simulation.process": "Process",
+    "protocol.testing.simulation.runner": "Outcome Worker run_seeds simulate",
+    "protocol.testing.simulation.scheduler": "SimulationFailed",
+    "protocol.testing.simulation.simulation": "Run Simulation",
 }
 
 __all__ = [
+    "KAFKA_2_8",
     "Link",
     "Network",
     "Outcome",
@@ -40,12 +48,18 @@ __all__ = [
     "Simulation",
     "SimulationFailed",
     "Worker",
+    "acl_faults",
+    "all_in_cluster",
+    "bootstrap_servers",
     "cluster_faults",
     "heal",
+    "log_faults",
     "network_faults",
     "process_faults",
     "run_seeds",
+    "settle",
     "simulate",
+    "topic_faults",
 ]
 
 __getattr__, __dir__ = attach(__name__, _MODULES)

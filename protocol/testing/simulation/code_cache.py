@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-Compile = Callable[[bytes, str], CodeType]
-_CODE: dict[tuple[str, Compile | None], CodeType] = {}
+
+class Observer(Protocol):
+    """Sees the modules of a world, which it may also change: `Simulation(observer=…)`. It lives outside of the world.
+
+    Attributes
+    ----------
+    names : mapping of str to object
+        Global names for the code that `transform` adds.
+    """
+
+    names: Mapping[str, Any]
+
+    def transform(self, tree: ast.Module, path: str) -> ast.Module:
+        """Return the tree of a module of a package; called once for each file."""
+
+    def loaded(self, module: ModuleType) -> None:
+        """Take note of a module that a process has imported."""
+
+    def result(self) -> Any:
+        """Return what was seen, as JSON, at the end of a run."""
+
+
+Compile = Callable[[bytes, str, Observer | None], CodeType]
+_CODE: dict[tuple[str, Compile | None, Observer | None], CodeType] = {}
 _PLACES: dict[str, tuple[str, list[str] | None]] = {}
+_TEXTS: dict[str, CodeType] = {}
+
+
+def execute(text: str, names: dict[str, Any], local_names: dict[str, Any]) -> None:
+    """Run `exec(text, …)`, with the code of an equal text: each process writes the methods of its data classes."""
+    code = _TEXTS.get(text)
+    if code is None:
+        code = _TEXTS[text] = compile(text, "<string>", "exec")
+    exec(code, names, local_names)  # noqa: S102 - the text is that of `dataclasses`
 
 
 class CachedLoader(SourceFileLoader):
@@ -23,20 +55,26 @@ class CachedLoader(SourceFileLoader):
         Compiles the source in another way.
     names : mapping of str to object
         Global names of the module that this other way uses.
+    observer : Observer, optional
     """
 
-    def __init__(self, name: str, path: str, compiled: Compile | None, names: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, path: str, compiled: Compile | None, names: Mapping[str, Any], observer: Observer | None
+    ) -> None:
         super().__init__(name, path)
         self._compiled = compiled
         self._names = names
+        self._observer = observer
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the compiled module."""
-        key = (self.path, self._compiled)
+        key = (self.path, self._compiled, self._observer)
         code = _CODE.get(key)
         if code is None:
-            compiled = self._compiled
-            code = super().get_code(fullname) if compiled is None else compiled(self.get_data(self.path), self.path)
+            if self._compiled is None:
+                code = super().get_code(fullname)
+            else:
+                code = self._compiled(self.get_data(self.path), self.path, self._observer)
             assert code is not None
             _CODE[key] = code
         return code
@@ -45,6 +83,8 @@ class CachedLoader(SourceFileLoader):
         """Run the module's code."""
         vars(module).update(self._names)
         super().exec_module(module)
+        if self._observer is not None:
+            self._observer.loaded(module)
 
 
 class CachedFinder:
@@ -58,14 +98,20 @@ class CachedFinder:
         Returns the function that compiles a module in another way, or None.
     names : mapping of str to object
         Global names for modules that are compiled in another way.
+    observer : Observer, optional
     """
 
     def __init__(
-        self, is_own: Callable[[str], bool], compiled: Callable[[str], Compile | None], names: Mapping[str, Any]
+        self,
+        is_own: Callable[[str], bool],
+        compiled: Callable[[str], Compile | None],
+        names: Mapping[str, Any],
+        observer: Observer | None = None,
     ) -> None:
         self._is_own = is_own
         self._compiled = compiled
         self._names = names
+        self._observer = observer
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -82,5 +128,6 @@ class CachedFinder:
             place = _PLACES[fullname] = spec.origin, None if locations is None else list(locations)
         origin, folders = place
         compiled = self._compiled(fullname)
-        loader = CachedLoader(fullname, origin, compiled, {} if compiled is None else self._names)
+        names = {} if compiled is None else self._names
+        loader = CachedLoader(fullname, origin, compiled, names, self._observer)
         return spec_from_file_location(fullname, origin, loader=loader, submodule_search_locations=folders)

@@ -32,7 +32,7 @@ class Host(ABC):
         Open sockets by file descriptor.
     held : list of threads or None
         Threads that are ready, while the process is paused.
-    main : SimulatedThread or None
+    main : SimulatedThread
     monotonic_ahead_s, wall_ahead_s : float
         How far its clocks have jumped.
     signal_handlers : dict of int to handler
@@ -45,15 +45,10 @@ class Host(ABC):
         self.modules: dict[str, ModuleType | None] = {"_queue": None}  # so `queue` is pure Python
         self.files: dict[int, Any] = {}
         self.held: list[Any] | None = None
-        self.main: Any = None
         self.monotonic_ahead_s = 0.0
         self.wall_ahead_s = 0.0
         self.signal_handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
-
-    @property
-    def main_ident(self) -> int:
-        """The ident of the main thread."""
-        return int(self.main.ident) if self.main is not None else 1
+        self.main: Any = None
 
     def open_file(self, file: File) -> int:
         """Return the lowest free file descriptor for a socket."""

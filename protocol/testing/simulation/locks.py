@@ -291,7 +291,7 @@ def thread_module(scheduler: Scheduler, process: Host) -> ModuleType:
         "_ExceptHookArgs": _ExceptHookArgs,
         "_ThreadHandle": lambda: _Handle(scheduler),
         "_excepthook": process.thread_failed,
-        "_get_main_thread_ident": lambda: process.main_ident,
+        "_get_main_thread_ident": lambda: process.pid,
         "_is_main_interpreter": lambda: True,
         "_local": _local_class(scheduler),
         "_make_thread_handle": make_handle,

@@ -7,21 +7,19 @@ switch of threads costs nothing.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from protocol.testing.simulation.code_cache import CachedFinder, Compile
+from protocol.testing.simulation.code_cache import CachedFinder, Compile, Observer, execute
 from protocol.testing.simulation.rewrite import (
     BEFORE_STATEMENT,
-    IN_ORDER,
-    TAKE,
+    SetOrder,
     compile_ordered,
     compile_preemptible,
-    in_order,
-    taker,
 )
 from protocol.testing.simulation.scheduler import Scheduler
 
@@ -55,25 +53,37 @@ class ModuleTables:
     scheduler : Scheduler
     packages : set of str
         Top-level packages of which each process has a copy.
-    seed : int
-        Decides the order of sets in these packages.
     preempt : sequence of str
         Modules and packages in which threads may switch before any statement.
+    observer : Observer, optional
+
+    Attributes
+    ----------
+    order : SetOrder
+        Order of sets in these packages.
     """
 
-    def __init__(self, scheduler: Scheduler, packages: frozenset[str], seed: int, preempt: Sequence[str]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, packages: set[str], preempt: Sequence[str], observer: Observer | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._names = OWN_STANDARD_MODULES | packages
         self._packages = packages
         self._preempt = tuple(preempt)
-        order = in_order(seed)
-        names = {IN_ORDER: order, TAKE: taker(order), BEFORE_STATEMENT: scheduler.before_statement}
-        self._finder = CachedFinder(self.is_own, self._compiled, names)
+        self.order = SetOrder()
+        names = {**self.order.names(), BEFORE_STATEMENT: scheduler.before_statement}
+        names |= {} if observer is None else observer.names
+        self._finder = CachedFinder(self.is_own, self._compiled, names, observer)
         self._outside: dict[str, ModuleType | None] = {}
         # The table of which `sys.modules` now shows the modules.
         self._shown = self._outside
         self._import: Callable[..., Any] = builtins.__import__
         self._import_module = importlib.import_module
+
+    def add_package(self, name: str) -> None:
+        """Give each process its own copy of another top-level package."""
+        self._packages.add(name)
+        self._names |= {name}
 
     def is_own(self, name: str) -> bool:
         """Return True if each process has its own copy of a module."""
@@ -91,12 +101,14 @@ class ModuleTables:
         builtins.__import__ = self._import_for_process
         sys.meta_path.insert(0, self._finder)
         importlib.import_module = self._import_module_for_process
+        vars(dataclasses)["exec"] = execute
 
     def uninstall(self) -> None:
         """Undo `install`."""
         builtins.__import__ = self._import
         sys.meta_path.remove(self._finder)
         importlib.import_module = self._import_module
+        del vars(dataclasses)["exec"]
         self._show(self._outside)
 
     def show_current(self) -> None:

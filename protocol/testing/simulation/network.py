@@ -129,17 +129,23 @@ class Network:
         Addresses that a host name resolves to; an empty list: the name is unknown.
     redirects : dict of int to int
         A connection to the port reaches another port, as when a name resolves to another broker.
+    heals : int
+        Number of calls of `heal`.
+    balancers : dict of int to callable
+        A connection to the port reaches the port that the function returns, as behind a load balancer.
     """
 
-    def __init__(self, scheduler: Scheduler, seed: int | str) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.random = random.Random(f"{seed}:network")
+        self.random = random.Random()
         self.default = Link()
         self.names: dict[str, list[str]] = {}
         self.redirects: dict[int, int] = {}
+        self.balancers: dict[int, Callable[[], int]] = {}
         self.listeners: dict[int, Endpoint] = {}
         self.channels: list[Channel] = []
         self.rules: list[Rule] = []
+        self.heals = 0
         self._links: dict[tuple[Host | None, int | None], Link] = {}
         self._next_port = _FIRST_PORT
 
@@ -171,7 +177,14 @@ class Network:
         return channel.source if channel.to_server else channel.target
 
     def heal(self) -> None:
-        """End partitions, refusals and deafness of all links, redirects and pending rules; held bytes arrive."""
+        """End partitions, refusals and deafness of all links, redirects and pending rules; held bytes arrive.
+
+        Connections that were deaf are reset: a request that has not arrived would have no reply.
+        """
+        self.heals += 1
+        for channel in self.connections():
+            if channel.link.deaf:
+                self._reset(channel)
         for link in (self.default, *self._links.values()):
             link.blocked = link.refused = link.deaf = False
         self.redirects.clear()
@@ -191,8 +204,8 @@ class Network:
         """Deliver the bytes of links that are no longer blocked."""
         for channel in self.channels:
             if channel.held and not channel.link.blocked:
-                held, channel.held = channel.held, []
-                for deliver in held:
+                held_deliveries, channel.held = channel.held, []
+                for deliver in held_deliveries:
                     self._schedule(channel, 0, deliver)
 
     # -- faults of connections ----------------------------------------------------------------
@@ -212,9 +225,13 @@ class Network:
         """Reset connections at both ends; return their number."""
         channels = self.connections(client, port)
         for channel in channels:
-            channel.source.reset()
-            channel.target.reset()
+            self._reset(channel)
         return len(channels)
+
+    @staticmethod
+    def _reset(channel: Channel) -> None:
+        channel.source.reset()
+        channel.target.reset()
 
     def half_open(self, client: Host | None = None, port: int | None = None) -> int:
         """Make the servers forget connections; clients get no word, and a reset when they send. Return the number."""
@@ -261,7 +278,8 @@ class Network:
                 self.scheduler.after(1.0, arrive)  # SYN is sent again
                 return
             # An attempt that outlives the redirect would lead to the wrong broker for good.
-            listener = self.listeners.get(self.redirects.get(address[1], address[1]))
+            port = self.redirects.get(address[1], address[1])
+            listener = self.listeners.get(self.balancers[port]() if port in self.balancers else port)
             if link.refused or listener is None or not listener.listening:
                 client.attempt_ended(errno.ECONNREFUSED)
                 return

@@ -19,7 +19,7 @@ from protocol.testing.simulation.socket_modules import select_module, socket_mod
 
 
 class World(Protocol):
-    """The parts of a `Simulation` that a process uses."""
+    """The parts of a world that a process uses."""
 
     scheduler: Scheduler
     network: Network
@@ -28,9 +28,6 @@ class World(Protocol):
 
     def trace(self, event: str) -> None:
         """Add a line to the trace."""
-
-    def process_ended(self, process: Process) -> None:
-        """Take note of the end of a process."""
 
 
 class Process(Host):
@@ -50,6 +47,7 @@ class Process(Host):
 
     def __init__(self, world: World, name: str, number: int) -> None:
         super().__init__(name, number)
+        self.main = SimulatedThread(self)
         self.alive = True
         self.error: BaseException | None = None
         self.result: Any = None
@@ -66,6 +64,11 @@ class Process(Host):
 
     def __repr__(self) -> str:
         return f"<Process {self.name}>"
+
+    @property
+    def started(self) -> bool:
+        """True once its main thread has started."""
+        return bool(self.main.number > 0)
 
     @property
     def check_failed(self) -> bool:
@@ -145,7 +148,7 @@ class Process(Host):
 
     def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:
         """Send a signal, whose handler runs in the main thread after as many lines of Python, or when it waits."""
-        if self.main is None or not self.alive:
+        if not self.started or not self.alive:
             return
         self._world.trace(f"{self.name}: signal {signal.Signals(number).name} after {after_lines} lines")
         self._world.interrupts.send(self.main, number, after_lines)
@@ -174,7 +177,7 @@ class Process(Host):
     def _ended(self) -> None:
         self._end.held = False
         self._end._wake_next()
-        self._world.process_ended(self)
+        self._world.trace(f"{self.name} has ended{f' with {self.error!r}' if self.error else ''}")
 
     def _close_files(self) -> None:
         for file in list(self.files.values()):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from protocol.testing.simulation.code_cache import Observer
+
 IN_ORDER = "__simulation_in_order__"
 TAKE = "__simulation_take__"
 BEFORE_STATEMENT = "__simulation_before_statement__"
@@ -34,49 +36,58 @@ _ITERATING_FUNCTIONS = frozenset(
     }
 )
 _ITERATING_METHODS = frozenset({"chain", "extend", "from_iterable", "fromkeys", "join"})
+_NO_SETS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr)
+_FUNCTIONS_WITHOUT_SETS = frozenset(
+    {"dict", "enumerate", "filter", "list", "map", "range", "reversed", "sorted", "str", "tuple", "zip"}
+)
+_METHODS_WITHOUT_SETS = frozenset({"encode", "items", "keys", "split", "splitlines", "to_pylist", "tolist", "values"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def in_order(seed: int) -> Callable[[Any], Any]:
-    """Return the function that gives sets an order and returns other objects as they are."""
+class SetOrder:
+    """The order of sets, by a seed."""
 
-    def key(element: Any) -> int:
-        return zlib.crc32(repr(element).encode(errors="replace"), seed & 0xFFFFFFFF)
+    def __init__(self) -> None:
+        self.seed = 0
 
-    def order(iterable: Any) -> Any:
-        kind = type(iterable)
-        if (kind is set or kind is frozenset) and len(iterable) > 1:
-            return sorted(iterable, key=key)
-        return iterable
+    def names(self) -> dict[str, Callable[[Any], Any]]:
+        """Return the functions that compiled modules call, by their global names."""
 
-    return order
+        def key(element: Any) -> int:
+            return zlib.crc32(repr(element).encode(errors="replace"), self.seed & 0xFFFFFFFF)
+
+        def order(iterable: Any) -> Any:
+            kind = type(iterable)
+            if (kind is set or kind is frozenset) and len(iterable) > 1:
+                return sorted(iterable, key=key)
+            return iterable
+
+        def take(owner: Any) -> Any:
+            """Return `owner.pop()`: of a set, the first element in order."""
+            if type(owner) is set and len(owner) > 1:
+                element = order(owner)[0]
+                owner.remove(element)
+                return element
+            return owner.pop()
+
+        return {IN_ORDER: order, TAKE: take}
 
 
-def taker(order: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the function that does `owner.pop()`: of a set, the first element in order."""
-
-    def take(owner: Any) -> Any:
-        if type(owner) is set and len(owner) > 1:
-            element = next(iter(order(owner)))
-            owner.remove(element)
-            return element
-        return owner.pop()
-
-    return take
-
-
-def compile_ordered(source: bytes, path: str) -> CodeType:
+def compile_ordered(source: bytes, path: str, observer: Observer | None = None) -> CodeType:
     """Compile a module in which sets have an order."""
-    return _compile(source, path, _Ordered())
+    return _compile(source, path, _Ordered(), observer)
 
 
-def compile_preemptible(source: bytes, path: str) -> CodeType:
+def compile_preemptible(source: bytes, path: str, observer: Observer | None = None) -> CodeType:
     """Compile a module in which sets have an order, and threads may switch before each statement of a function."""
-    return _compile(source, path, _Preemptible())
+    return _compile(source, path, _Preemptible(), observer)
 
 
-def _compile(source: bytes, path: str, transformer: ast.NodeTransformer) -> CodeType:
-    tree = ast.fix_missing_locations(transformer.visit(ast.parse(source, path)))
+def _compile(source: bytes, path: str, transformer: ast.NodeTransformer, observer: Observer | None) -> CodeType:
+    tree = transformer.visit(ast.parse(source, path))
+    if observer is not None:
+        tree = observer.transform(tree, path)
+    tree = ast.fix_missing_locations(tree)
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
 
@@ -88,8 +99,18 @@ def _call(name: str, argument: ast.expr) -> ast.expr:
 
 def _ordered(iterable: ast.expr) -> ast.expr:
     """Return the expression in order, unless it cannot be a set."""
-    never_a_set = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.JoinedStr)
-    return iterable if isinstance(iterable, never_a_set) else _call(IN_ORDER, iterable)
+    return iterable if _is_no_set(iterable) else _call(IN_ORDER, iterable)
+
+
+def _is_no_set(expression: ast.expr) -> bool:
+    if isinstance(expression, ast.Subscript):
+        return isinstance(expression.slice, ast.Slice)
+    if not isinstance(expression, ast.Call):
+        return isinstance(expression, _NO_SETS)
+    function = expression.func
+    if isinstance(function, ast.Name):
+        return function.id in _FUNCTIONS_WITHOUT_SETS
+    return isinstance(function, ast.Attribute) and function.attr in _METHODS_WITHOUT_SETS
 
 
 class _Ordered(ast.NodeTransformer):
@@ -117,7 +138,9 @@ class _Ordered(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        if any(isinstance(target, (ast.Tuple, ast.List)) for target in node.targets):
+        # Without a star the code knows the number of elements, which it would not of a set.
+        parts = [part for target in node.targets for part in getattr(target, "elts", ())]
+        if any(isinstance(part, ast.Starred) for part in parts):
             node.value = _ordered(node.value)
         return node
 
@@ -127,7 +150,8 @@ class _Ordered(ast.NodeTransformer):
         if isinstance(function, ast.Attribute) and function.attr == "pop" and not node.args and not node.keywords:
             return _call(TAKE, function.value)
         if isinstance(function, ast.Name):
-            iterates = function.id in _ITERATING_FUNCTIONS
+            compares = function.id in ("max", "min") and len(node.args) > 1
+            iterates = function.id in _ITERATING_FUNCTIONS and not compares
         else:
             iterates = isinstance(function, ast.Attribute) and function.attr in _ITERATING_METHODS
         if iterates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -10,9 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.errors import ConfigurationError
 from protocol.testing.simulation.scheduler import SimulationFailed
 
 Scenario = Callable[..., Any] | str
@@ -39,10 +42,14 @@ class Outcome:
     faults : list of str
         Descriptions of the faults, in order.
     virtual_s, real_s : float
+    processes : int
+        Simulated processes that the scenario has started.
     result : object
         What the scenario returned, as JSON.
     trace : list of str
         The last lines of the trace.
+    observed : object
+        What the observer saw, as JSON.
     """
 
     seed: int = -1
@@ -54,8 +61,10 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
     virtual_s: float = 0.0
     real_s: float = 0.0
+    processes: int = 0
     result: Any = None
     trace: list[str] = field(default_factory=list)
+    observed: Any = None
 
 
 class Worker:
@@ -65,9 +74,16 @@ class Worker:
     ----------
     environment : mapping of str to str, optional
         More variables of its environment.
+
+    Raises
+    ------
+    ConfigurationError
+        greenlet is not installed.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        if importlib.util.find_spec("greenlet") is None:
+            raise ConfigurationError("simulations need greenlet: install this package with the extra `simulation`")
         variables = {**os.environ, **_ENVIRONMENT, **(environment or {})}
         variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
@@ -76,6 +92,7 @@ class Worker:
             stdout=subprocess.PIPE,
             env=variables,
             text=True,
+            start_new_session=True,  # Ctrl-C lets the current run end
         )
 
     def __enter__(self) -> Worker:
@@ -99,11 +116,13 @@ class Worker:
         packages: Iterable[str] = (),
         limit_s: float = 900.0,
         real_limit_s: float = 300.0,
-        skip: Iterable[int] = (),
+        faults: Iterable[int] | None = None,
         switches: Sequence[tuple[int, int]] | None = None,
         preempt: Sequence[str] = (),
         trace: bool = False,
         log_level: str = "WARNING",
+        observer: str | None = None,
+        prepare: bool = True,
     ) -> Outcome:
         """Run one seed of a scenario.
 
@@ -118,14 +137,18 @@ class Worker:
             As in `Simulation`.
         real_limit_s : float
             Real time after which the process of the run ends, with the stacks on standard error.
-        skip : iterable of int
-            Numbers of faults that do not happen.
+        faults : iterable of int, optional
+            Numbers of the faults that happen; by default all.
         switches : sequence of (int, int), optional
             Half-open ranges of the voluntary switches that happen; by default all.
         trace : bool
             Write the trace to standard error while the run lasts.
         log_level : str
             Log records of this level, or above, are in the trace.
+        observer : str, optional
+            `module:class` of an `Observer`.
+        prepare : bool
+            Prepare processes for the next run of the scenario. False if a run changes the code that they import.
         """
         options = {
             "scenario": scenario_name(scenario),
@@ -134,11 +157,13 @@ class Worker:
             "packages": list(packages),
             "limit_s": limit_s,
             "real_limit_s": real_limit_s,
-            "skip": list(skip),
+            "faults": None if faults is None else list(faults),
             "switches": switches,
             "preempt": list(preempt),
             "trace": trace,
             "log_level": log_level,
+            "observer": observer,
+            "prepare": prepare,
             "path": [path for path in sys.path if path],
         }
         assert self._process.stdin is not None
@@ -156,16 +181,29 @@ def scenario_name(scenario: Scenario) -> str:
     return scenario if isinstance(scenario, str) else f"{scenario.__module__}:{scenario.__qualname__}"
 
 
-def simulate(scenario: Scenario, seed: int = 0, *arguments: Any, **options: Any) -> Outcome:
+def simulate(
+    scenario: Scenario, seed: int = 0, *arguments: Any, worker: Worker | None = None, **options: Any
+) -> Outcome:
     """Run one seed of a scenario in a separate process, with the options of `Worker.run`.
+
+    Parameters
+    ----------
+    scenario : callable or str
+        A function of a module, or `module:function`; called with the `Simulation` and `arguments`.
+    seed : int
+    *arguments : object
+        Values of JSON.
+    worker : Worker, optional
+        The process; by default a new one, whose start takes about a second.
+    **options
 
     Raises
     ------
     SimulationFailed
         The scenario has failed. The message has seed, command, error and the end of the trace.
     """
-    with Worker() as worker:
-        outcome = worker.run(scenario, seed, *arguments, **options)
+    with nullcontext(worker) if worker is not None else Worker() as process:
+        outcome = process.run(scenario, seed, *arguments, **options)
     if outcome.error is not None:
         raise SimulationFailed(failure_text(scenario, outcome))
     return outcome
@@ -202,11 +240,11 @@ def run_all(
     runs: Iterable[tuple[Scenario, int]], jobs: int, report: Callable[[Scenario, Outcome], object], **options: Any
 ) -> None:
     """Run pairs of scenario and seed on several cores; call `report` with every outcome, one at a time."""
-    pairs, lock = iter(runs), threading.Lock()
+    pairs, lock, stopped = iter(runs), threading.Lock(), threading.Event()
 
     def take() -> tuple[Scenario, int] | None:
         with lock:
-            return next(pairs, None)
+            return None if stopped.is_set() else next(pairs, None)
 
     def work() -> None:
         with Worker() as worker:
@@ -216,5 +254,9 @@ def run_all(
                     report(pair[0], outcome)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(work) for _ in range(jobs)]:
-            future.result()
+        try:
+            for future in [pool.submit(work) for _ in range(jobs)]:
+                future.result()
+        except BaseException:
+            stopped.set()
+            raise

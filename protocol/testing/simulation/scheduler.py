@@ -19,6 +19,8 @@ import greenlet
 
 from protocol.testing.simulation.host import Host
 
+START_S = 1000.0
+"""Virtual time at which a world starts."""
 SWITCH_COST_S = 2e-6
 """Virtual time of a switch, so that a loop without a wait does not stop the time."""
 _DIGEST_BLOCK_BYTES = 65_536
@@ -56,10 +58,10 @@ class SimulatedThread:
         "woken",
     )
 
-    def __init__(self, process: Host, number: int) -> None:
+    def __init__(self, process: Host) -> None:
         self.process = process
-        self.number = number
-        self.name = f"{process.name}/{number}"
+        self.number = 0
+        self.name = process.name
         self.parked = False
         self.woken = False
         self.done = False
@@ -74,8 +76,8 @@ class SimulatedThread:
 
     @property
     def ident(self) -> int:
-        """The number that `threading.get_ident` returns in this thread."""
-        return 1_000_000 + self.number
+        """The number that `threading.get_ident` returns in this thread; in the main thread the process id."""
+        return self.process.pid if self is self.process.main else 1_000_000 + self.number
 
     def stack(self) -> list[str]:
         """Return the innermost lines at which the thread waits, as file:line function."""
@@ -88,26 +90,22 @@ class SimulatedThread:
 class Scheduler:
     """Chooses the thread that runs next, and when; records each choice in the digest.
 
-    Parameters
-    ----------
-    seed : int
-    switch_rate : float
-        Probability that a thread gives way at a point where it need not.
-
     Attributes
     ----------
     now_s : float
         Virtual time.
     switches : int
         Number of switches so far.
+    switch_rate : float
+        Probability that a thread gives way at a point where it need not.
     """
 
-    def __init__(self, seed: int | str, switch_rate: float) -> None:
-        self.now_s = 1000.0
+    def __init__(self) -> None:
+        self.now_s = START_S
         self.switches = 0
-        self.switch_rate = switch_rate
+        self.switch_rate = 0.0
         self.preempt_rate = 0.05
-        self.random = self._random = random.Random(f"{seed}:schedule").random
+        self.random = self._random = random.Random().random
         self.current: SimulatedThread | None = None
         self.threads: list[SimulatedThread] = []
         self.limit_s = float("inf")
@@ -126,6 +124,11 @@ class Scheduler:
         self._failure: BaseException | None = None
         # Threads of killed processes: a greenlet that is collected would run its `finally` blocks.
         self.dead: list[Any] = []
+
+    def seed(self, seed: int, switch_rate: float) -> None:
+        """Choose by this seed from now on."""
+        self.random = self._random = random.Random(f"{seed}:schedule").random
+        self.switch_rate = switch_rate
 
     # -- events -------------------------------------------------------------------------------
 
@@ -154,10 +157,14 @@ class Scheduler:
 
     # -- threads ------------------------------------------------------------------------------
 
-    def start(self, process: Host, body: Callable[[], object]) -> SimulatedThread:
-        """Start a thread of a process."""
+    def start(
+        self, process: Host, body: Callable[[], object], thread: SimulatedThread | None = None
+    ) -> SimulatedThread:
+        """Start a thread of a process: a new one, or its main thread."""
         self._started += 1
-        thread = SimulatedThread(process, self._started)
+        thread = thread or SimulatedThread(process)
+        thread.number = self._started
+        thread.name = f"{process.name}/{thread.number}"
 
         def main(*_: object) -> None:
             try:
@@ -259,8 +266,8 @@ class Scheduler:
             self._resumed(thread)
 
     def _make_ready(self, thread: SimulatedThread) -> None:
-        held = thread.process.held
-        (self._ready if held is None else held).append(thread)
+        held_threads = thread.process.held
+        (self._ready if held_threads is None else held_threads).append(thread)
 
     def hold(self, process: Host) -> None:
         """Stop the threads of a process (SIGSTOP) until `release`."""
@@ -269,8 +276,8 @@ class Scheduler:
 
     def release(self, process: Host) -> None:
         """Continue the threads of a process."""
-        held, process.held = process.held, None
-        self._ready += held or []
+        held_threads, process.held = process.held, None
+        self._ready += held_threads or []
 
     def advance(self, process: Host, seconds: float) -> None:
         """End waits of a process with a timeout sooner, since its monotonic clock has jumped."""
@@ -291,7 +298,7 @@ class Scheduler:
     def run(self, process: Host, main: Callable[[], object]) -> None:
         """Run `main` in a first thread, and all threads until it returns. Raises what it raises."""
         self._hub = greenlet.getcurrent()
-        thread = self.start(process, main)
+        thread = self.start(process, main, process.main)
         thread.ending.append(lambda: self.fail(None))
         self._switch_to_next(None)
         self.current = None
@@ -343,7 +350,7 @@ class Scheduler:
 
     def _stuck(self, why: str) -> None:
         lines = [f"{thread.name}: {' < '.join(reversed(thread.stack()))}" for thread in self.threads]
-        self.fail(SimulationFailed("\n  ".join([f"{why} at {self.now_s - 1000:.3f} s", *lines])))
+        self.fail(SimulationFailed("\n  ".join([f"{why} at {self.now_s - START_S:.3f} s", *lines])))
 
 
 class WithoutSwitches:

@@ -22,6 +22,7 @@ def signal_module(process: Host) -> ModuleType:
         return former
 
     vars(module).update(
+        _signal=module,  # that in C is the real one
         signal=set_handler,
         getsignal=lambda number: process.signal_handlers.get(number, signal.SIG_DFL),
         raise_signal=lambda number: process.interrupt(number),

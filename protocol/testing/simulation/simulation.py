@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib.util
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.testing.simulation.interrupts import Interrupts
-from protocol.testing.simulation.modules import ModuleTables
-from protocol.testing.simulation.network import Network
+from protocol.testing.simulation.code_cache import Observer
+from protocol.testing.simulation.foundation import Foundation
 from protocol.testing.simulation.process import Process
-from protocol.testing.simulation.scheduler import Scheduler, SimulationFailed
+from protocol.testing.simulation.scheduler import START_S, SimulationFailed
 
-PACKAGES = ("protocol", "spark_kafka_source")
 Fault = tuple[str, Callable[[], Any]]
 """A description and what it does."""
-# Their imports bring most of the client.
-_USUAL_MODULES = (
-    "protocol.consumer_group.kafka_consumer",
-    "protocol.producer.transactional_producer",
-    "protocol.testing.fake_kafka.server",
-)
 _SWITCH_RATES = (0.02, 0.1, 0.3, 0.5)
 
 
@@ -64,8 +54,9 @@ class Simulation:
     ----------
     seed : int
     packages : iterable of str
-        Top-level packages, beside `protocol`, `spark_kafka_source` and that of the scenario, of which each simulated
-        process gets its own copy. Code in other packages that starts threads, waits or reads the time is not simulated.
+        Top-level packages of which each simulated process gets its own copy, beside `protocol`, `spark_kafka_source`,
+        that of the scenario and those in its folder. Code in others that starts threads, waits or reads the time is
+        not simulated.
     limit_s : float
         Virtual time after which the run fails, as a hang.
     switch_rate : float, optional
@@ -78,6 +69,10 @@ class Simulation:
         Modules, or packages, in which a switch may happen before any statement.
     report : callable, optional
         Called with each line of the trace: virtual time, thread, event.
+    observer : Observer, optional
+        Sees the modules of all processes, for measurements.
+    foundation : Foundation, optional
+        Made before, with the same packages, `preempt` and observer.
 
     Attributes
     ----------
@@ -99,33 +94,34 @@ class Simulation:
         packages: Iterable[str] = (),
         limit_s: float = 900.0,
         switch_rate: float | None = None,
-        skip: Iterable[int] = (),
+        faults: Iterable[int] | None = None,
         allow: Callable[[int], bool] | None = None,
         preempt: Iterable[str] = (),
         report: Callable[[str], None] | None = None,
+        observer: Observer | None = None,
+        foundation: Foundation | None = None,
     ) -> None:
         self.seed = seed
         self.random = random.Random(f"{seed}:scenario")
         rate = self.random.choice(_SWITCH_RATES)
-        self.scheduler = Scheduler(seed, rate if switch_rate is None else switch_rate)
+        self._foundation = foundation or Foundation(packages, preempt, observer)
+        self._foundation.seed(seed, rate if switch_rate is None else switch_rate)
+        self._foundation.report = report
+        self.scheduler = self._foundation.scheduler
         self.scheduler.limit_s = self.scheduler.now_s + limit_s
         self.scheduler.is_allowed = allow
-        self.network = Network(self.scheduler, seed)
-        self.interrupts = Interrupts(self.scheduler)
+        self.network = self._foundation.network
+        self.interrupts = self._foundation.interrupts
         self.processes: list[Process] = []
         self.faults: list[str] = []
         self.fault_random = random.Random(f"{seed}:fault")
-        self._packages = frozenset({*PACKAGES, *packages})
-        self._skip = frozenset(skip)
-        self._preempt = tuple(preempt)
-        self._report = report
-        self._from_s = self.scheduler.now_s
+        self._faults = None if faults is None else frozenset(faults)
         self._ran = False
         self._real_from_s = time.perf_counter()
 
     # -- running ------------------------------------------------------------------------------
 
-    def run(self, scenario: Callable[..., Any], *arguments: Any, imports_only: bool = False) -> Run:
+    def run(self, scenario: Callable[..., Any], *arguments: Any) -> Run:
         """Run `scenario(simulation, *arguments)` in the main process of the world, until it returns.
 
         Parameters
@@ -133,8 +129,6 @@ class Simulation:
         scenario : callable
             A function of a module, which is imported again in the world.
         *arguments : object
-        imports_only : bool
-            Only import the client and the module of the scenario.
 
         Returns
         -------
@@ -155,32 +149,30 @@ class Simulation:
         if self._ran:
             raise RuntimeError("a Simulation runs once; make another one")
         self._ran = True
-        module, _ = _place(scenario)
-        self.modules = ModuleTables(
-            self.scheduler, self._packages | {module.partition(".")[0]}, self.seed, self._preempt
-        )
+        self._foundation.use(_place(scenario)[0])
         self._real_from_s = time.perf_counter()
-        self.main = Process(self, "main", 0)
         box: list[Any] = []
 
         def body() -> None:
-            self.main.main = self.scheduler.current
-            self.modules.load("threading")
-            function = self._find(scenario)
-            if imports_only:
-                for name in _USUAL_MODULES:
-                    self.modules.load(name)
-            box.append(None if imports_only else function(self, *arguments))
+            box.append(self._find(scenario)(self, *arguments))
             for process in self.processes:
                 if process.check_failed:
                     assert process.error is not None
                     raise SimulationFailed(f"{process.name} ended with {process.error!r}") from process.error
 
-        undo = self._take_over()
+        collects = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
         try:
-            self.scheduler.run(self.main, body)
+            with self._foundation.installed():
+                self.main = self._foundation.process(0, "main")
+                random.seed(f"{self.seed}:random")
+                self.scheduler.run(self.main, body)
         finally:
-            undo()
+            gc.unfreeze()
+            if collects:
+                gc.enable()
         return Run(self.seed, result=box[0], **self.summary())
 
     def summary(self) -> dict[str, Any]:
@@ -194,54 +186,11 @@ class Simulation:
             "real_s": time.perf_counter() - self._real_from_s,
         }
 
-    def _take_over(self) -> Callable[[], None]:
-        """Replace what would bring the real world in; return the function that undoes it."""
-        chance = random.Random(f"{self.seed}:urandom")
-        real = os.urandom, os.getpid, os.register_at_fork, random._urandom, random.Random  # type: ignore[attr-defined]
-        real_state = random.getstate()
-
-        class SeededRandom(random.Random):
-            """Without a seed, the C code would ask the system for one."""
-
-            def __init__(self, seed: Any = None) -> None:
-                super().__init__(chance.getrandbits(64) if seed is None else seed)
-
-        random.Random = SeededRandom  # type: ignore[assignment, misc]
-        kill, os.kill = os.kill, self._kill
-        os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
-        os.getpid = lambda: self.scheduler.current.process.pid if self.scheduler.current is not None else real[1]()
-        os.register_at_fork = lambda **_: None
-        random.seed(f"{self.seed}:random")
-        collects = gc.isenabled()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        self.modules.install()
-
-        def undo() -> None:
-            self.modules.uninstall()
-            os.urandom, os.getpid, os.register_at_fork, random._urandom, random.Random = real  # type: ignore[attr-defined, misc]
-            os.kill = kill
-            random.setstate(real_state)
-            gc.unfreeze()
-            if collects:
-                gc.enable()
-
-        return undo
-
-    def _kill(self, pid: int, number: int) -> None:
-        """Send a signal to a process of the world."""
-        for process in (self.main, *self.processes):
-            if process.pid == pid and process.alive:
-                process.interrupt(number)
-                return
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-
     def _find(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the copy of a function in the current process."""
         module, names = _place(function)
         try:
-            owner: Any = self.modules.load(module)
+            owner: Any = self._foundation.modules.load(module)
         except ModuleNotFoundError as error:
             path = getattr(getattr(function, "__code__", None), "co_filename", "")
             spec = importlib.util.spec_from_file_location(module, path)
@@ -259,7 +208,7 @@ class Simulation:
     @property
     def now_s(self) -> float:
         """Virtual seconds since the start."""
-        return self.scheduler.now_s - self._from_s
+        return self.scheduler.now_s - START_S
 
     def sleep(self, seconds: float) -> None:
         """Wait in virtual time."""
@@ -267,12 +216,17 @@ class Simulation:
         while (left_s := end_s - self.scheduler.now_s) > 0:
             self.scheduler.park(left_s)
 
-    def wait_until(self, condition: Callable[[], Any], timeout_s: float, what: str = "") -> None:
-        """Wait in virtual time until a condition holds; fail the run after `timeout_s`."""
+    def wait_until(
+        self, condition: Callable[[], Any], timeout_s: float, awaited: str | Callable[[], object] = "the condition"
+    ) -> None:
+        """Wait in virtual time until a condition holds; fail the run after `timeout_s`.
+
+        `awaited` is what the failure says, or a function that returns it: what is still missing then.
+        """
         end_s = self.scheduler.now_s + timeout_s
         while not condition():
             if self.scheduler.now_s >= end_s:
-                raise SimulationFailed(f"not within {timeout_s} s: {what or condition}")
+                raise SimulationFailed(f"not within {timeout_s} s: {awaited() if callable(awaited) else awaited}")
             self.sleep(0.05)
 
     def start(self, target: Callable[..., Any], *arguments: Any, name: str | None = None) -> Process:
@@ -289,13 +243,13 @@ class Simulation:
         """
         _place(target)
         number = len(self.processes) + 1
-        process = Process(self, name or f"{target.__name__}-{number}", number)
+        process = self._foundation.process(number, name or f"{target.__name__}-{number}")
         self.processes.append(process)
 
         def body() -> None:
             process.run(lambda: self._find(target)(*arguments))
 
-        process.main = self.scheduler.start(process, body)
+        self.scheduler.start(process, body, process.main)
         self.trace(f"{process.name} starts")
         return process
 
@@ -311,7 +265,7 @@ class Simulation:
         """
         self.faults.append(description)
         self.fault_random = random.Random(f"{self.seed}:fault:{len(self.faults)}")
-        if len(self.faults) in self._skip:
+        if self._faults is not None and len(self.faults) not in self._faults:
             return None
         self.trace(f"fault {len(self.faults)}: {description}")
         return action(*arguments, **options)
@@ -326,18 +280,20 @@ class Simulation:
         self.scheduler.start(self.main, body)
 
     def start_faults(self, actions: Sequence[Fault], every_s: tuple[float, float] = (0.2, 1.5)) -> FaultSchedule:
-        """Start a thread that does one of the faults, chosen by seed, at random intervals, until `stop`."""
+        """Start a thread that does one of the faults, chosen by seed, until `stop`.
+
+        Parameters
+        ----------
+        actions : sequence of (str, callable)
+            Descriptions and functions without parameters.
+        every_s : (float, float)
+            Bounds of the intervals between two faults, in virtual seconds.
+        """
         return FaultSchedule(self, actions, every_s)
 
     def trace(self, event: str) -> None:
         """Add a line to the trace."""
-        if self._report is not None:
-            thread = self.scheduler.current
-            self._report(f"{self.now_s:12.6f} {thread.name if thread is not None else '-':<16} {event}")
-
-    def process_ended(self, process: Process) -> None:
-        """Add the end of a process to the trace."""
-        self.trace(f"{process.name} has ended{f' with {process.error!r}' if process.error else ''}")
+        self._foundation.trace(event)
 
 
 class FaultSchedule:

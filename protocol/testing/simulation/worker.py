@@ -18,7 +18,8 @@ import warnings
 from collections import deque
 from typing import Any, TextIO
 
-_compiled: set[tuple[Any, ...]] = set()
+_foundations: dict[tuple[Any, ...], Any] = {}
+_observers: dict[str, Any] = {}
 
 _LAST_LINES = 200
 
@@ -26,14 +27,18 @@ _LAST_LINES = 200
 def main() -> None:
     """Run simulations until the end of the input."""
     _import_what_runs_need()
-    gc.freeze()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # prints of a scenario are no outcomes
     for line in sys.stdin:
         options = json.loads(line)
-        _compile_once(options)
-        output.write(_in_child(options) + "\n")
+        with contextlib.suppress(Exception):  # the run itself reports it
+            _foundation(options)
+        gc.freeze()
+        text = _in_child(options)
+        output.write(text + "\n")
         output.flush()
+        with contextlib.suppress(Exception):
+            _foundation(options).prepare(options["prepare"] and 1 + json.loads(text)["processes"])
 
 
 def _import_what_runs_need() -> None:
@@ -48,16 +53,17 @@ def _import_what_runs_need() -> None:
     pa.array([""])  # Arrow imports pandas under a lock in C++, which a killed process would keep
 
 
-def _compile_once(options: dict[str, Any]) -> None:
-    """Import the client and the scenario in a world that nothing happens in, so that runs find them compiled."""
-    from protocol.testing.simulation.simulation import Simulation
+def _foundation(options: dict[str, Any]) -> Any:
+    """Return the foundation of a scenario's worlds, which runs share: each has a copy of it, in its own process."""
+    from protocol.testing.simulation.foundation import Foundation
 
-    key = (options["scenario"], *options["preempt"], *options["packages"])
-    if key not in _compiled:
-        _compiled.add(key)
-        world = Simulation(0, packages=options["packages"], preempt=options["preempt"])
-        with contextlib.suppress(Exception):  # the run itself reports it
-            world.run(_scenario(options), imports_only=True)
+    key = (options["scenario"], options["observer"], *options["preempt"], *options["packages"])
+    if key not in _foundations:
+        foundation = Foundation(options["packages"], options["preempt"], _observer(options["observer"]))
+        foundation.use(_scenario(options).__module__)
+        foundation.prepare(1)
+        _foundations[key] = foundation
+    return _foundations[key]
 
 
 def _scenario(options: dict[str, Any]) -> Any:
@@ -69,6 +75,14 @@ def _scenario(options: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _observer(name: str | None) -> Any:
+    """Return the observer of this name, which is the same one in all runs of a worker."""
+    if name is not None and name not in _observers:
+        module, _, class_name = name.partition(":")
+        _observers[name] = getattr(importlib.import_module(module), class_name)()
+    return _observers.get(name or "")
+
+
 def _in_child(options: dict[str, Any]) -> str:
     """Run one simulation in a forked child; return its outcome."""
     reader, writer = os.pipe()
@@ -77,6 +91,7 @@ def _in_child(options: dict[str, Any]) -> str:
         child = os.fork()
     if not child:
         os.close(reader)
+        gc.disable()  # else the end of the run collects the whole world, which ends with the process
         status = 1
         try:
             faulthandler.dump_traceback_later(options["real_limit_s"], exit=True)
@@ -115,12 +130,11 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     world = Simulation(
         options["seed"],
-        packages=options["packages"],
         limit_s=options["limit_s"],
-        skip=options["skip"],
+        faults=options["faults"],
         allow=None if ranges is None else allow,
-        preempt=options["preempt"],
         report=report,
+        foundation=_foundation(options),
     )
     _log_to(world, options["log_level"])
     outcome: dict[str, Any] = {"seed": options["seed"], "error": None, "result": None}
@@ -131,7 +145,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))
     outcome |= world.summary()
-    return outcome | {"trace": list(lines)}
+    outcome["processes"] = len(world.processes)
+    observer = _observer(options["observer"])
+    observed = None if observer is None else observer.result()
+    return outcome | {"trace": list(lines), "observed": observed}
 
 
 def _log_to(world: Any, level: str) -> None:

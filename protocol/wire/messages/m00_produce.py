@@ -5,11 +5,10 @@ Version 12 is the first that adds partitions to a transaction implicitly (KIP-89
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 PARTITION_PRODUCE_DATA = Struct(
-    Field("index", "int32"),
-    Field("records", "records", nullable_since=0, doc="record batches"),
+    Field("index", "int32"), Field("records", "records", nullable_since=0, doc="record batches")
 )
 
 TOPIC_PRODUCE_DATA = Struct(
@@ -30,10 +29,7 @@ BATCH_INDEX_AND_ERROR_MESSAGE = Struct(
     Field("batch_index_error_message", "string", nullable_since=8, default=None),
 )
 
-LEADER_ID_AND_EPOCH = Struct(
-    Field("leader_id", "int32", default=-1),
-    Field("leader_epoch", "int32", default=-1),
-)
+LEADER_ID_AND_EPOCH = Struct(Field("leader_id", "int32", default=-1), Field("leader_epoch", "int32", default=-1))
 
 PARTITION_PRODUCE_RESPONSE = Struct(
     Field("index", "int32"),
@@ -61,20 +57,11 @@ NODE_ENDPOINT = Struct(
 
 PRODUCE_RESPONSE = Struct(
     Field("responses", Array(TOPIC_PRODUCE_RESPONSE)),
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("node_endpoints", Array(NODE_ENDPOINT), since=10, tag=0, tag_since=10),
 )
 
-PRODUCE = Api(
-    key=0,
-    name="Produce",
-    request=PRODUCE_REQUEST,
-    response=PRODUCE_RESPONSE,
-    first=3,
-    last=13,
-    flexible_since=9,
-    route=Route.LEADER,
-)
+PRODUCE = api(0, "Produce", PRODUCE_REQUEST, PRODUCE_RESPONSE, "3-13", "9+", Route.LEADER)
 
 LAST_BEFORE_TRANSACTION_V2 = 11
 """The last version for transactions on clusters with `transaction.version` below 2."""

@@ -6,12 +6,9 @@ Version 7 adds fetch sessions, 12 the detection of truncated logs (`diverging_ep
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-REPLICA_STATE = Struct(
-    Field("replica_id", "int32", default=-1),
-    Field("replica_epoch", "int64", default=-1),
-)
+REPLICA_STATE = Struct(Field("replica_id", "int32", default=-1), Field("replica_epoch", "int64", default=-1))
 
 FETCH_PARTITION = Struct(
     Field("partition", "int32"),
@@ -74,24 +71,14 @@ FETCH_REQUEST = Struct(
 )
 
 EPOCH_END_OFFSET = Struct(
-    Field("epoch", "int32", default=-1),
-    Field("end_offset", "int64", default=-1, doc="-1: unknown"),
+    Field("epoch", "int32", default=-1), Field("end_offset", "int64", default=-1, doc="-1: unknown")
 )
 
-LEADER_ID_AND_EPOCH = Struct(
-    Field("leader_id", "int32", default=-1),
-    Field("leader_epoch", "int32", default=-1),
-)
+LEADER_ID_AND_EPOCH = Struct(Field("leader_id", "int32", default=-1), Field("leader_epoch", "int32", default=-1))
 
-SNAPSHOT_ID = Struct(
-    Field("end_offset", "int64", default=-1),
-    Field("epoch", "int32", default=-1),
-)
+SNAPSHOT_ID = Struct(Field("end_offset", "int64", default=-1), Field("epoch", "int32", default=-1))
 
-ABORTED_TRANSACTION = Struct(
-    Field("producer_id", "int64"),
-    Field("first_offset", "int64"),
-)
+ABORTED_TRANSACTION = Struct(Field("producer_id", "int64"), Field("first_offset", "int64"))
 
 PARTITION_DATA = Struct(
     Field("partition_index", "int32"),
@@ -128,7 +115,7 @@ NODE_ENDPOINT = Struct(
 )
 
 FETCH_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16", since=7, ignorable=True),
     Field("session_id", "int32", since=7),
     Field("responses", Array(FETCHABLE_TOPIC_RESPONSE)),
@@ -142,16 +129,7 @@ FETCH_RESPONSE = Struct(
     ),
 )
 
-FETCH = Api(
-    key=1,
-    name="Fetch",
-    request=FETCH_REQUEST,
-    response=FETCH_RESPONSE,
-    first=4,
-    last=18,
-    flexible_since=12,
-    route=Route.LEADER,
-)
+FETCH = api(1, "Fetch", FETCH_REQUEST, FETCH_RESPONSE, "4-18", "12+", Route.LEADER)
 
 FIRST_WITH_ISOLATION_LEVEL = 4
 FIRST_WITH_SESSIONS = 7

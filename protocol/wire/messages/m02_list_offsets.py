@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.kafka_terms import EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD, LATEST_TIERED, MAX_TIMESTAMP
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 LIST_OFFSETS_PARTITION = Struct(
     Field("partition_index", "int32"),
@@ -10,10 +11,7 @@ LIST_OFFSETS_PARTITION = Struct(
     Field("timestamp", "int64", doc="ms since 1970, or EARLIEST, LATEST, … of `kafka_terms`"),
 )
 
-LIST_OFFSETS_TOPIC = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(LIST_OFFSETS_PARTITION)),
-)
+LIST_OFFSETS_TOPIC = Struct(Field("name", "string"), Field("partitions", Array(LIST_OFFSETS_PARTITION)))
 
 LIST_OFFSETS_REQUEST = Struct(
     Field("replica_id", "int32", default=-1, doc="-1: a client"),
@@ -31,22 +29,12 @@ LIST_OFFSETS_PARTITION_RESPONSE = Struct(
 )
 
 LIST_OFFSETS_TOPIC_RESPONSE = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(LIST_OFFSETS_PARTITION_RESPONSE)),
+    Field("name", "string"), Field("partitions", Array(LIST_OFFSETS_PARTITION_RESPONSE))
 )
 
-LIST_OFFSETS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("topics", Array(LIST_OFFSETS_TOPIC_RESPONSE)),
-)
+LIST_OFFSETS_RESPONSE = Struct(THROTTLE_TIME, Field("topics", Array(LIST_OFFSETS_TOPIC_RESPONSE)))
 
-LIST_OFFSETS = Api(
-    key=2,
-    name="ListOffsets",
-    request=LIST_OFFSETS_REQUEST,
-    response=LIST_OFFSETS_RESPONSE,
-    first=2,
-    last=11,
-    flexible_since=6,
-    route=Route.LEADER,
-)
+LIST_OFFSETS = api(2, "ListOffsets", LIST_OFFSETS_REQUEST, LIST_OFFSETS_RESPONSE, "2-11", "6+", Route.LEADER)
+
+FIRST_WITH_TIMESTAMP = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+"""First version that understands a negative timestamp; all understand `EARLIEST` and `LATEST`."""

@@ -6,11 +6,10 @@ Version 10 adds topic ids to the response, 12 to the request. `topics=None` requ
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 METADATA_REQUEST_TOPIC = Struct(
-    Field("topic_id", "uuid", since=10, ignorable=True),
-    Field("name", "string", nullable_since=10),
+    Field("topic_id", "uuid", since=10, ignorable=True), Field("name", "string", nullable_since=10)
 )
 
 METADATA_REQUEST = Struct(
@@ -56,15 +55,6 @@ METADATA_RESPONSE = Struct(
     Field("error_code", "int16", since=13, ignorable=True),
 )
 
-METADATA = Api(
-    key=3,
-    name="Metadata",
-    request=METADATA_REQUEST,
-    response=METADATA_RESPONSE,
-    first=0,
-    last=13,
-    flexible_since=9,
-    route=Route.ANY,
-)
+METADATA = api(3, "Metadata", METADATA_REQUEST, METADATA_RESPONSE, "0-13", "9+", Route.ANY)
 
 FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION = 4

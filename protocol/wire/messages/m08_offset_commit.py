@@ -5,7 +5,7 @@ Version 9 is the first for groups of the consumer protocol (KIP-848). Version 10
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 OFFSET_COMMIT_REQUEST_PARTITION = Struct(
     Field("partition_index", "int32"),
@@ -29,10 +29,7 @@ OFFSET_COMMIT_REQUEST = Struct(
     Field("topics", Array(OFFSET_COMMIT_REQUEST_TOPIC)),
 )
 
-OFFSET_COMMIT_RESPONSE_PARTITION = Struct(
-    Field("partition_index", "int32"),
-    Field("error_code", "int16"),
-)
+OFFSET_COMMIT_RESPONSE_PARTITION = Struct(Field("partition_index", "int32"), Field("error_code", "int16"))
 
 OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
     Field("name", "string", until=9, ignorable=True),
@@ -45,15 +42,6 @@ OFFSET_COMMIT_RESPONSE = Struct(
     Field("topics", Array(OFFSET_COMMIT_RESPONSE_TOPIC)),
 )
 
-OFFSET_COMMIT = Api(
-    key=8,
-    name="OffsetCommit",
-    request=OFFSET_COMMIT_REQUEST,
-    response=OFFSET_COMMIT_RESPONSE,
-    first=2,
-    last=10,
-    flexible_since=8,
-    route=Route.GROUP,
-)
+OFFSET_COMMIT = api(8, "OffsetCommit", OFFSET_COMMIT_REQUEST, OFFSET_COMMIT_RESPONSE, "2-10", "8+", Route.GROUP)
 
 LAST_WITH_TOPIC_NAMES = 9

@@ -5,11 +5,10 @@ Version 8 adds requests for several groups (`groups`), 10 topic ids. `topics=Non
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 OFFSET_FETCH_REQUEST_TOPIC = Struct(
-    Field("name", "string", until=7),
-    Field("partition_indexes", Array("int32"), until=7),
+    Field("name", "string", until=7), Field("partition_indexes", Array("int32"), until=7)
 )
 
 OFFSET_FETCH_REQUEST_TOPICS = Struct(
@@ -46,8 +45,7 @@ OFFSET_FETCH_RESPONSE_PARTITION = Struct(
 )
 
 OFFSET_FETCH_RESPONSE_TOPIC = Struct(
-    Field("name", "string", until=7),
-    Field("partitions", Array(OFFSET_FETCH_RESPONSE_PARTITION), until=7),
+    Field("name", "string", until=7), Field("partitions", Array(OFFSET_FETCH_RESPONSE_PARTITION), until=7)
 )
 
 OFFSET_FETCH_RESPONSE_PARTITIONS = Struct(
@@ -65,9 +63,7 @@ OFFSET_FETCH_RESPONSE_TOPICS = Struct(
 )
 
 OFFSET_FETCH_RESPONSE_GROUP = Struct(
-    Field("group_id", "string"),
-    Field("topics", Array(OFFSET_FETCH_RESPONSE_TOPICS)),
-    Field("error_code", "int16"),
+    Field("group_id", "string"), Field("topics", Array(OFFSET_FETCH_RESPONSE_TOPICS)), Field("error_code", "int16")
 )
 
 OFFSET_FETCH_RESPONSE = Struct(
@@ -77,15 +73,6 @@ OFFSET_FETCH_RESPONSE = Struct(
     Field("groups", Array(OFFSET_FETCH_RESPONSE_GROUP), since=8),
 )
 
-OFFSET_FETCH = Api(
-    key=9,
-    name="OffsetFetch",
-    request=OFFSET_FETCH_REQUEST,
-    response=OFFSET_FETCH_RESPONSE,
-    first=1,
-    last=10,
-    flexible_since=6,
-    route=Route.GROUP,
-)
+OFFSET_FETCH = api(9, "OffsetFetch", OFFSET_FETCH_REQUEST, OFFSET_FETCH_RESPONSE, "1-10", "6+", Route.GROUP)
 
 LAST_WITH_TOPIC_NAMES = 9

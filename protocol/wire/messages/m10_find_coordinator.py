@@ -5,7 +5,7 @@ Version 4 adds requests for several keys (`coordinator_keys`, `coordinators`).
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 FIND_COORDINATOR_REQUEST = Struct(
     Field("key", "string", until=3),
@@ -32,15 +32,8 @@ FIND_COORDINATOR_RESPONSE = Struct(
     Field("coordinators", Array(COORDINATOR), since=4),
 )
 
-FIND_COORDINATOR = Api(
-    key=10,
-    name="FindCoordinator",
-    request=FIND_COORDINATOR_REQUEST,
-    response=FIND_COORDINATOR_RESPONSE,
-    first=0,
-    last=6,
-    flexible_since=3,
-    route=Route.ANY,
+FIND_COORDINATOR = api(
+    10, "FindCoordinator", FIND_COORDINATOR_REQUEST, FIND_COORDINATOR_RESPONSE, "0-6", "3+", Route.ANY
 )
 
 GROUP = 0

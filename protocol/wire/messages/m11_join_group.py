@@ -5,7 +5,7 @@ The broker responds when all members have joined, which may take up to the rebal
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 JOIN_GROUP_REQUEST_PROTOCOL = Struct(
     Field("name", "string", doc="an assignment strategy"),
@@ -48,13 +48,4 @@ JOIN_GROUP_RESPONSE = Struct(
     Field("members", Array(JOIN_GROUP_RESPONSE_MEMBER), doc="only for the leader"),
 )
 
-JOIN_GROUP = Api(
-    key=11,
-    name="JoinGroup",
-    request=JOIN_GROUP_REQUEST,
-    response=JOIN_GROUP_RESPONSE,
-    first=0,
-    last=9,
-    flexible_since=6,
-    route=Route.GROUP,
-)
+JOIN_GROUP = api(11, "JoinGroup", JOIN_GROUP_REQUEST, JOIN_GROUP_RESPONSE, "0-9", "6+", Route.GROUP)

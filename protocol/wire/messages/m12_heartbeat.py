@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Field, Route, Struct
+from protocol.wire.schema import Field, Route, Struct, api
 
 HEARTBEAT_REQUEST = Struct(
     Field("group_id", "string"),
@@ -16,13 +16,4 @@ HEARTBEAT_RESPONSE = Struct(
     Field("error_code", "int16"),
 )
 
-HEARTBEAT = Api(
-    key=12,
-    name="Heartbeat",
-    request=HEARTBEAT_REQUEST,
-    response=HEARTBEAT_RESPONSE,
-    first=0,
-    last=4,
-    flexible_since=4,
-    route=Route.GROUP,
-)
+HEARTBEAT = api(12, "Heartbeat", HEARTBEAT_REQUEST, HEARTBEAT_RESPONSE, "0-4", "4+", Route.GROUP)

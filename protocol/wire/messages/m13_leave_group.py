@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 MEMBER_IDENTITY = Struct(
     Field("member_id", "string"),
@@ -17,9 +17,7 @@ LEAVE_GROUP_REQUEST = Struct(
 )
 
 MEMBER_RESPONSE = Struct(
-    Field("member_id", "string"),
-    Field("group_instance_id", "string", nullable_since=3),
-    Field("error_code", "int16"),
+    Field("member_id", "string"), Field("group_instance_id", "string", nullable_since=3), Field("error_code", "int16")
 )
 
 LEAVE_GROUP_RESPONSE = Struct(
@@ -28,13 +26,4 @@ LEAVE_GROUP_RESPONSE = Struct(
     Field("members", Array(MEMBER_RESPONSE), since=3),
 )
 
-LEAVE_GROUP = Api(
-    key=13,
-    name="LeaveGroup",
-    request=LEAVE_GROUP_REQUEST,
-    response=LEAVE_GROUP_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=4,
-    route=Route.GROUP,
-)
+LEAVE_GROUP = api(13, "LeaveGroup", LEAVE_GROUP_REQUEST, LEAVE_GROUP_RESPONSE, "0-5", "4+", Route.GROUP)

@@ -5,12 +5,9 @@ The broker responds when the leader has sent them.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
-SYNC_GROUP_REQUEST_ASSIGNMENT = Struct(
-    Field("member_id", "string"),
-    Field("assignment", "bytes"),
-)
+SYNC_GROUP_REQUEST_ASSIGNMENT = Struct(Field("member_id", "string"), Field("assignment", "bytes"))
 
 SYNC_GROUP_REQUEST = Struct(
     Field("group_id", "string"),
@@ -30,13 +27,4 @@ SYNC_GROUP_RESPONSE = Struct(
     Field("assignment", "bytes"),
 )
 
-SYNC_GROUP = Api(
-    key=14,
-    name="SyncGroup",
-    request=SYNC_GROUP_REQUEST,
-    response=SYNC_GROUP_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=4,
-    route=Route.GROUP,
-)
+SYNC_GROUP = api(14, "SyncGroup", SYNC_GROUP_REQUEST, SYNC_GROUP_RESPONSE, "0-5", "4+", Route.GROUP)

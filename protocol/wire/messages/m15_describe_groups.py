@@ -5,11 +5,10 @@ Version 6 reports a group that does not exist (GROUP_ID_NOT_FOUND).
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 DESCRIBE_GROUPS_REQUEST = Struct(
-    Field("groups", Array("string")),
-    Field("include_authorized_operations", "bool", since=3),
+    Field("groups", Array("string")), Field("include_authorized_operations", "bool", since=3)
 )
 
 DESCRIBED_GROUP_MEMBER = Struct(
@@ -37,14 +36,13 @@ DESCRIBE_GROUPS_RESPONSE = Struct(
     Field("groups", Array(DESCRIBED_GROUP)),
 )
 
-DESCRIBE_GROUPS = Api(
-    key=15,
-    name="DescribeGroups",
-    request=DESCRIBE_GROUPS_REQUEST,
-    response=DESCRIBE_GROUPS_RESPONSE,
-    first=0,
-    last=6,
-    flexible_since=5,
-    route=Route.GROUP,
+DESCRIBE_GROUPS = api(
+    15,
+    "DescribeGroups",
+    DESCRIBE_GROUPS_REQUEST,
+    DESCRIBE_GROUPS_RESPONSE,
+    "0-6",
+    "5+",
+    Route.GROUP,
     coordinator_key_field="groups",
 )

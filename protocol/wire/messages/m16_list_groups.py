@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
 LIST_GROUPS_REQUEST = Struct(
-    Field("states_filter", Array("string"), since=4),
-    Field("types_filter", Array("string"), since=5),
+    Field("states_filter", Array("string"), since=4), Field("types_filter", Array("string"), since=5)
 )
 
 LISTED_GROUP = Struct(
@@ -22,13 +21,4 @@ LIST_GROUPS_RESPONSE = Struct(
     Field("groups", Array(LISTED_GROUP)),
 )
 
-LIST_GROUPS = Api(
-    key=16,
-    name="ListGroups",
-    request=LIST_GROUPS_REQUEST,
-    response=LIST_GROUPS_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=3,
-    route=Route.BROKER,
-)
+LIST_GROUPS = api(16, "ListGroups", LIST_GROUPS_REQUEST, LIST_GROUPS_RESPONSE, "0-5", "3+", Route.BROKER)

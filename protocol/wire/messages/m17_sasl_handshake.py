@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
-SASL_HANDSHAKE_REQUEST = Struct(
-    Field("mechanism", "string"),
-)
+SASL_HANDSHAKE_REQUEST = Struct(Field("mechanism", "string"))
 
-SASL_HANDSHAKE_RESPONSE = Struct(
-    Field("error_code", "int16"),
-    Field("mechanisms", Array("string")),
-)
+SASL_HANDSHAKE_RESPONSE = Struct(Field("error_code", "int16"), Field("mechanisms", Array("string")))
 
-SASL_HANDSHAKE = Api(
-    key=17,
-    name="SaslHandshake",
-    request=SASL_HANDSHAKE_REQUEST,
-    response=SASL_HANDSHAKE_RESPONSE,
-    first=0,
-    last=1,
-    flexible_since=None,
-    route=Route.BROKER,
-)
+SASL_HANDSHAKE = api(17, "SaslHandshake", SASL_HANDSHAKE_REQUEST, SASL_HANDSHAKE_RESPONSE, "0-1", "none", Route.BROKER)

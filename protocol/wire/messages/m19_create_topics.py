@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-CREATABLE_REPLICA_ASSIGNMENT = Struct(
-    Field("partition_index", "int32"),
-    Field("broker_ids", Array("int32")),
-)
+CREATABLE_REPLICA_ASSIGNMENT = Struct(Field("partition_index", "int32"), Field("broker_ids", Array("int32")))
 
-CREATABLE_TOPIC_CONFIG = Struct(
-    Field("name", "string"),
-    Field("value", "string", nullable_since=0),
-)
+CREATABLE_TOPIC_CONFIG = Struct(Field("name", "string"), Field("value", "string", nullable_since=0))
 
 CREATABLE_TOPIC = Struct(
     Field("name", "string"),
@@ -23,9 +17,7 @@ CREATABLE_TOPIC = Struct(
 )
 
 CREATE_TOPICS_REQUEST = Struct(
-    Field("topics", Array(CREATABLE_TOPIC)),
-    Field("timeout_ms", "int32", default=60000),
-    Field("validate_only", "bool"),
+    Field("topics", Array(CREATABLE_TOPIC)), Field("timeout_ms", "int32", default=60000), Field("validate_only", "bool")
 )
 
 CREATABLE_TOPIC_CONFIGS = Struct(
@@ -47,18 +39,6 @@ CREATABLE_TOPIC_RESULT = Struct(
     Field("configs", Array(CREATABLE_TOPIC_CONFIGS), since=5, nullable_since=5, ignorable=True),
 )
 
-CREATE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("topics", Array(CREATABLE_TOPIC_RESULT)),
-)
+CREATE_TOPICS_RESPONSE = Struct(THROTTLE_TIME, Field("topics", Array(CREATABLE_TOPIC_RESULT)))
 
-CREATE_TOPICS = Api(
-    key=19,
-    name="CreateTopics",
-    request=CREATE_TOPICS_REQUEST,
-    response=CREATE_TOPICS_RESPONSE,
-    first=2,
-    last=7,
-    flexible_since=5,
-    route=Route.CONTROLLER,
-)
+CREATE_TOPICS = api(19, "CreateTopics", CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, "2-7", "5+", Route.CONTROLLER)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-DELETE_TOPIC_STATE = Struct(
-    Field("name", "string", nullable_since=6, default=None),
-    Field("topic_id", "uuid"),
-)
+DELETE_TOPIC_STATE = Struct(Field("name", "string", nullable_since=6, default=None), Field("topic_id", "uuid"))
 
 DELETE_TOPICS_REQUEST = Struct(
     Field("topics", Array(DELETE_TOPIC_STATE), since=6),
@@ -22,18 +19,6 @@ DELETABLE_TOPIC_RESULT = Struct(
     Field("error_message", "string", since=5, nullable_since=5, default=None, ignorable=True),
 )
 
-DELETE_TOPICS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("responses", Array(DELETABLE_TOPIC_RESULT)),
-)
+DELETE_TOPICS_RESPONSE = Struct(THROTTLE_TIME, Field("responses", Array(DELETABLE_TOPIC_RESULT)))
 
-DELETE_TOPICS = Api(
-    key=20,
-    name="DeleteTopics",
-    request=DELETE_TOPICS_REQUEST,
-    response=DELETE_TOPICS_RESPONSE,
-    first=1,
-    last=6,
-    flexible_since=4,
-    route=Route.CONTROLLER,
-)
+DELETE_TOPICS = api(20, "DeleteTopics", DELETE_TOPICS_REQUEST, DELETE_TOPICS_RESPONSE, "1-6", "4+", Route.CONTROLLER)

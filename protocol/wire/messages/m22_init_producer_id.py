@@ -5,7 +5,7 @@ Without a transactional id any broker responds, not only the coordinator.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Field, Route, Struct, api
 
 INIT_PRODUCER_ID_REQUEST = Struct(
     Field(
@@ -21,21 +21,14 @@ INIT_PRODUCER_ID_REQUEST = Struct(
 )
 
 INIT_PRODUCER_ID_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("producer_id", "int64", default=-1),
     Field("producer_epoch", "int16"),
 )
 
-INIT_PRODUCER_ID = Api(
-    key=22,
-    name="InitProducerId",
-    request=INIT_PRODUCER_ID_REQUEST,
-    response=INIT_PRODUCER_ID_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=2,
-    route=Route.TRANSACTION,
+INIT_PRODUCER_ID = api(
+    22, "InitProducerId", INIT_PRODUCER_ID_REQUEST, INIT_PRODUCER_ID_RESPONSE, "0-5", "2+", Route.TRANSACTION
 )
 
 FIRST_WITH_EXPECTED_IDENTITY = 3

@@ -5,12 +5,9 @@ Clients use at most version 3 (`LAST_CLIENT_VERSION`). Later versions, for sever
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-ADD_PARTITIONS_TO_TXN_TOPIC = Struct(
-    Field("name", "string"),
-    Field("partitions", Array("int32")),
-)
+ADD_PARTITIONS_TO_TXN_TOPIC = Struct(Field("name", "string"), Field("partitions", Array("int32")))
 
 ADD_PARTITIONS_TO_TXN_TRANSACTION = Struct(
     Field("transactional_id", "string"),
@@ -29,36 +26,32 @@ ADD_PARTITIONS_TO_TXN_REQUEST = Struct(
 )
 
 ADD_PARTITIONS_TO_TXN_PARTITION_RESULT = Struct(
-    Field("partition_index", "int32"),
-    Field("partition_error_code", "int16"),
+    Field("partition_index", "int32"), Field("partition_error_code", "int16")
 )
 
 ADD_PARTITIONS_TO_TXN_TOPIC_RESULT = Struct(
-    Field("name", "string"),
-    Field("results_by_partition", Array(ADD_PARTITIONS_TO_TXN_PARTITION_RESULT)),
+    Field("name", "string"), Field("results_by_partition", Array(ADD_PARTITIONS_TO_TXN_PARTITION_RESULT))
 )
 
 ADD_PARTITIONS_TO_TXN_RESULT = Struct(
-    Field("transactional_id", "string"),
-    Field("topic_results", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT)),
+    Field("transactional_id", "string"), Field("topic_results", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT))
 )
 
 ADD_PARTITIONS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16", since=4, ignorable=True),
     Field("results_by_transaction", Array(ADD_PARTITIONS_TO_TXN_RESULT), since=4),
     Field("results_by_topic_v3_and_below", Array(ADD_PARTITIONS_TO_TXN_TOPIC_RESULT), until=3),
 )
 
-ADD_PARTITIONS_TO_TXN = Api(
-    key=24,
-    name="AddPartitionsToTxn",
-    request=ADD_PARTITIONS_TO_TXN_REQUEST,
-    response=ADD_PARTITIONS_TO_TXN_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=3,
-    route=Route.TRANSACTION,
+ADD_PARTITIONS_TO_TXN = api(
+    24,
+    "AddPartitionsToTxn",
+    ADD_PARTITIONS_TO_TXN_REQUEST,
+    ADD_PARTITIONS_TO_TXN_RESPONSE,
+    "0-5",
+    "3+",
+    Route.TRANSACTION,
     coordinator_key_field="v3_and_below_transactional_id",
 )
 

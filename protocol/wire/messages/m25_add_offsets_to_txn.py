@@ -5,7 +5,7 @@ TxnOffsetCommit from version 5 on does not need it.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Field, Route, Struct, api
 
 ADD_OFFSETS_TO_TXN_REQUEST = Struct(
     Field("transactional_id", "string"),
@@ -14,18 +14,8 @@ ADD_OFFSETS_TO_TXN_REQUEST = Struct(
     Field("group_id", "string"),
 )
 
-ADD_OFFSETS_TO_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("error_code", "int16"),
-)
+ADD_OFFSETS_TO_TXN_RESPONSE = Struct(THROTTLE_TIME, Field("error_code", "int16"))
 
-ADD_OFFSETS_TO_TXN = Api(
-    key=25,
-    name="AddOffsetsToTxn",
-    request=ADD_OFFSETS_TO_TXN_REQUEST,
-    response=ADD_OFFSETS_TO_TXN_RESPONSE,
-    first=0,
-    last=4,
-    flexible_since=3,
-    route=Route.TRANSACTION,
+ADD_OFFSETS_TO_TXN = api(
+    25, "AddOffsetsToTxn", ADD_OFFSETS_TO_TXN_REQUEST, ADD_OFFSETS_TO_TXN_RESPONSE, "0-4", "3+", Route.TRANSACTION
 )

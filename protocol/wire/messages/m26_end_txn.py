@@ -5,7 +5,7 @@ Version 5 (only with `transaction.version` 2) returns the producer id and epoch 
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Field, Route, Struct, api
 
 END_TXN_REQUEST = Struct(
     Field("transactional_id", "string"),
@@ -15,22 +15,13 @@ END_TXN_REQUEST = Struct(
 )
 
 END_TXN_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("producer_id", "int64", since=5, default=-1, ignorable=True),
     Field("producer_epoch", "int16", since=5, default=-1, ignorable=True),
 )
 
-END_TXN = Api(
-    key=26,
-    name="EndTxn",
-    request=END_TXN_REQUEST,
-    response=END_TXN_RESPONSE,
-    first=0,
-    last=5,
-    flexible_since=3,
-    route=Route.TRANSACTION,
-)
+END_TXN = api(26, "EndTxn", END_TXN_REQUEST, END_TXN_RESPONSE, "0-5", "3+", Route.TRANSACTION)
 
 LAST_BEFORE_TRANSACTION_V2 = 4
 """The last version for clusters with `transaction.version` below 2."""

@@ -6,7 +6,7 @@ the transaction implicitly. Version 6 identifies topics by id (KIP-1319).
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 TXN_OFFSET_COMMIT_REQUEST_PARTITION = Struct(
     Field("partition_index", "int32"),
@@ -32,10 +32,7 @@ TXN_OFFSET_COMMIT_REQUEST = Struct(
     Field("topics", Array(TXN_OFFSET_COMMIT_REQUEST_TOPIC)),
 )
 
-TXN_OFFSET_COMMIT_RESPONSE_PARTITION = Struct(
-    Field("partition_index", "int32"),
-    Field("error_code", "int16"),
-)
+TXN_OFFSET_COMMIT_RESPONSE_PARTITION = Struct(Field("partition_index", "int32"), Field("error_code", "int16"))
 
 TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
     Field("name", "string", until=5, ignorable=True),
@@ -43,20 +40,10 @@ TXN_OFFSET_COMMIT_RESPONSE_TOPIC = Struct(
     Field("partitions", Array(TXN_OFFSET_COMMIT_RESPONSE_PARTITION)),
 )
 
-TXN_OFFSET_COMMIT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("topics", Array(TXN_OFFSET_COMMIT_RESPONSE_TOPIC)),
-)
+TXN_OFFSET_COMMIT_RESPONSE = Struct(THROTTLE_TIME, Field("topics", Array(TXN_OFFSET_COMMIT_RESPONSE_TOPIC)))
 
-TXN_OFFSET_COMMIT = Api(
-    key=28,
-    name="TxnOffsetCommit",
-    request=TXN_OFFSET_COMMIT_REQUEST,
-    response=TXN_OFFSET_COMMIT_RESPONSE,
-    first=0,
-    last=6,
-    flexible_since=3,
-    route=Route.GROUP,
+TXN_OFFSET_COMMIT = api(
+    28, "TxnOffsetCommit", TXN_OFFSET_COMMIT_REQUEST, TXN_OFFSET_COMMIT_RESPONSE, "0-6", "3+", Route.GROUP
 )
 
 LAST_BEFORE_TRANSACTION_V2 = 4

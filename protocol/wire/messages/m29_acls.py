@@ -5,7 +5,7 @@ Resource types, pattern types, operations and permissions are numbers; `protocol
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 DESCRIBE_ACLS_REQUEST = Struct(
     Field("resource_type_filter", "int8"),
@@ -18,10 +18,7 @@ DESCRIBE_ACLS_REQUEST = Struct(
 )
 
 ACL_DESCRIPTION = Struct(
-    Field("principal", "string"),
-    Field("host", "string"),
-    Field("operation", "int8"),
-    Field("permission_type", "int8"),
+    Field("principal", "string"), Field("host", "string"), Field("operation", "int8"), Field("permission_type", "int8")
 )
 
 DESCRIBE_ACLS_RESOURCE = Struct(
@@ -32,22 +29,13 @@ DESCRIBE_ACLS_RESOURCE = Struct(
 )
 
 DESCRIBE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("resources", Array(DESCRIBE_ACLS_RESOURCE)),
 )
 
-DESCRIBE_ACLS = Api(
-    key=29,
-    name="DescribeAcls",
-    request=DESCRIBE_ACLS_REQUEST,
-    response=DESCRIBE_ACLS_RESPONSE,
-    first=1,
-    last=3,
-    flexible_since=2,
-    route=Route.ANY,
-)
+DESCRIBE_ACLS = api(29, "DescribeAcls", DESCRIBE_ACLS_REQUEST, DESCRIBE_ACLS_RESPONSE, "1-3", "2+", Route.ANY)
 
 ACL_CREATION = Struct(
     Field("resource_type", "int8"),
@@ -59,30 +47,13 @@ ACL_CREATION = Struct(
     Field("permission_type", "int8"),
 )
 
-CREATE_ACLS_REQUEST = Struct(
-    Field("creations", Array(ACL_CREATION)),
-)
+CREATE_ACLS_REQUEST = Struct(Field("creations", Array(ACL_CREATION)))
 
-ACL_CREATION_RESULT = Struct(
-    Field("error_code", "int16"),
-    Field("error_message", "string", nullable_since=0),
-)
+ACL_CREATION_RESULT = Struct(Field("error_code", "int16"), Field("error_message", "string", nullable_since=0))
 
-CREATE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("results", Array(ACL_CREATION_RESULT)),
-)
+CREATE_ACLS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(ACL_CREATION_RESULT)))
 
-CREATE_ACLS = Api(
-    key=30,
-    name="CreateAcls",
-    request=CREATE_ACLS_REQUEST,
-    response=CREATE_ACLS_RESPONSE,
-    first=1,
-    last=3,
-    flexible_since=2,
-    route=Route.CONTROLLER,
-)
+CREATE_ACLS = api(30, "CreateAcls", CREATE_ACLS_REQUEST, CREATE_ACLS_RESPONSE, "1-3", "2+", Route.CONTROLLER)
 
 DELETE_ACLS_FILTER = Struct(
     Field("resource_type_filter", "int8"),
@@ -94,9 +65,7 @@ DELETE_ACLS_FILTER = Struct(
     Field("permission_type", "int8"),
 )
 
-DELETE_ACLS_REQUEST = Struct(
-    Field("filters", Array(DELETE_ACLS_FILTER)),
-)
+DELETE_ACLS_REQUEST = Struct(Field("filters", Array(DELETE_ACLS_FILTER)))
 
 DELETE_ACLS_MATCHING_ACL = Struct(
     Field("error_code", "int16"),
@@ -116,18 +85,6 @@ DELETE_ACLS_FILTER_RESULT = Struct(
     Field("matching_acls", Array(DELETE_ACLS_MATCHING_ACL)),
 )
 
-DELETE_ACLS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("filter_results", Array(DELETE_ACLS_FILTER_RESULT)),
-)
+DELETE_ACLS_RESPONSE = Struct(THROTTLE_TIME, Field("filter_results", Array(DELETE_ACLS_FILTER_RESULT)))
 
-DELETE_ACLS = Api(
-    key=31,
-    name="DeleteAcls",
-    request=DELETE_ACLS_REQUEST,
-    response=DELETE_ACLS_RESPONSE,
-    first=1,
-    last=3,
-    flexible_since=2,
-    route=Route.CONTROLLER,
-)
+DELETE_ACLS = api(31, "DeleteAcls", DELETE_ACLS_REQUEST, DELETE_ACLS_RESPONSE, "1-3", "2+", Route.CONTROLLER)

@@ -5,7 +5,7 @@ Only a broker itself returns its own configuration.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 DESCRIBE_CONFIGS_RESOURCE = Struct(
     Field("resource_type", "int8", doc="2 topic, 4 broker, 8 broker logger, 32 group"),
@@ -20,9 +20,7 @@ DESCRIBE_CONFIGS_REQUEST = Struct(
 )
 
 DESCRIBE_CONFIGS_SYNONYM = Struct(
-    Field("name", "string"),
-    Field("value", "string", nullable_since=0),
-    Field("source", "int8"),
+    Field("name", "string"), Field("value", "string", nullable_since=0), Field("source", "int8")
 )
 
 DESCRIBE_CONFIGS_RESOURCE_RESULT = Struct(
@@ -44,18 +42,8 @@ DESCRIBE_CONFIGS_RESULT = Struct(
     Field("configs", Array(DESCRIBE_CONFIGS_RESOURCE_RESULT)),
 )
 
-DESCRIBE_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("results", Array(DESCRIBE_CONFIGS_RESULT)),
-)
+DESCRIBE_CONFIGS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(DESCRIBE_CONFIGS_RESULT)))
 
-DESCRIBE_CONFIGS = Api(
-    key=32,
-    name="DescribeConfigs",
-    request=DESCRIBE_CONFIGS_REQUEST,
-    response=DESCRIBE_CONFIGS_RESPONSE,
-    first=1,
-    last=4,
-    flexible_since=4,
-    route=Route.ANY,
+DESCRIBE_CONFIGS = api(
+    32, "DescribeConfigs", DESCRIBE_CONFIGS_REQUEST, DESCRIBE_CONFIGS_RESPONSE, "1-4", "4+", Route.ANY
 )

@@ -5,23 +5,15 @@ AlterConfigs replaces the whole configuration of a resource. Only a broker itsel
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-ALTERABLE_CONFIG = Struct(
-    Field("name", "string"),
-    Field("value", "string", nullable_since=0),
-)
+ALTERABLE_CONFIG = Struct(Field("name", "string"), Field("value", "string", nullable_since=0))
 
 ALTER_CONFIGS_RESOURCE = Struct(
-    Field("resource_type", "int8"),
-    Field("resource_name", "string"),
-    Field("configs", Array(ALTERABLE_CONFIG)),
+    Field("resource_type", "int8"), Field("resource_name", "string"), Field("configs", Array(ALTERABLE_CONFIG))
 )
 
-ALTER_CONFIGS_REQUEST = Struct(
-    Field("resources", Array(ALTER_CONFIGS_RESOURCE)),
-    Field("validate_only", "bool"),
-)
+ALTER_CONFIGS_REQUEST = Struct(Field("resources", Array(ALTER_CONFIGS_RESOURCE)), Field("validate_only", "bool"))
 
 ALTER_CONFIGS_RESOURCE_RESPONSE = Struct(
     Field("error_code", "int16"),
@@ -30,26 +22,12 @@ ALTER_CONFIGS_RESOURCE_RESPONSE = Struct(
     Field("resource_name", "string"),
 )
 
-ALTER_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)),
-)
+ALTER_CONFIGS_RESPONSE = Struct(THROTTLE_TIME, Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)))
 
-ALTER_CONFIGS = Api(
-    key=33,
-    name="AlterConfigs",
-    request=ALTER_CONFIGS_REQUEST,
-    response=ALTER_CONFIGS_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=2,
-    route=Route.ANY,
-)
+ALTER_CONFIGS = api(33, "AlterConfigs", ALTER_CONFIGS_REQUEST, ALTER_CONFIGS_RESPONSE, "0-2", "2+", Route.ANY)
 
 INCREMENTAL_ALTERABLE_CONFIG = Struct(
-    Field("name", "string"),
-    Field("config_operation", "int8"),
-    Field("value", "string", nullable_since=0),
+    Field("name", "string"), Field("config_operation", "int8"), Field("value", "string", nullable_since=0)
 )
 
 INCREMENTAL_ALTER_CONFIGS_RESOURCE = Struct(
@@ -59,22 +37,17 @@ INCREMENTAL_ALTER_CONFIGS_RESOURCE = Struct(
 )
 
 INCREMENTAL_ALTER_CONFIGS_REQUEST = Struct(
-    Field("resources", Array(INCREMENTAL_ALTER_CONFIGS_RESOURCE)),
-    Field("validate_only", "bool"),
+    Field("resources", Array(INCREMENTAL_ALTER_CONFIGS_RESOURCE)), Field("validate_only", "bool")
 )
 
-INCREMENTAL_ALTER_CONFIGS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)),
-)
+INCREMENTAL_ALTER_CONFIGS_RESPONSE = Struct(THROTTLE_TIME, Field("responses", Array(ALTER_CONFIGS_RESOURCE_RESPONSE)))
 
-INCREMENTAL_ALTER_CONFIGS = Api(
-    key=44,
-    name="IncrementalAlterConfigs",
-    request=INCREMENTAL_ALTER_CONFIGS_REQUEST,
-    response=INCREMENTAL_ALTER_CONFIGS_RESPONSE,
-    first=0,
-    last=1,
-    flexible_since=1,
-    route=Route.ANY,
+INCREMENTAL_ALTER_CONFIGS = api(
+    44,
+    "IncrementalAlterConfigs",
+    INCREMENTAL_ALTER_CONFIGS_REQUEST,
+    INCREMENTAL_ALTER_CONFIGS_RESPONSE,
+    "0-1",
+    "1+",
+    Route.ANY,
 )

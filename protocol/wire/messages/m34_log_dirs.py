@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-ALTER_REPLICA_LOG_DIR_TOPIC = Struct(
-    Field("name", "string"),
-    Field("partitions", Array("int32")),
-)
+ALTER_REPLICA_LOG_DIR_TOPIC = Struct(Field("name", "string"), Field("partitions", Array("int32")))
 
-ALTER_REPLICA_LOG_DIR = Struct(
-    Field("path", "string"),
-    Field("topics", Array(ALTER_REPLICA_LOG_DIR_TOPIC)),
-)
+ALTER_REPLICA_LOG_DIR = Struct(Field("path", "string"), Field("topics", Array(ALTER_REPLICA_LOG_DIR_TOPIC)))
 
-ALTER_REPLICA_LOG_DIRS_REQUEST = Struct(
-    Field("dirs", Array(ALTER_REPLICA_LOG_DIR)),
-)
+ALTER_REPLICA_LOG_DIRS_REQUEST = Struct(Field("dirs", Array(ALTER_REPLICA_LOG_DIR)))
 
-ALTER_REPLICA_LOG_DIR_PARTITION_RESULT = Struct(
-    Field("partition_index", "int32"),
-    Field("error_code", "int16"),
-)
+ALTER_REPLICA_LOG_DIR_PARTITION_RESULT = Struct(Field("partition_index", "int32"), Field("error_code", "int16"))
 
 ALTER_REPLICA_LOG_DIR_TOPIC_RESULT = Struct(
-    Field("topic_name", "string"),
-    Field("partitions", Array(ALTER_REPLICA_LOG_DIR_PARTITION_RESULT)),
+    Field("topic_name", "string"), Field("partitions", Array(ALTER_REPLICA_LOG_DIR_PARTITION_RESULT))
 )
 
-ALTER_REPLICA_LOG_DIRS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("results", Array(ALTER_REPLICA_LOG_DIR_TOPIC_RESULT)),
+ALTER_REPLICA_LOG_DIRS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(ALTER_REPLICA_LOG_DIR_TOPIC_RESULT)))
+
+ALTER_REPLICA_LOG_DIRS = api(
+    34,
+    "AlterReplicaLogDirs",
+    ALTER_REPLICA_LOG_DIRS_REQUEST,
+    ALTER_REPLICA_LOG_DIRS_RESPONSE,
+    "1-2",
+    "2+",
+    Route.BROKER,
 )
 
-ALTER_REPLICA_LOG_DIRS = Api(
-    key=34,
-    name="AlterReplicaLogDirs",
-    request=ALTER_REPLICA_LOG_DIRS_REQUEST,
-    response=ALTER_REPLICA_LOG_DIRS_RESPONSE,
-    first=1,
-    last=2,
-    flexible_since=2,
-    route=Route.BROKER,
-)
+DESCRIBABLE_LOG_DIR_TOPIC = Struct(Field("topic", "string"), Field("partitions", Array("int32")))
 
-DESCRIBABLE_LOG_DIR_TOPIC = Struct(
-    Field("topic", "string"),
-    Field("partitions", Array("int32")),
-)
-
-DESCRIBE_LOG_DIRS_REQUEST = Struct(
-    Field("topics", Array(DESCRIBABLE_LOG_DIR_TOPIC), nullable_since=0),
-)
+DESCRIBE_LOG_DIRS_REQUEST = Struct(Field("topics", Array(DESCRIBABLE_LOG_DIR_TOPIC), nullable_since=0))
 
 DESCRIBE_LOG_DIRS_PARTITION = Struct(
     Field("partition_index", "int32"),
@@ -60,10 +39,7 @@ DESCRIBE_LOG_DIRS_PARTITION = Struct(
     Field("is_future_key", "bool"),
 )
 
-DESCRIBE_LOG_DIRS_TOPIC = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(DESCRIBE_LOG_DIRS_PARTITION)),
-)
+DESCRIBE_LOG_DIRS_TOPIC = Struct(Field("name", "string"), Field("partitions", Array(DESCRIBE_LOG_DIRS_PARTITION)))
 
 DESCRIBE_LOG_DIRS_RESULT = Struct(
     Field("error_code", "int16"),
@@ -75,18 +51,11 @@ DESCRIBE_LOG_DIRS_RESULT = Struct(
 )
 
 DESCRIBE_LOG_DIRS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16", since=3, ignorable=True),
     Field("results", Array(DESCRIBE_LOG_DIRS_RESULT)),
 )
 
-DESCRIBE_LOG_DIRS = Api(
-    key=35,
-    name="DescribeLogDirs",
-    request=DESCRIBE_LOG_DIRS_REQUEST,
-    response=DESCRIBE_LOG_DIRS_RESPONSE,
-    first=1,
-    last=5,
-    flexible_since=2,
-    route=Route.BROKER,
+DESCRIBE_LOG_DIRS = api(
+    35, "DescribeLogDirs", DESCRIBE_LOG_DIRS_REQUEST, DESCRIBE_LOG_DIRS_RESPONSE, "1-5", "2+", Route.BROKER
 )

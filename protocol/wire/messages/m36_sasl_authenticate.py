@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Field, Route, Struct
+from protocol.wire.schema import Field, Route, Struct, api
 
-SASL_AUTHENTICATE_REQUEST = Struct(
-    Field("auth_bytes", "bytes"),
-)
+SASL_AUTHENTICATE_REQUEST = Struct(Field("auth_bytes", "bytes"))
 
 SASL_AUTHENTICATE_RESPONSE = Struct(
     Field("error_code", "int16"),
@@ -15,13 +13,6 @@ SASL_AUTHENTICATE_RESPONSE = Struct(
     Field("session_lifetime_ms", "int64", since=1, ignorable=True, doc="0: the session does not expire"),
 )
 
-SASL_AUTHENTICATE = Api(
-    key=36,
-    name="SaslAuthenticate",
-    request=SASL_AUTHENTICATE_REQUEST,
-    response=SASL_AUTHENTICATE_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=2,
-    route=Route.BROKER,
+SASL_AUTHENTICATE = api(
+    36, "SaslAuthenticate", SASL_AUTHENTICATE_REQUEST, SASL_AUTHENTICATE_RESPONSE, "0-2", "2+", Route.BROKER
 )

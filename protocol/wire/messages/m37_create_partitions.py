@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-CREATE_PARTITIONS_ASSIGNMENT = Struct(
-    Field("broker_ids", Array("int32")),
-)
+CREATE_PARTITIONS_ASSIGNMENT = Struct(Field("broker_ids", Array("int32")))
 
 CREATE_PARTITIONS_TOPIC = Struct(
     Field("name", "string"),
@@ -15,9 +13,7 @@ CREATE_PARTITIONS_TOPIC = Struct(
 )
 
 CREATE_PARTITIONS_REQUEST = Struct(
-    Field("topics", Array(CREATE_PARTITIONS_TOPIC)),
-    Field("timeout_ms", "int32"),
-    Field("validate_only", "bool"),
+    Field("topics", Array(CREATE_PARTITIONS_TOPIC)), Field("timeout_ms", "int32"), Field("validate_only", "bool")
 )
 
 CREATE_PARTITIONS_TOPIC_RESULT = Struct(
@@ -26,18 +22,8 @@ CREATE_PARTITIONS_TOPIC_RESULT = Struct(
     Field("error_message", "string", nullable_since=0, default=None),
 )
 
-CREATE_PARTITIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("results", Array(CREATE_PARTITIONS_TOPIC_RESULT)),
-)
+CREATE_PARTITIONS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(CREATE_PARTITIONS_TOPIC_RESULT)))
 
-CREATE_PARTITIONS = Api(
-    key=37,
-    name="CreatePartitions",
-    request=CREATE_PARTITIONS_REQUEST,
-    response=CREATE_PARTITIONS_RESPONSE,
-    first=0,
-    last=3,
-    flexible_since=2,
-    route=Route.CONTROLLER,
+CREATE_PARTITIONS = api(
+    37, "CreatePartitions", CREATE_PARTITIONS_REQUEST, CREATE_PARTITIONS_RESPONSE, "0-3", "2+", Route.CONTROLLER
 )

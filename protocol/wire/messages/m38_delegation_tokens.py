@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-CREATABLE_RENEWERS = Struct(
-    Field("principal_type", "string"),
-    Field("principal_name", "string"),
-)
+CREATABLE_RENEWERS = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
 
 CREATE_DELEGATION_TOKEN_REQUEST = Struct(
     Field("owner_principal_type", "string", since=3, nullable_since=3),
@@ -27,77 +24,50 @@ CREATE_DELEGATION_TOKEN_RESPONSE = Struct(
     Field("max_timestamp_ms", "int64"),
     Field("token_id", "string"),
     Field("hmac", "bytes"),
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
 )
 
-CREATE_DELEGATION_TOKEN = Api(
-    key=38,
-    name="CreateDelegationToken",
-    request=CREATE_DELEGATION_TOKEN_REQUEST,
-    response=CREATE_DELEGATION_TOKEN_RESPONSE,
-    first=1,
-    last=3,
-    flexible_since=2,
-    route=Route.ANY,
+CREATE_DELEGATION_TOKEN = api(
+    38,
+    "CreateDelegationToken",
+    CREATE_DELEGATION_TOKEN_REQUEST,
+    CREATE_DELEGATION_TOKEN_RESPONSE,
+    "1-3",
+    "2+",
+    Route.ANY,
 )
 
-RENEW_DELEGATION_TOKEN_REQUEST = Struct(
-    Field("hmac", "bytes"),
-    Field("renew_period_ms", "int64"),
-)
+RENEW_DELEGATION_TOKEN_REQUEST = Struct(Field("hmac", "bytes"), Field("renew_period_ms", "int64"))
 
 RENEW_DELEGATION_TOKEN_RESPONSE = Struct(
-    Field("error_code", "int16"),
-    Field("expiry_timestamp_ms", "int64"),
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    Field("error_code", "int16"), Field("expiry_timestamp_ms", "int64"), THROTTLE_TIME
 )
 
-RENEW_DELEGATION_TOKEN = Api(
-    key=39,
-    name="RenewDelegationToken",
-    request=RENEW_DELEGATION_TOKEN_REQUEST,
-    response=RENEW_DELEGATION_TOKEN_RESPONSE,
-    first=1,
-    last=2,
-    flexible_since=2,
-    route=Route.ANY,
+RENEW_DELEGATION_TOKEN = api(
+    39, "RenewDelegationToken", RENEW_DELEGATION_TOKEN_REQUEST, RENEW_DELEGATION_TOKEN_RESPONSE, "1-2", "2+", Route.ANY
 )
 
-EXPIRE_DELEGATION_TOKEN_REQUEST = Struct(
-    Field("hmac", "bytes"),
-    Field("expiry_time_period_ms", "int64"),
-)
+EXPIRE_DELEGATION_TOKEN_REQUEST = Struct(Field("hmac", "bytes"), Field("expiry_time_period_ms", "int64"))
 
 EXPIRE_DELEGATION_TOKEN_RESPONSE = Struct(
-    Field("error_code", "int16"),
-    Field("expiry_timestamp_ms", "int64"),
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    Field("error_code", "int16"), Field("expiry_timestamp_ms", "int64"), THROTTLE_TIME
 )
 
-EXPIRE_DELEGATION_TOKEN = Api(
-    key=40,
-    name="ExpireDelegationToken",
-    request=EXPIRE_DELEGATION_TOKEN_REQUEST,
-    response=EXPIRE_DELEGATION_TOKEN_RESPONSE,
-    first=1,
-    last=2,
-    flexible_since=2,
-    route=Route.ANY,
+EXPIRE_DELEGATION_TOKEN = api(
+    40,
+    "ExpireDelegationToken",
+    EXPIRE_DELEGATION_TOKEN_REQUEST,
+    EXPIRE_DELEGATION_TOKEN_RESPONSE,
+    "1-2",
+    "2+",
+    Route.ANY,
 )
 
-DESCRIBE_DELEGATION_TOKEN_OWNER = Struct(
-    Field("principal_type", "string"),
-    Field("principal_name", "string"),
-)
+DESCRIBE_DELEGATION_TOKEN_OWNER = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
 
-DESCRIBE_DELEGATION_TOKEN_REQUEST = Struct(
-    Field("owners", Array(DESCRIBE_DELEGATION_TOKEN_OWNER), nullable_since=0),
-)
+DESCRIBE_DELEGATION_TOKEN_REQUEST = Struct(Field("owners", Array(DESCRIBE_DELEGATION_TOKEN_OWNER), nullable_since=0))
 
-DESCRIBED_DELEGATION_TOKEN_RENEWER = Struct(
-    Field("principal_type", "string"),
-    Field("principal_name", "string"),
-)
+DESCRIBED_DELEGATION_TOKEN_RENEWER = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
 
 DESCRIBED_DELEGATION_TOKEN = Struct(
     Field("principal_type", "string"),
@@ -113,18 +83,15 @@ DESCRIBED_DELEGATION_TOKEN = Struct(
 )
 
 DESCRIBE_DELEGATION_TOKEN_RESPONSE = Struct(
-    Field("error_code", "int16"),
-    Field("tokens", Array(DESCRIBED_DELEGATION_TOKEN)),
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    Field("error_code", "int16"), Field("tokens", Array(DESCRIBED_DELEGATION_TOKEN)), THROTTLE_TIME
 )
 
-DESCRIBE_DELEGATION_TOKEN = Api(
-    key=41,
-    name="DescribeDelegationToken",
-    request=DESCRIBE_DELEGATION_TOKEN_REQUEST,
-    response=DESCRIBE_DELEGATION_TOKEN_RESPONSE,
-    first=1,
-    last=3,
-    flexible_since=2,
-    route=Route.ANY,
+DESCRIBE_DELEGATION_TOKEN = api(
+    41,
+    "DescribeDelegationToken",
+    DESCRIBE_DELEGATION_TOKEN_REQUEST,
+    DESCRIBE_DELEGATION_TOKEN_RESPONSE,
+    "1-3",
+    "2+",
+    Route.ANY,
 )

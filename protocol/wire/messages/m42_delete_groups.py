@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-DELETE_GROUPS_REQUEST = Struct(
-    Field("groups_names", Array("string")),
-)
+DELETE_GROUPS_REQUEST = Struct(Field("groups_names", Array("string")))
 
 DELETABLE_GROUP_RESULT = Struct(
     Field("group_id", "string"),
@@ -14,19 +12,15 @@ DELETABLE_GROUP_RESULT = Struct(
     Field("error_message", "string", since=3, nullable_since=3, default=None, ignorable=True),
 )
 
-DELETE_GROUPS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("results", Array(DELETABLE_GROUP_RESULT)),
-)
+DELETE_GROUPS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(DELETABLE_GROUP_RESULT)))
 
-DELETE_GROUPS = Api(
-    key=42,
-    name="DeleteGroups",
-    request=DELETE_GROUPS_REQUEST,
-    response=DELETE_GROUPS_RESPONSE,
-    first=0,
-    last=3,
-    flexible_since=2,
-    route=Route.GROUP,
+DELETE_GROUPS = api(
+    42,
+    "DeleteGroups",
+    DELETE_GROUPS_REQUEST,
+    DELETE_GROUPS_RESPONSE,
+    "0-3",
+    "2+",
+    Route.GROUP,
     coordinator_key_field="groups_names",
 )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-TOPIC_PARTITIONS = Struct(
-    Field("topic", "string"),
-    Field("partitions", Array("int32")),
-)
+TOPIC_PARTITIONS = Struct(Field("topic", "string"), Field("partitions", Array("int32")))
 
 ELECT_LEADERS_REQUEST = Struct(
     Field("election_type", "int8", since=1),
@@ -16,29 +13,15 @@ ELECT_LEADERS_REQUEST = Struct(
 )
 
 PARTITION_RESULT = Struct(
-    Field("partition_id", "int32"),
-    Field("error_code", "int16"),
-    Field("error_message", "string", nullable_since=0),
+    Field("partition_id", "int32"), Field("error_code", "int16"), Field("error_message", "string", nullable_since=0)
 )
 
-REPLICA_ELECTION_RESULT = Struct(
-    Field("topic", "string"),
-    Field("partition_result", Array(PARTITION_RESULT)),
-)
+REPLICA_ELECTION_RESULT = Struct(Field("topic", "string"), Field("partition_result", Array(PARTITION_RESULT)))
 
 ELECT_LEADERS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16", since=1),
     Field("replica_election_results", Array(REPLICA_ELECTION_RESULT)),
 )
 
-ELECT_LEADERS = Api(
-    key=43,
-    name="ElectLeaders",
-    request=ELECT_LEADERS_REQUEST,
-    response=ELECT_LEADERS_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=2,
-    route=Route.CONTROLLER,
-)
+ELECT_LEADERS = api(43, "ElectLeaders", ELECT_LEADERS_REQUEST, ELECT_LEADERS_RESPONSE, "0-2", "2+", Route.CONTROLLER)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 REASSIGNABLE_PARTITION = Struct(
-    Field("partition_index", "int32"),
-    Field("replicas", Array("int32"), nullable_since=0, default=None),
+    Field("partition_index", "int32"), Field("replicas", Array("int32"), nullable_since=0, default=None)
 )
 
-REASSIGNABLE_TOPIC = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(REASSIGNABLE_PARTITION)),
-)
+REASSIGNABLE_TOPIC = Struct(Field("name", "string"), Field("partitions", Array(REASSIGNABLE_PARTITION)))
 
 ALTER_PARTITION_REASSIGNMENTS_REQUEST = Struct(
     Field("timeout_ms", "int32", default=60000),
@@ -21,39 +17,32 @@ ALTER_PARTITION_REASSIGNMENTS_REQUEST = Struct(
 )
 
 REASSIGNABLE_PARTITION_RESPONSE = Struct(
-    Field("partition_index", "int32"),
-    Field("error_code", "int16"),
-    Field("error_message", "string", nullable_since=0),
+    Field("partition_index", "int32"), Field("error_code", "int16"), Field("error_message", "string", nullable_since=0)
 )
 
 REASSIGNABLE_TOPIC_RESPONSE = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(REASSIGNABLE_PARTITION_RESPONSE)),
+    Field("name", "string"), Field("partitions", Array(REASSIGNABLE_PARTITION_RESPONSE))
 )
 
 ALTER_PARTITION_REASSIGNMENTS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("allow_replication_factor_change", "bool", since=1, default=True, ignorable=True),
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("responses", Array(REASSIGNABLE_TOPIC_RESPONSE)),
 )
 
-ALTER_PARTITION_REASSIGNMENTS = Api(
-    key=45,
-    name="AlterPartitionReassignments",
-    request=ALTER_PARTITION_REASSIGNMENTS_REQUEST,
-    response=ALTER_PARTITION_REASSIGNMENTS_RESPONSE,
-    first=0,
-    last=1,
-    flexible_since=0,
-    route=Route.CONTROLLER,
+ALTER_PARTITION_REASSIGNMENTS = api(
+    45,
+    "AlterPartitionReassignments",
+    ALTER_PARTITION_REASSIGNMENTS_REQUEST,
+    ALTER_PARTITION_REASSIGNMENTS_RESPONSE,
+    "0-1",
+    "0+",
+    Route.CONTROLLER,
 )
 
-LIST_PARTITION_REASSIGNMENTS_TOPICS = Struct(
-    Field("name", "string"),
-    Field("partition_indexes", Array("int32")),
-)
+LIST_PARTITION_REASSIGNMENTS_TOPICS = Struct(Field("name", "string"), Field("partition_indexes", Array("int32")))
 
 LIST_PARTITION_REASSIGNMENTS_REQUEST = Struct(
     Field("timeout_ms", "int32", default=60000),
@@ -67,25 +56,21 @@ ONGOING_PARTITION_REASSIGNMENT = Struct(
     Field("removing_replicas", Array("int32")),
 )
 
-ONGOING_TOPIC_REASSIGNMENT = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(ONGOING_PARTITION_REASSIGNMENT)),
-)
+ONGOING_TOPIC_REASSIGNMENT = Struct(Field("name", "string"), Field("partitions", Array(ONGOING_PARTITION_REASSIGNMENT)))
 
 LIST_PARTITION_REASSIGNMENTS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("topics", Array(ONGOING_TOPIC_REASSIGNMENT)),
 )
 
-LIST_PARTITION_REASSIGNMENTS = Api(
-    key=46,
-    name="ListPartitionReassignments",
-    request=LIST_PARTITION_REASSIGNMENTS_REQUEST,
-    response=LIST_PARTITION_REASSIGNMENTS_RESPONSE,
-    first=0,
-    last=0,
-    flexible_since=0,
-    route=Route.CONTROLLER,
+LIST_PARTITION_REASSIGNMENTS = api(
+    46,
+    "ListPartitionReassignments",
+    LIST_PARTITION_REASSIGNMENTS_REQUEST,
+    LIST_PARTITION_REASSIGNMENTS_RESPONSE,
+    "0",
+    "0+",
+    Route.CONTROLLER,
 )

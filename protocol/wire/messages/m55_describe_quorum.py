@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import Array, Field, Route, Struct, api
 
-PARTITION_DATA = Struct(
-    Field("partition_index", "int32"),
-)
+PARTITION_DATA = Struct(Field("partition_index", "int32"))
 
-TOPIC_DATA = Struct(
-    Field("topic_name", "string"),
-    Field("partitions", Array(PARTITION_DATA)),
-)
+TOPIC_DATA = Struct(Field("topic_name", "string"), Field("partitions", Array(PARTITION_DATA)))
 
-DESCRIBE_QUORUM_REQUEST = Struct(
-    Field("topics", Array(TOPIC_DATA)),
-)
+DESCRIBE_QUORUM_REQUEST = Struct(Field("topics", Array(TOPIC_DATA)))
 
 REPLICA_STATE = Struct(
     Field("replica_id", "int32"),
@@ -37,20 +30,12 @@ DESCRIBE_QUORUM_PARTITION_DATA = Struct(
 )
 
 DESCRIBE_QUORUM_TOPIC_DATA = Struct(
-    Field("topic_name", "string"),
-    Field("partitions", Array(DESCRIBE_QUORUM_PARTITION_DATA)),
+    Field("topic_name", "string"), Field("partitions", Array(DESCRIBE_QUORUM_PARTITION_DATA))
 )
 
-LISTENER = Struct(
-    Field("name", "string", since=2),
-    Field("host", "string", since=2),
-    Field("port", "uint16", since=2),
-)
+LISTENER = Struct(Field("name", "string", since=2), Field("host", "string", since=2), Field("port", "uint16", since=2))
 
-NODE = Struct(
-    Field("node_id", "int32", since=2),
-    Field("listeners", Array(LISTENER), since=2),
-)
+NODE = Struct(Field("node_id", "int32", since=2), Field("listeners", Array(LISTENER), since=2))
 
 DESCRIBE_QUORUM_RESPONSE = Struct(
     Field("error_code", "int16"),
@@ -59,13 +44,4 @@ DESCRIBE_QUORUM_RESPONSE = Struct(
     Field("nodes", Array(NODE), since=2),
 )
 
-DESCRIBE_QUORUM = Api(
-    key=55,
-    name="DescribeQuorum",
-    request=DESCRIBE_QUORUM_REQUEST,
-    response=DESCRIBE_QUORUM_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=0,
-    route=Route.ANY,
-)
+DESCRIBE_QUORUM = api(55, "DescribeQuorum", DESCRIBE_QUORUM_REQUEST, DESCRIBE_QUORUM_RESPONSE, "0-2", "0+", Route.ANY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 FEATURE_UPDATE_KEY = Struct(
     Field("feature", "string"),
@@ -18,25 +18,16 @@ UPDATE_FEATURES_REQUEST = Struct(
 )
 
 UPDATABLE_FEATURE_RESULT = Struct(
-    Field("feature", "string"),
-    Field("error_code", "int16"),
-    Field("error_message", "string", nullable_since=0),
+    Field("feature", "string"), Field("error_code", "int16"), Field("error_message", "string", nullable_since=0)
 )
 
 UPDATE_FEATURES_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
     Field("results", Array(UPDATABLE_FEATURE_RESULT), until=1, ignorable=True),
 )
 
-UPDATE_FEATURES = Api(
-    key=57,
-    name="UpdateFeatures",
-    request=UPDATE_FEATURES_REQUEST,
-    response=UPDATE_FEATURES_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=0,
-    route=Route.CONTROLLER,
+UPDATE_FEATURES = api(
+    57, "UpdateFeatures", UPDATE_FEATURES_REQUEST, UPDATE_FEATURES_RESPONSE, "0-2", "0+", Route.CONTROLLER
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 DESCRIBE_CLUSTER_REQUEST = Struct(
     Field("include_cluster_authorized_operations", "bool"),
@@ -19,7 +19,7 @@ DESCRIBE_CLUSTER_BROKER = Struct(
 )
 
 DESCRIBE_CLUSTER_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0, default=None),
     Field("endpoint_type", "int8", since=1, default=1),
@@ -29,13 +29,6 @@ DESCRIBE_CLUSTER_RESPONSE = Struct(
     Field("cluster_authorized_operations", "int32", default=-(2**31)),
 )
 
-DESCRIBE_CLUSTER = Api(
-    key=60,
-    name="DescribeCluster",
-    request=DESCRIBE_CLUSTER_REQUEST,
-    response=DESCRIBE_CLUSTER_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=0,
-    route=Route.ANY,
+DESCRIBE_CLUSTER = api(
+    60, "DescribeCluster", DESCRIBE_CLUSTER_REQUEST, DESCRIBE_CLUSTER_RESPONSE, "0-2", "0+", Route.ANY
 )

@@ -5,16 +5,11 @@ Used to find hanging transactions.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-TOPIC_REQUEST = Struct(
-    Field("name", "string"),
-    Field("partition_indexes", Array("int32")),
-)
+TOPIC_REQUEST = Struct(Field("name", "string"), Field("partition_indexes", Array("int32")))
 
-DESCRIBE_PRODUCERS_REQUEST = Struct(
-    Field("topics", Array(TOPIC_REQUEST)),
-)
+DESCRIBE_PRODUCERS_REQUEST = Struct(Field("topics", Array(TOPIC_REQUEST)))
 
 PRODUCER_STATE = Struct(
     Field("producer_id", "int64"),
@@ -32,23 +27,10 @@ PARTITION_RESPONSE = Struct(
     Field("active_producers", Array(PRODUCER_STATE)),
 )
 
-TOPIC_RESPONSE = Struct(
-    Field("name", "string"),
-    Field("partitions", Array(PARTITION_RESPONSE)),
-)
+TOPIC_RESPONSE = Struct(Field("name", "string"), Field("partitions", Array(PARTITION_RESPONSE)))
 
-DESCRIBE_PRODUCERS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("topics", Array(TOPIC_RESPONSE)),
-)
+DESCRIBE_PRODUCERS_RESPONSE = Struct(THROTTLE_TIME, Field("topics", Array(TOPIC_RESPONSE)))
 
-DESCRIBE_PRODUCERS = Api(
-    key=61,
-    name="DescribeProducers",
-    request=DESCRIBE_PRODUCERS_REQUEST,
-    response=DESCRIBE_PRODUCERS_RESPONSE,
-    first=0,
-    last=0,
-    flexible_since=0,
-    route=Route.LEADER,
+DESCRIBE_PRODUCERS = api(
+    61, "DescribeProducers", DESCRIBE_PRODUCERS_REQUEST, DESCRIBE_PRODUCERS_RESPONSE, "0", "0+", Route.LEADER
 )

@@ -5,16 +5,11 @@ Used to find the outcome of an EndTxn whose response was lost.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-DESCRIBE_TRANSACTIONS_REQUEST = Struct(
-    Field("transactional_ids", Array("string")),
-)
+DESCRIBE_TRANSACTIONS_REQUEST = Struct(Field("transactional_ids", Array("string")))
 
-TOPIC_DATA = Struct(
-    Field("topic", "string"),
-    Field("partitions", Array("int32")),
-)
+TOPIC_DATA = Struct(Field("topic", "string"), Field("partitions", Array("int32")))
 
 TRANSACTION_STATE = Struct(
     Field("error_code", "int16"),
@@ -27,19 +22,15 @@ TRANSACTION_STATE = Struct(
     Field("topics", Array(TOPIC_DATA)),
 )
 
-DESCRIBE_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("transaction_states", Array(TRANSACTION_STATE)),
-)
+DESCRIBE_TRANSACTIONS_RESPONSE = Struct(THROTTLE_TIME, Field("transaction_states", Array(TRANSACTION_STATE)))
 
-DESCRIBE_TRANSACTIONS = Api(
-    key=65,
-    name="DescribeTransactions",
-    request=DESCRIBE_TRANSACTIONS_REQUEST,
-    response=DESCRIBE_TRANSACTIONS_RESPONSE,
-    first=0,
-    last=0,
-    flexible_since=0,
-    route=Route.TRANSACTION,
+DESCRIBE_TRANSACTIONS = api(
+    65,
+    "DescribeTransactions",
+    DESCRIBE_TRANSACTIONS_REQUEST,
+    DESCRIBE_TRANSACTIONS_RESPONSE,
+    "0",
+    "0+",
+    Route.TRANSACTION,
     coordinator_key_field="transactional_ids",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 LIST_TRANSACTIONS_REQUEST = Struct(
     Field("state_filters", Array("string")),
@@ -12,27 +12,18 @@ LIST_TRANSACTIONS_REQUEST = Struct(
 )
 
 TRANSACTION_STATE = Struct(
-    Field("transactional_id", "string"),
-    Field("producer_id", "int64"),
-    Field("transaction_state", "string"),
+    Field("transactional_id", "string"), Field("producer_id", "int64"), Field("transaction_state", "string")
 )
 
 LIST_TRANSACTIONS_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("unknown_state_filters", Array("string")),
     Field("transaction_states", Array(TRANSACTION_STATE)),
 )
 
-LIST_TRANSACTIONS = Api(
-    key=66,
-    name="ListTransactions",
-    request=LIST_TRANSACTIONS_REQUEST,
-    response=LIST_TRANSACTIONS_RESPONSE,
-    first=0,
-    last=2,
-    flexible_since=0,
-    route=Route.BROKER,
+LIST_TRANSACTIONS = api(
+    66, "ListTransactions", LIST_TRANSACTIONS_REQUEST, LIST_TRANSACTIONS_RESPONSE, "0-2", "0+", Route.BROKER
 )
 
 FIRST_WITH_DURATION = 1

@@ -6,12 +6,9 @@ change the assignment.
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-TOPIC_PARTITIONS = Struct(
-    Field("topic_id", "uuid"),
-    Field("partitions", Array("int32")),
-)
+TOPIC_PARTITIONS = Struct(Field("topic_id", "uuid"), Field("partitions", Array("int32")))
 
 CONSUMER_GROUP_HEARTBEAT_REQUEST = Struct(
     Field("group_id", "string"),
@@ -32,12 +29,10 @@ CONSUMER_GROUP_HEARTBEAT_REQUEST = Struct(
     ),
 )
 
-ASSIGNMENT = Struct(
-    Field("topic_partitions", Array(TOPIC_PARTITIONS)),
-)
+ASSIGNMENT = Struct(Field("topic_partitions", Array(TOPIC_PARTITIONS)))
 
 CONSUMER_GROUP_HEARTBEAT_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
+    THROTTLE_TIME,
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0, default=None),
     Field("member_id", "string", nullable_since=0, default=None),
@@ -46,15 +41,14 @@ CONSUMER_GROUP_HEARTBEAT_RESPONSE = Struct(
     Field("assignment", ASSIGNMENT, nullable_since=0, default=None),
 )
 
-CONSUMER_GROUP_HEARTBEAT = Api(
-    key=68,
-    name="ConsumerGroupHeartbeat",
-    request=CONSUMER_GROUP_HEARTBEAT_REQUEST,
-    response=CONSUMER_GROUP_HEARTBEAT_RESPONSE,
-    first=0,
-    last=1,
-    flexible_since=0,
-    route=Route.GROUP,
+CONSUMER_GROUP_HEARTBEAT = api(
+    68,
+    "ConsumerGroupHeartbeat",
+    CONSUMER_GROUP_HEARTBEAT_REQUEST,
+    CONSUMER_GROUP_HEARTBEAT_RESPONSE,
+    "0-1",
+    "0+",
+    Route.GROUP,
 )
 
 FIRST_WITH_REGEX = 1

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from protocol.wire.schema import Api, Array, Field, Route, Struct
+from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
 CONSUMER_GROUP_DESCRIBE_REQUEST = Struct(
-    Field("group_ids", Array("string")),
-    Field("include_authorized_operations", "bool"),
+    Field("group_ids", Array("string")), Field("include_authorized_operations", "bool")
 )
 
-TOPIC_PARTITIONS = Struct(
-    Field("topic_id", "uuid"),
-    Field("topic_name", "string"),
-    Field("partitions", Array("int32")),
-)
+TOPIC_PARTITIONS = Struct(Field("topic_id", "uuid"), Field("topic_name", "string"), Field("partitions", Array("int32")))
 
-ASSIGNMENT = Struct(
-    Field("topic_partitions", Array(TOPIC_PARTITIONS)),
-)
+ASSIGNMENT = Struct(Field("topic_partitions", Array(TOPIC_PARTITIONS)))
 
 MEMBER = Struct(
     Field("member_id", "string"),
@@ -45,19 +38,15 @@ DESCRIBED_GROUP = Struct(
     Field("authorized_operations", "int32", default=-(2**31)),
 )
 
-CONSUMER_GROUP_DESCRIBE_RESPONSE = Struct(
-    Field("throttle_time_ms", "int32", doc="ms for which a quota throttles the client"),
-    Field("groups", Array(DESCRIBED_GROUP)),
-)
+CONSUMER_GROUP_DESCRIBE_RESPONSE = Struct(THROTTLE_TIME, Field("groups", Array(DESCRIBED_GROUP)))
 
-CONSUMER_GROUP_DESCRIBE = Api(
-    key=69,
-    name="ConsumerGroupDescribe",
-    request=CONSUMER_GROUP_DESCRIBE_REQUEST,
-    response=CONSUMER_GROUP_DESCRIBE_RESPONSE,
-    first=0,
-    last=1,
-    flexible_since=0,
-    route=Route.GROUP,
+CONSUMER_GROUP_DESCRIBE = api(
+    69,
+    "ConsumerGroupDescribe",
+    CONSUMER_GROUP_DESCRIBE_REQUEST,
+    CONSUMER_GROUP_DESCRIBE_RESPONSE,
+    "0-1",
+    "0+",
+    Route.GROUP,
     coordinator_key_field="group_ids",
 )

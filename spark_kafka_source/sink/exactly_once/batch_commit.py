@@ -50,7 +50,7 @@ def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None],
     identities = _identities(prepared)
     batch = prepared[0].batch
     if batch is None:
-        tasks_without = [each.task for each in prepared if each.identity is None]
+        tasks_without = [write.task for write in prepared if write.identity is None]
         fence_other_attempts(client, prepared[0].query, identities, tasks_without)
         _require_open(client, prepared)
         _commit(client, identities, "the committed part of this write stays, and the rest is lost")
@@ -120,9 +120,9 @@ def _identities(prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity
     """Return the identities of the prepared transactions."""
     return [
         identity
-        for each in prepared
-        if each.identity is not None
-        for identity in each.query.identities({each.task: each.identity})
+        for write in prepared
+        if write.identity is not None
+        for identity in write.query.identities({write.task: write.identity})
     ]
 
 
@@ -132,7 +132,7 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
     The task count changes with the number of cores and by adaptive query execution. If no row is missing, any count is
     correct, since no task writes.
     """
-    decided = next((each.decided_task_count for each in prepared if each.decided_task_count is not None), task_count)
+    decided = next((write.decided_task_count for write in prepared if write.decided_task_count is not None), task_count)
     if decided == task_count:
         return
     missing = len(_identities(prepared))
@@ -157,10 +157,12 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
         Open transactions of tasks without a prepared one, left by a killed or lost attempt.
     """
     identities = _identities(prepared)
-    found = describe_open_transactions(client, [each.query.task(each.task) for each in prepared], client.deadline())
-    if found is None:
+    open_transactions = describe_open_transactions(
+        client, [write.query.task(write.task) for write in prepared], client.deadline()
+    )
+    if open_transactions is None:
         return []
-    ended = [each.transactional_id for each in identities if each not in found]
+    ended = [identity.transactional_id for identity in identities if identity not in open_transactions]
     if ended:
         raise KafkaError(
             f"{len(ended)} of {len(identities)} transactions ended before they could be committed: {listed(ended)}. "
@@ -169,20 +171,20 @@ def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[Tra
             "No record of this batch is visible; it is written again.",
             settings=("transaction.timeout.ms",),
         )
-    return [each for each in found if each not in identities]
+    return [identity for identity in open_transactions if identity not in identities]
 
 
 def _abort_leftover(client: Client, leftover: Sequence[TransactionalIdentity]) -> None:
     """Abort transactions of failed attempts, which delay readers of committed records."""
     ended = end_transactions(client, leftover, commit=False, deadline=client.deadline())
-    for each in ended.values():
-        if each.outcome is not TransactionOutcome.ABORTED:
-            log.warning("%s may stay open until it times out: %s", each.identity, each.cause)
+    for transaction in ended.values():
+        if transaction.outcome is not TransactionOutcome.ABORTED:
+            log.warning("%s may stay open until it times out: %s", transaction.identity, transaction.cause)
 
 
 def decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch, transaction_timeout_ms: int) -> None:
     """Record the decision; for a decided batch, replace transactions that timed out by those written again."""
-    transactions = {each.task: each.identity for each in prepared if each.identity is not None}
+    transactions = {write.task: write.identity for write in prepared if write.identity is not None}
 
     def decided(before: Ledger | None) -> Ledger:
         if before is None:
@@ -214,7 +216,9 @@ def _rewrite(
 
 def _commit(client: Client, identities: Sequence[TransactionalIdentity], consequence: str) -> None:
     ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
-    uncommitted = [each for each in ended.values() if each.outcome is not TransactionOutcome.COMMITTED]
+    uncommitted = [
+        transaction for transaction in ended.values() if transaction.outcome is not TransactionOutcome.COMMITTED
+    ]
     if uncommitted:
         first = uncommitted[0]
         raise OutcomeUnknown(

@@ -50,7 +50,7 @@ def fence_other_attempts(
         An attempt may still run.
     """
     failures = _fence(client, [write.transactional_id])
-    failures += _fence_others(client, write, {each.transactional_id for each in prepared}, tasks_without)
+    failures += _fence_others(client, write, {identity.transactional_id for identity in prepared}, tasks_without)
     for failure in failures:
         raise failure
 
@@ -64,8 +64,8 @@ def abort_failed_write(
     """
     failures = _fence(client, [write.transactional_id])
     ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
-    ended_ids = {identity.transactional_id for identity, each in ended.items() if _has_ended(each)}
-    prepared_tasks = [int(each.transactional_id.removeprefix(write.task_prefix)) for each in prepared]
+    ended_ids = {identity.transactional_id for identity, transaction in ended.items() if _has_ended(transaction)}
+    prepared_tasks = [int(identity.transactional_id.removeprefix(write.task_prefix)) for identity in prepared]
     failures += _fence_others(client, write, ended_ids, [*prepared_tasks, *silent_tasks])
     for failure in failures:
         raise failure
@@ -90,10 +90,10 @@ def _fence_others(
     """Fence the write's transactional ids without `excluded_ids`; those of `fallback_tasks` if listing them fails."""
     try:
         listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_ATTEMPT_STATES)
-        found = {each.transactional_id for each in listed}
+        fenced_ids = {transaction.transactional_id for transaction in listed}
     except KafkaError:
-        found = {write.task(task) for task in fallback_tasks}
-    return _fence(client, found.difference(excluded_ids))
+        fenced_ids = {write.task(task) for task in fallback_tasks}
+    return _fence(client, fenced_ids.difference(excluded_ids))
 
 
 def _has_ended(ended: EndedTransaction) -> bool:
@@ -108,10 +108,10 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
     deadline = _deadline(client)
     with ThreadPoolExecutor(_MAX_CONCURRENT) as threads:
         fenced = [
-            threads.submit(init_producer_id, client, each, _TRANSACTION_TIMEOUT_MS, deadline)
-            for each in transactional_ids
+            threads.submit(init_producer_id, client, transactional_id, _TRANSACTION_TIMEOUT_MS, deadline)
+            for transactional_id in transactional_ids
         ]
-    return [error for each in fenced if isinstance(error := each.exception(), KafkaError)]
+    return [error for future in fenced if isinstance(error := future.exception(), KafkaError)]
 
 
 def _deadline(client: Client) -> Deadline:

@@ -94,7 +94,7 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
     if not offsets:
         return None
     # Pieces of a longer ledger may remain, and an earlier ledger at a topic that the user could not read for a time.
-    topic = max(offsets, key=lambda each: (each[1] == 0, offsets[each].offset, each))[0]
+    topic = max(offsets, key=lambda key: (key[1] == 0, offsets[key].offset, key))[0]
     try:
         first = offsets[topic, 0]
         count = int(first.metadata.partition(" ")[0].partition("/")[2])
@@ -103,7 +103,7 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
         starts, task_count = body["starts"], body["tasks"]
         if not isinstance(task_count, int) or not isinstance(starts, list):
             raise ValueError(f"starts {starts!r}, tasks {task_count!r}")
-        if not all(isinstance(each, str) for each in starts):
+        if not all(isinstance(start, str) for start in starts):
             raise ValueError(f"starts {starts!r}")
         return Ledger(topic, tuple(starts), first.offset - 1, task_count, _unpacked(body["transactions"]))
     except (KeyError, TypeError, ValueError, zlib.error) as error:
@@ -115,11 +115,11 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
 
 def _packed(transactions: Mapping[int, ProducerIdentity]) -> str:
     """Pack tasks, producer ids and epochs as differences, which are mostly equal: ids are consecutive."""
-    rows = [(task, each.producer_id, each.producer_epoch) for task, each in sorted(transactions.items())]
+    rows = [(task, identity.producer_id, identity.producer_epoch) for task, identity in sorted(transactions.items())]
     columns = np.array(rows, "<i8").reshape(-1, 3).T
     return base64.b64encode(zlib.compress(np.diff(columns, prepend=0).tobytes())).decode()
 
 
 def _unpacked(text: str) -> dict[int, ProducerIdentity]:
     differences = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8").reshape(3, -1)
-    return {task: ProducerIdentity(*each) for task, *each in np.cumsum(differences, axis=1).T.tolist()}
+    return {task: ProducerIdentity(*identity) for task, *identity in np.cumsum(differences, axis=1).T.tolist()}

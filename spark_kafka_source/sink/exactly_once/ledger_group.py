@@ -100,14 +100,14 @@ def rewrite_ledger(
     """
     # The key has the process id, because a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)
-    known: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
-    if known is None or fence_first:
+    remembered: tuple[TransactionalIdentity, Ledger | None] | None = PROCESS.ledger_identities.pop(key, None)
+    if remembered is None or fence_first:
         identity = init_producer_id(client, query.transactional_id, transaction_timeout_ms, deadline)
         before = read_ledger(client, query, deadline, require_stable=True)
         if before is None and _is_written(client, query, deadline):
             before = read_written_ledger(client, query, deadline)
     else:
-        identity, before = known
+        identity, before = remembered
     after = change(before)
     if after is None or after == before:
         return after

@@ -24,7 +24,7 @@ def list_open_transactions(client: Client, prefix: str, deadline: Deadline) -> l
     """Return the open transactions whose transactional id begins with `prefix`."""
     try:
         listed = list_transactions(client, deadline, prefix=prefix, states=[_ONGOING])
-        return _ongoing(client, [each.transactional_id for each in listed], deadline)
+        return _ongoing(client, [transaction.transactional_id for transaction in listed], deadline)
     except UnsupportedVersion:
         return []
 
@@ -40,8 +40,8 @@ def describe_open_transactions(
 
 
 def _ongoing(client: Client, transactional_ids: Iterable[str], deadline: Deadline) -> list[TransactionalIdentity]:
-    found = describe_transactions(client, transactional_ids, deadline).values()
-    return [each.identity for each in found if each.state == _ONGOING]
+    descriptions = describe_transactions(client, transactional_ids, deadline).values()
+    return [transaction.identity for transaction in descriptions if transaction.state == _ONGOING]
 
 
 def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: Iterable[int]) -> list[int]:

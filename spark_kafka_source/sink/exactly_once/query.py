@@ -43,8 +43,8 @@ class Query:
     def identities(self, transactions: Mapping[int, ProducerIdentity]) -> list[TransactionalIdentity]:
         """Return the identities of transactions by task."""
         return [
-            TransactionalIdentity(self.task(task), each.producer_id, each.producer_epoch)
-            for task, each in transactions.items()
+            TransactionalIdentity(self.task(task), transaction.producer_id, transaction.producer_epoch)
+            for task, transaction in transactions.items()
         ]
 
 

@@ -177,16 +177,16 @@ def take_over(
 
 def _ledger_producer(client: Client, query: Query, deadline: Deadline) -> LedgerProducer:
     try:
-        found = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
+        transaction = describe_transactions(client, [query.transactional_id], deadline).get(query.transactional_id)
     except UnsupportedVersion:
-        found = None
-    if found is None:
+        transaction = None
+    if transaction is None:
         return LedgerProducer(None, is_idle=True)
-    return LedgerProducer(found.identity, is_idle=found.state in _IDLE_STATES)
+    return LedgerProducer(transaction.identity, is_idle=transaction.state in _IDLE_STATES)
 
 
-def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> None:
-    """Check the ledger again once a task has its producer id; `known` is the ledger before.
+def require_not_decided(client: Client, batch: StreamBatch, former_ledger: Ledger) -> None:
+    """Check the ledger again once a task has its producer id; `former_ledger` is the ledger before.
 
     Waits for a decision that is being written. An attempt that is too late would otherwise see the ledger before it,
     and leave a transaction open that only the next batch or a timeout ends.
@@ -197,12 +197,12 @@ def require_not_decided(client: Client, batch: StreamBatch, known: Ledger) -> No
         There is a newer start, or the batch was decided with another attempt of the task: a transaction of this attempt
         would stay open until it times out.
     """
-    deadline, what = client.deadline(), f"ledger of {batch.query.transactional_id}"
+    deadline, operation = client.deadline(), f"ledger of {batch.query.transactional_id}"
     read = partial(read_written_ledger, client, batch.query, deadline, require_stable=True)
-    ledger = client.retrying(what, read, deadline)
+    ledger = client.retrying(operation, read, deadline)
     require_newest(ledger, batch)
     # The first look may have been at the ledger before the previous batch.
-    if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != known:
+    if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != former_ledger:
         raise _too_late(ledger, batch)
 
 

@@ -195,7 +195,7 @@ def _maximum_ms(client: Client) -> str:
     try:
         broker = next(iter(client.brokers().values()))
         resource = {"resource_type": _BROKER, "resource_name": str(broker.node_id), "configuration_keys": [_MAXIMUM]}
-        (found,) = call(client, DESCRIBE_CONFIGS, {"resources": [resource]}, client.deadline(), to=broker)["results"]
-        return str(found["configs"][0]["value"])
+        reply = call(client, DESCRIBE_CONFIGS, {"resources": [resource]}, client.deadline(), to=broker)
+        return str(reply["results"][0]["configs"][0]["value"])
     except (KafkaError, LookupError):
         return "the value in their configuration"

@@ -41,8 +41,8 @@ KRAFT = pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (3, 3), reason="need
 
 @pytest.fixture
 def admin(kafka1: LocalKafka) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": kafka1.bootstrap_servers}) as one:
-        yield one
+    with Admin({"bootstrap.servers": kafka1.bootstrap_servers}) as first:
+        yield first
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def test_create_topics_with_one_refused_creates_the_others(
     assert codes(caught.value) == {existing: "TOPIC_ALREADY_EXISTS"}
     created = caught.value.results
     assert (created[name].partitions, created[name].configs["retention.ms"]) == (3, "3600000")
-    seen = librdkafka_admin.list_topics().topics
-    assert (len(seen[name].partitions), len(seen[assigned].partitions)) == (3, 2)
+    topics = librdkafka_admin.list_topics().topics
+    assert (len(topics[name].partitions), len(topics[assigned].partitions)) == (3, 2)
     admin.delete_topics([name], ids=[created[assigned].topic_id])
     wait_until(lambda: not {name, assigned} & librdkafka_admin.list_topics().topics.keys())
 
@@ -105,10 +105,10 @@ def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
 ) -> None:
     name = topic1(2, config={"max.message.bytes": "4096"})
     topic = admin.describe_topics([name], configs=True)[name]
-    seen = librdkafka_admin.list_topics(name).topics[name].partitions
+    partitions_of_librdkafka = librdkafka_admin.list_topics(name).topics[name].partitions
     assert {
         number: (part.leader, list(part.replicas), list(part.isr)) for number, part in topic.partitions.items()
-    } == {number: (part.leader, part.replicas, part.isrs) for number, part in seen.items()}
+    } == {number: (part.leader, part.replicas, part.isrs) for number, part in partitions_of_librdkafka.items()}
     assert topic.configs is not None
     assert topic.configs["max.message.bytes"].value == "4096"
     assert admin.describe_topics(ids=[topic.topic_id])[topic.topic_id].name == name
@@ -122,9 +122,9 @@ def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
 def test_create_partitions_and_delete_records_change_the_topic(
     admin: Admin, kafka1: LocalKafka, librdkafka_admin: librdkafka.AdminClient, topic1: TopicFactory
 ) -> None:
-    name, other = topic1(), topic1()
+    name, second = topic1(), topic1()
     produce(kafka1, name, range(10))
-    admin.create_partitions({name: 2, other: NewPartitions(2, [[1]])})
+    admin.create_partitions({name: 2, second: NewPartitions(2, [[1]])})
     wait_until(lambda: len(librdkafka_admin.list_topics(name).topics[name].partitions) == 2)
     with pytest.raises(AdminFailed) as caught:
         admin.create_partitions({name: 1})
@@ -156,11 +156,11 @@ def test_incremental_config_changes_agree_with_librdkafka(
             ]
         }
     )
-    asked = librdkafka.ConfigResource(librdkafka.RESOURCE_TOPIC, resource.name)
+    requested = librdkafka.ConfigResource(librdkafka.RESOURCE_TOPIC, resource.name)
 
     def described() -> dict[str, str]:
-        seen = librdkafka_admin.describe_configs([asked])[asked].result(30)
-        return {key: seen[key].value for key in ("retention.ms", "cleanup.policy", "max.message.bytes")}
+        observed = librdkafka_admin.describe_configs([requested])[requested].result(30)
+        return {key: observed[key].value for key in ("retention.ms", "cleanup.policy", "max.message.bytes")}
 
     expected = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "max.message.bytes": "5000"}
     wait_until(lambda: described() == expected, described)
@@ -183,10 +183,12 @@ def test_invalid_config_change_fails_only_for_its_resource(admin: Admin, topic1:
 
 def test_configs_of_brokers_and_loggers_are_described_by_that_broker(admin: Admin) -> None:
     logger = ConfigResource(ConfigResourceType.BROKER_LOGGER, "1")
-    found = admin.describe_configs([broker_resource(1), broker_resource(), logger], documentation=True)
-    assert found[broker_resource(1)]["broker.id" if version_numbers(KAFKA_VERSION) < (3, 3) else "node.id"].value == "1"
-    assert "The " in (found[broker_resource(1)]["num.io.threads"].documentation or "")
-    assert found[logger]["root"].source is ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+    configs = admin.describe_configs([broker_resource(1), broker_resource(), logger], documentation=True)
+    assert (
+        configs[broker_resource(1)]["broker.id" if version_numbers(KAFKA_VERSION) < (3, 3) else "node.id"].value == "1"
+    )
+    assert "The " in (configs[broker_resource(1)]["num.io.threads"].documentation or "")
+    assert configs[logger]["root"].source is ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
     with pytest.raises(UsageError, match="no broker 9"):
         admin.describe_configs([broker_resource(9)])
 
@@ -226,16 +228,18 @@ def test_group_offsets_agree_with_librdkafka(
 ) -> None:
     name, group = topic1(2), new_name()
     admin.alter_consumer_group_offsets(group, {(name, 0): 3, (name, 1): CommittedOffset(4, metadata="mine")})
-    asked = ConsumerGroupTopicPartitions(group)
-    seen = librdkafka_admin.list_consumer_group_offsets([asked])[group].result(30).topic_partitions
-    assert {(each.topic, each.partition, each.offset) for each in seen} == {(name, 0, 3), (name, 1, 4)}
+    partitions = ConsumerGroupTopicPartitions(group)
+    observed = librdkafka_admin.list_consumer_group_offsets([partitions])[group].result(30).topic_partitions
+    assert {(offset.topic, offset.partition, offset.offset) for offset in observed} == {(name, 0, 3), (name, 1, 4)}
     assert admin.list_consumer_group_offsets(group)[name, 1] == CommittedOffset(4, metadata="mine")
     admin.delete_consumer_group_offsets(group, [(name, 0)])
     assert set(admin.list_consumer_group_offsets(group)) == {(name, 1)}
-    assert [each.group for each in admin.list_groups(states=["empty"]) if each.group == group] == [group]
-    assert group not in {each.group for each in admin.list_groups(states=["Stable"])}
+    assert [
+        group_listing.group for group_listing in admin.list_groups(states=["empty"]) if group_listing.group == group
+    ] == [group]
+    assert group not in {group.group for group in admin.list_groups(states=["Stable"])}
     unknown = new_name()
-    assert {key: each.state for key, each in admin.describe_groups([group, unknown]).items()} == {
+    assert {key: description.state for key, description in admin.describe_groups([group, unknown]).items()} == {
         group: "Empty",
         unknown: "Dead",
     }
@@ -253,32 +257,32 @@ def test_remove_members_removes_dynamic_and_static_members(
     name, group = topic1(2), new_name()
     settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "session.timeout.ms": 45_000}
     static, dynamic = Consumer({**settings, "group.instance.id": "fixed"}), Consumer(settings)
-    for each in (static, dynamic):
-        each.subscribe([name])
+    for consumer in (static, dynamic):
+        consumer.subscribe([name])
 
     def stable() -> bool:
         static.poll(0.1), dynamic.poll(0.1)
-        known = admin.describe_groups([group])[group]
-        return known.state == "Stable" and len(known.members) == 2
+        remembered = admin.describe_groups([group])[group]
+        return remembered.state == "Stable" and len(remembered.members) == 2
 
     wait_until(stable, timeout_s=60)
     with pytest.raises(AdminFailed) as caught:
         admin.remove_members(group, ["fixed", "no-such"])
     assert codes(caught.value) == {"no-such": "UNKNOWN_MEMBER_ID"}
-    assert "fixed" not in {each.group_instance_id for each in admin.describe_groups([group])[group].members}
+    assert "fixed" not in {member.group_instance_id for member in admin.describe_groups([group])[group].members}
     admin.remove_members(group)
     assert admin.describe_groups([group])[group].members == ()
-    for each in (static, dynamic):
-        each.close()
+    for consumer in (static, dynamic):
+        consumer.close()
 
 
 # The cluster
 
 
 def test_describe_cluster_agrees_with_librdkafka(admin: Admin, librdkafka_admin: librdkafka.AdminClient) -> None:
-    seen = librdkafka_admin.describe_cluster().result(30)
-    found = admin.describe_cluster()
-    assert (found.cluster_id, sorted(found.brokers)) == (seen.cluster_id, [node.id for node in seen.nodes])
+    observed = librdkafka_admin.describe_cluster().result(30)
+    cluster = admin.describe_cluster()
+    assert (cluster.cluster_id, sorted(cluster.brokers)) == (observed.cluster_id, [node.id for node in observed.nodes])
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
         Admin()
 
@@ -289,12 +293,12 @@ def test_features_and_quorum_agree_with_kafkas_tools(admin: Admin, kafka1: Local
     shown = kafka1.run_tool(
         "org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", kafka1.bootstrap_servers, "describe"
     )
-    line = next(each for each in shown.splitlines() if "metadata.version" in each)
+    line = next(line for line in shown.splitlines() if "metadata.version" in line)
     assert features["metadata.version"].finalized is not None
     assert "Feature: metadata.version" in line
     quorum = admin.describe_metadata_quorum()
     assert quorum.leader_id == 1
-    assert [each.replica_id for each in quorum.voters] == [1]
+    assert [voter.replica_id for voter in quorum.voters] == [1]
     with pytest.raises((AdminFailed, BrokerError), match="INVALID_UPDATE_VERSION"):
         admin.update_features({"metadata.version": FeatureUpdate(1, UpgradeType.SAFE_DOWNGRADE)}, validate_only=True)
 
@@ -356,8 +360,8 @@ def test_list_offsets_finds_log_ends_and_the_newest_record(
     name = topic1()
     produce(kafka1, name, range(5))
     key = (name, 0)
-    found = {time: admin.list_offsets({key: time})[key].offset for time in (EARLIEST, LATEST, 1)}
-    assert found == {EARLIEST: 0, LATEST: 5, 1: 0}
+    result = {time: admin.list_offsets({key: time})[key].offset for time in (EARLIEST, LATEST, 1)}
+    assert result == {EARLIEST: 0, LATEST: 5, 1: 0}
     if version_numbers(KAFKA_VERSION) >= (3, 6):
         assert 0 <= admin.list_offsets({key: MAX_TIMESTAMP})[key].offset < 5
         assert admin.list_offsets({key: EARLIEST_LOCAL})[key].offset == 0

@@ -154,12 +154,15 @@ def list_topics(on: Cluster) -> None:
 
 def describe_topics(on: Cluster) -> None:
     name = on.topic(2)
-    found = on.admin.describe_topics([name])[name]
+    topic = on.admin.describe_topics([name])[name]
     shown = on.tool(TOPICS, "--describe", "--topic", name)
     if on.version >= (3, 1):
-        assert f"TopicId: {found.topic_id}" in shown
-    for number, each in found.partitions.items():
-        assert f"Partition: {number} Leader: {each.leader} Replicas: {each.replicas[0]} Isr: {each.isr[0]}" in shown
+        assert f"TopicId: {topic.topic_id}" in shown
+    for number, partition in topic.partitions.items():
+        assert (
+            f"Partition: {number} Leader: {partition.leader} Replicas: {partition.replicas[0]} Isr: {partition.isr[0]}"
+            in shown
+        )
 
 
 def create_partitions(on: Cluster) -> None:
@@ -219,10 +222,10 @@ def alter_configs(on: Cluster) -> None:
 
 def list_config_resources(on: Cluster) -> None:
     metrics = ConfigResource(ConfigResourceType.CLIENT_METRICS, "every-metrics")
-    found = partial(on.admin.list_config_resources, [ConfigResourceType.CLIENT_METRICS])
-    assert found() == []
+    result = partial(on.admin.list_config_resources, [ConfigResourceType.CLIENT_METRICS])
+    assert result() == []
     on.admin.incremental_alter_configs({metrics: [AlterConfigOp("interval.ms", "60000")]})
-    wait_until(lambda: found() == [metrics])
+    wait_until(lambda: result() == [metrics])
     wait_until(lambda: on.tool(METRICS, "--list").split() == [metrics.name])
 
 
@@ -251,15 +254,15 @@ def member_of(on: Cluster, group: str, topic: str, **properties: str) -> None:
 
 def list_groups(on: Cluster) -> None:
     group_of(on, on.topic(2))
-    assert {each.group for each in on.admin.list_groups()} == set(on.tool(GROUPS, "--list").split())
+    assert {group.group for group in on.admin.list_groups()} == set(on.tool(GROUPS, "--list").split())
 
 
 def describe_groups(on: Cluster) -> None:
     name, group = on.topic(2), "described"
     member_of(on, group, name)
-    (found,) = on.admin.describe_groups([group])[group].members
+    (member,) = on.admin.describe_groups([group])[group].members
     shown = on.tool(GROUPS, "--timeout", "30000", "--describe", "--members", "--verbose", "--group", group)
-    assert f"{group} {found.member_id} {found.client_host} {found.client_id} {len(found.assignment)} " in shown
+    assert f"{group} {member.member_id} {member.client_host} {member.client_id} {len(member.assignment)} " in shown
 
 
 def delete_groups(on: Cluster) -> None:
@@ -271,8 +274,8 @@ def delete_groups(on: Cluster) -> None:
 
 def list_consumer_group_offsets(on: Cluster) -> None:
     group = group_of(on, on.topic(2), 7)
-    found = {key[1]: each.offset for key, each in on.admin.list_consumer_group_offsets(group).items()}
-    assert found == committed(on, group) == {0: 7, 1: 0}
+    result = {key[1]: offset.offset for key, offset in on.admin.list_consumer_group_offsets(group).items()}
+    assert result == committed(on, group) == {0: 7, 1: 0}
 
 
 def alter_consumer_group_offsets(on: Cluster) -> None:
@@ -302,13 +305,13 @@ def remove_members(on: Cluster) -> None:
 
 
 def describe_cluster(on: Cluster) -> None:
-    found = on.admin.describe_cluster()
+    cluster = on.admin.describe_cluster()
     shown = on.tool(API_VERSIONS)
     assert sorted(re.findall(r"^(\S+):(\d+) \(id: (\d+) ", shown, re.MULTILINE)) == sorted(
-        (each.host, str(each.port), str(number)) for number, each in found.brokers.items()
+        (broker.host, str(broker.port), str(number)) for number, broker in cluster.brokers.items()
     )
     arguments = ("cluster-id", "--bootstrap-server", on.kafka.bootstrap_servers)
-    assert on.run(named("ClusterTool"), *arguments).strip() == f"Cluster ID: {found.cluster_id}"
+    assert on.run(named("ClusterTool"), *arguments).strip() == f"Cluster ID: {cluster.cluster_id}"
 
 
 def features_of_tool(on: Cluster) -> dict[str, tuple[int, ...]]:
@@ -317,10 +320,10 @@ def features_of_tool(on: Cluster) -> dict[str, tuple[int, ...]]:
 
 
 def describe_features(on: Cluster) -> None:
-    found, shown = on.admin.describe_features(), features_of_tool(on)
-    assert found.keys() == shown.keys()
-    for name, each in found.items():
-        level = f"FinalizedVersionLevel: {each.finalized or 0}"
+    features, shown = on.admin.describe_features(), features_of_tool(on)
+    assert features.keys() == shown.keys()
+    for name, feature in features.items():
+        level = f"FinalizedVersionLevel: {feature.finalized or 0}"
         assert level in str(shown[name]) or name == "metadata.version", shown[name]
 
 
@@ -342,11 +345,11 @@ def update_features(on: Cluster) -> None:
 
 
 def describe_metadata_quorum(on: Cluster) -> None:
-    found = on.admin.describe_metadata_quorum()
+    quorum = on.admin.describe_metadata_quorum()
     shown = on.tool(QUORUM, "describe", "--replication")
     roles = {int(line.split()[0]): line.split()[-1] for line in shown.splitlines()[1:] if line.strip()}
-    expected = {each.replica_id: "Follower" for each in found.voters} | {found.leader_id: "Leader"}
-    assert roles == {each.replica_id: "Observer" for each in found.observers} | expected
+    expected = {voter.replica_id: "Follower" for voter in quorum.voters} | {quorum.leader_id: "Leader"}
+    assert roles == {observer.replica_id: "Observer" for observer in quorum.observers} | expected
 
 
 # -- security -------------------------------------------------------------------------------------
@@ -438,10 +441,10 @@ def list_partition_reassignments(on: Cluster) -> None:
     brokers = {broker_resource(number): [AlterConfigOp(*rate) for rate in rates.items()] for number in (1, 2)}
     on.admin.incremental_alter_configs({**brokers, limited: replicas})
     on.admin.alter_partition_reassignments({(name, 0): [2]})
-    found = on.admin.list_partition_reassignments()[name, 0]
+    reassignment = on.admin.list_partition_reassignments()[name, 0]
     shown = on.tool(REASSIGN, "--list")
-    assert (found.adding_replicas, found.removing_replicas) == ((2,), (1,))
-    assert f"{name}-0: replicas: {','.join(map(str, found.replicas))}. adding: 2. removing: 1." in shown
+    assert (reassignment.adding_replicas, reassignment.removing_replicas) == ((2,), (1,))
+    assert f"{name}-0: replicas: {','.join(map(str, reassignment.replicas))}. adding: 2. removing: 1." in shown
     on.admin.alter_partition_reassignments({(name, 0): None})
     assert "No partition reassignments found" in on.tool(REASSIGN, "--list")
     removed = [AlterConfigOp(name, None, AlterConfigOpType.DELETE) for name in rates]
@@ -466,17 +469,21 @@ def log_dirs_of_tool(on: Cluster, topic: str) -> dict[str, int]:
     shown = on.tool(LOG_DIRS, "--describe", "--topic-list", topic, "--broker-list", "1")
     (line,) = (line for line in shown.splitlines() if line.startswith("{"))
     return {
-        each["logDir"]: replica["size"]
+        log_dir["logDir"]: replica["size"]
         for broker in json.loads(line)["brokers"]
-        for each in broker["logDirs"]
-        for replica in each["partitions"]
+        for log_dir in broker["logDirs"]
+        for replica in log_dir["partitions"]
         if replica["partition"] == f"{topic}-0" and not replica["isFuture"]
     }
 
 
 def _log_dirs(on: Cluster, topic: str) -> dict[str, int]:
-    found = on.admin.describe_log_dirs([1], partitions=[(topic, 0)])[1]
-    return {path: each.replicas[topic, 0].size_bytes for path, each in found.items() if (topic, 0) in each.replicas}
+    log_dirs = on.admin.describe_log_dirs([1], partitions=[(topic, 0)])[1]
+    return {
+        path: log_dir.replicas[topic, 0].size_bytes
+        for path, log_dir in log_dirs.items()
+        if (topic, 0) in log_dir.replicas
+    }
 
 
 def describe_log_dirs(on: Cluster) -> None:
@@ -509,17 +516,19 @@ def transaction_of(on: Cluster, name: str) -> TransactionalProducer:
 
 def list_transactions(on: Cluster) -> None:
     with transaction_of(on, "listed") as producer:
-        (found,) = on.admin.list_transactions(prefix="listed")
-        row = f"{found.transactional_id} {found.coordinator} {found.producer_id} {found.state}"
+        (transaction,) = on.admin.list_transactions(prefix="listed")
+        row = f"{transaction.transactional_id} {transaction.coordinator} {transaction.producer_id} {transaction.state}"
         assert row in on.tool(TRANSACTIONS, "list")
         producer.abort_transaction()
 
 
 def describe_transactions(on: Cluster) -> None:
     with transaction_of(on, "described") as producer:
-        found = on.admin.describe_transactions(["described"])["described"]
-        identity = found.identity
-        row = f"{found.coordinator} described {identity.producer_id} {identity.producer_epoch} {found.state}"
+        transaction = on.admin.describe_transactions(["described"])["described"]
+        identity = transaction.identity
+        row = (
+            f"{transaction.coordinator} described {identity.producer_id} {identity.producer_epoch} {transaction.state}"
+        )
         assert row in on.tool(TRANSACTIONS, "describe", "--transactional-id", "described")
         producer.abort_transaction()
 
@@ -537,10 +546,10 @@ def abort_transaction(on: Cluster) -> None:
 def describe_producers(on: Cluster) -> None:
     with transaction_of(on, "producing") as producer:
         name = f"every-{on.count}"
-        (found,) = on.admin.describe_producers([(name, 0)])[name, 0]
-        assert found.transaction_start_offset == 0
+        (producer_state,) = on.admin.describe_producers([(name, 0)])[name, 0]
+        assert producer_state.transaction_start_offset == 0
         if on.version >= (3, 0):
-            row = f"{found.producer_id} {found.producer_epoch} "
+            row = f"{producer_state.producer_id} {producer_state.producer_epoch} "
             shown = on.tool(TRANSACTIONS, "describe-producers", "--topic", name, "--partition", "0")
             assert shown.splitlines()[1].startswith(row)
         producer.abort_transaction()
@@ -548,11 +557,11 @@ def describe_producers(on: Cluster) -> None:
 
 def fence_producers(on: Cluster) -> None:
     producer = transaction_of(on, "fenced")
-    found = on.admin.fence_producers(["fenced"])["fenced"]
+    identity = on.admin.fence_producers(["fenced"])["fenced"]
     if on.version >= (3, 0):
         wait_until(
             lambda: (
-                f" fenced {found.producer_id} {found.producer_epoch} "
+                f" fenced {identity.producer_id} {identity.producer_epoch} "
                 in on.tool(TRANSACTIONS, "describe", "--transactional-id", "fenced")
             )
         )
@@ -576,7 +585,7 @@ def tokens(on: Cluster) -> None:
     with Admin(properties) as admin:
         token = admin.create_delegation_token()
         wait_until(lambda: token.token_id in shown())
-        assert [each.token_id for each in admin.describe_delegation_tokens()] == [token.token_id]
+        assert [token.token_id for token in admin.describe_delegation_tokens()] == [token.token_id]
         assert admin.renew_delegation_token(token.hmac) >= token.expiry_ms
         admin.expire_delegation_token(token.hmac)
         wait_until(lambda: token.token_id not in shown())

@@ -42,14 +42,14 @@ def test_consumer_groups_alone_are_listed() -> None:
     ]
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.handlers[LIST_GROUPS] = lambda body, version: {"groups": rows}
-        assert [(each.group, each.type) for each in list_groups(client)] == [
+        assert [(group.group, group.type) for group in list_groups(client)] == [
             ("from before types", "classic"),
             ("of KIP-848", "consumer"),
         ]
         with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
             assert admin.list_groups() == list_groups(client)
-            assert [each.group for each in admin.list_groups(types=["Share"])] == ["of shares"]
-            assert [each.group for each in admin.list_groups(protocol_types=["connect"])] == ["Connect's"]
+            assert [group.group for group in admin.list_groups(types=["Share"])] == ["of shares"]
+            assert [group.group for group in admin.list_groups(protocol_types=["connect"])] == ["Connect's"]
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_members_are_described_with_any_assignment_bytes(protocol_type: str, wri
         kafka.handlers[DESCRIBE_GROUPS] = lambda body, version: {
             "groups": [{**row, "members": [{**member, "member_assignment": written}]}]
         }
-        (found,) = describe_group(client, "g").members
-        assert (found.member_id, found.client_id, found.client_host, found.assignment) == ("m-1", "m", "/h", read)
+        (result,) = describe_group(client, "g").members
+        assert (result.member_id, result.client_id, result.client_host, result.assignment) == ("m-1", "m", "/h", read)

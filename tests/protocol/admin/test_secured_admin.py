@@ -28,8 +28,8 @@ def properties_of(secured: SecuredKafka, credentials: dict[str, str]) -> dict[st
 
 @pytest.fixture
 def admin(secured: SecuredKafka) -> Iterator[Admin]:
-    with Admin(properties_of(secured, ALICE)) as one:
-        yield one
+    with Admin(properties_of(secured, ALICE)) as first:
+        yield first
 
 
 def test_acls_are_created_described_and_deleted_as_by_librdkafka(admin: Admin, secured: SecuredKafka) -> None:
@@ -55,12 +55,12 @@ def test_acls_are_created_described_and_deleted_as_by_librdkafka(admin: Admin, s
         librdkafka.AclPermissionType.ANY,
     )
     assert {
-        (each.name, each.resource_pattern_type.name, each.host, each.operation.name, each.permission_type.name)
-        for each in judge.describe_acls(every).result(30)
+        (acl.name, acl.resource_pattern_type.name, acl.host, acl.operation.name, acl.permission_type.name)
+        for acl in judge.describe_acls(every).result(30)
     } == {(prefix, "PREFIXED", "127.0.0.1", "READ", "ALLOW"), (prefix, "LITERAL", "*", "DELETE", "DENY")}
 
-    gone = admin.delete_acls([erin, AclFilter(principal="User:no-such")])
-    assert (set(gone[erin]), gone[AclFilter(principal="User:no-such")]) == ({reads, denied}, [])
+    delete_acls = admin.delete_acls([erin, AclFilter(principal="User:no-such")])
+    assert (set(delete_acls[erin]), delete_acls[AclFilter(principal="User:no-such")]) == ({reads, denied}, [])
     wait_until(lambda: admin.describe_acls(erin) == [])
 
 
@@ -79,9 +79,13 @@ def test_delegation_token_is_created_used_renewed_and_expired(admin: Admin, secu
     token = admin.create_delegation_token(renewers=["User:bob"])
     assert (token.owner, token.renewers) == ("User:alice", ("User:bob",))
     assert token.hmac.reveal() not in repr(token)
-    wait_until(lambda: token.token_id in {each.token_id for each in admin.describe_delegation_tokens()})
-    (found,) = [each for each in admin.describe_delegation_tokens(["User:alice"]) if each.token_id == token.token_id]
-    assert found == token
+    wait_until(lambda: token.token_id in {token.token_id for token in admin.describe_delegation_tokens()})
+    (result,) = [
+        token_row
+        for token_row in admin.describe_delegation_tokens(["User:alice"])
+        if token_row.token_id == token.token_id
+    ]
+    assert result == token
     with Admin(
         {
             **properties_of(secured, ALICE),
@@ -95,7 +99,7 @@ def test_delegation_token_is_created_used_renewed_and_expired(admin: Admin, secu
             with_token.create_delegation_token()
     assert admin.renew_delegation_token(token.hmac) >= token.expiry_ms
     assert admin.expire_delegation_token(token.hmac) <= token.max_ms
-    wait_until(lambda: token.token_id not in {each.token_id for each in admin.describe_delegation_tokens()})
+    wait_until(lambda: token.token_id not in {token.token_id for token in admin.describe_delegation_tokens()})
 
 
 def test_new_scram_user_can_authenticate(admin: Admin, secured: SecuredKafka) -> None:

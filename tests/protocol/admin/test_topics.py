@@ -44,25 +44,28 @@ def test_created_topic_is_awaited_for_longer_than_a_missing_one(monkeypatch: pyt
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return {**body, "topics": [{**row, "error_code": code, "partitions": []} for row in body["topics"]]}
 
-    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=20) as client:
+    with (
+        FakeKafka() as kafka,
+        client_of(kafka.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=20) as client,
+    ):
         kafka.edit_replies(METADATA, unknown, 10)
         create_topic(client, NewTopic("orders", 1))
         assert len(kafka.request_bodies(METADATA)) > 10
 
 
 def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> None:
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def handler(body: dict[str, Any], version: int) -> dict[str, Any]:
-        asked.append([row["name"] for row in body["topics"]])
-        throttled = ErrorCode.THROTTLING_QUOTA_EXCEEDED if len(asked) == 1 else ErrorCode.NONE
-        return {"topics": [{"name": each, "error_code": throttled if each == "b" else 0} for each in asked[-1]]}
+        requested.append([row["name"] for row in body["topics"]])
+        throttled = ErrorCode.THROTTLING_QUOTA_EXCEEDED if len(requested) == 1 else ErrorCode.NONE
+        return {"topics": [{"name": name, "error_code": throttled if name == "b" else 0} for name in requested[-1]]}
 
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.handlers[CREATE_TOPICS] = handler
-        created = Admin(client=client).create_topics([NewTopic(each) for each in "abc"], wait_for_leaders=False)
+        created = Admin(client=client).create_topics([NewTopic(name) for name in "abc"], wait_for_leaders=False)
         assert set(created) == {"a", "b", "c"}
-    assert asked == [["a", "b", "c"], ["b"]]
+    assert requested == [["a", "b", "c"], ["b"]]
 
 
 def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
@@ -70,6 +73,15 @@ def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
         kafka.handlers[CREATE_TOPICS] = lambda body, version: {"topics": [{"name": "a", "error_code": 0}]}
         with pytest.raises(Corrupt, match="leaves out b"):
             Admin(client=client).create_topics([NewTopic("a"), NewTopic("b")], wait_for_leaders=False)
+
+
+def test_description_is_requested_again_after_all_connections_broke() -> None:
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=5) as client:
+        kafka.create_topic("orders")
+        admin = Admin(client=client)
+        admin.list_topics()
+        kafka.lose_requests("Metadata", 3)
+        assert list(admin.describe_topics(["orders"])) == ["orders"]
 
 
 def test_failed_operation_pickles_with_its_errors() -> None:

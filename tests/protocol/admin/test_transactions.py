@@ -37,13 +37,13 @@ def client(fake: FakeKafka) -> Iterator[Client]:
 
 
 def test_coordinators_are_asked_once_each(fake: FakeKafka, client: Client) -> None:
-    found = describe_transactions(client, [*NAMES, "nobody-knows"])
-    assert set(found) == set(NAMES)
-    assert {each.timeout_ms for each in found.values()} == {5_000}
-    assert {each.coordinator for each in found.values()} == {1, 2, 3}
-    asked = [body["transactional_ids"] for body in fake.request_bodies(DESCRIBE_TRANSACTIONS)]
-    assert len(asked) == 3
-    assert sorted(name for names in asked for name in names) == sorted([*NAMES, "nobody-knows"])
+    transactions = describe_transactions(client, [*NAMES, "nobody-knows"])
+    assert set(transactions) == set(NAMES)
+    assert {transaction.timeout_ms for transaction in transactions.values()} == {5_000}
+    assert {transaction.coordinator for transaction in transactions.values()} == {1, 2, 3}
+    requested = [body["transactional_ids"] for body in fake.request_bodies(DESCRIBE_TRANSACTIONS)]
+    assert len(requested) == 3
+    assert sorted(name for names in requested for name in names) == sorted([*NAMES, "nobody-knows"])
     assert describe_transactions(client, []) == {}
 
 
@@ -59,8 +59,8 @@ def test_transactions_of_moved_or_loading_coordinators_are_asked_again(fake: Fak
         fake.move_coordinator(name, fake.coordinator(TRANSACTION, name) % 3 + 1, TRANSACTION)
     fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 3)
     fake.lose_replies(DESCRIBE_TRANSACTIONS)
-    found = describe_transactions(client, NAMES)
-    assert {name: each.coordinator for name, each in found.items()} == {
+    transactions = describe_transactions(client, NAMES)
+    assert {name: transaction.coordinator for name, transaction in transactions.items()} == {
         name: fake.coordinator(TRANSACTION, name) for name in NAMES
     }
 
@@ -81,4 +81,4 @@ def test_abort_fences_without_a_new_producer_id(client: Client) -> None:
     )
     with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_NOT_FOUND"):
         abort_transaction(client, "nobody-knows")
-    assert [each.transactional_id for each in list_transactions(client)] == NAMES
+    assert [transaction.transactional_id for transaction in list_transactions(client)] == NAMES

@@ -26,9 +26,9 @@ TYPE, CONFIG = "sasl.oauthbearer.metadata.authentication.type", "sasl.oauthbeare
 class SigningIn:
     """A client's authentication. `sent` has the tokens; `fields` all fields of the last message."""
 
-    def __init__(self, address: str, given: Mapping[str, str], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, address: str, options: Mapping[str, str], clock: Clock = SYSTEM_CLOCK) -> None:
         self._address, self._clock = address, clock
-        self.config = parse_client({"bootstrap.servers": address, **BASE, **given})
+        self.config = parse_client({"bootstrap.servers": address, **BASE, **options})
         self._authenticator = Authenticator(self.config.sasl, clock)
         self.sent: list[str] = []
         self.fields: dict[str, str] = {}
@@ -46,9 +46,9 @@ class SigningIn:
         return {"error_code": 0, "auth_bytes": b"", "session_lifetime_ms": 0}
 
 
-def failure(address: str, given: Mapping[str, str], timeout_s: float = 60) -> KafkaError:
+def failure(address: str, options: Mapping[str, str], timeout_s: float = 60) -> KafkaError:
     with pytest.raises(KafkaError) as failed:
-        SigningIn(address, given).again(timeout_s)
+        SigningIn(address, options).again(timeout_s)
     return failed.value
 
 

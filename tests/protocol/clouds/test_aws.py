@@ -90,7 +90,7 @@ def documented_token(region: str, key: str, secret: str, session: str | None, ag
 
 @pytest.mark.parametrize("session", [None, SESSION], ids=["permanent keys", "temporary keys"])
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [{"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": f"{MODULE};"}, MSK_IAM],
     ids=["AWS_MSK_IAM", "aws_msk_iam"],
 )
@@ -100,11 +100,11 @@ def test_token_at_fixed_time_equals_the_signers_and_the_documented_one(
     stopped_clock: None,
     monkeypatch: pytest.MonkeyPatch,
     session: str | None,
-    given: dict[str, str],
+    options: dict[str, str],
 ) -> None:
     if session:
         monkeypatch.setenv("AWS_SESSION_TOKEN", session)
-    token = SigningIn(MSK, given).again()
+    token = SigningIn(MSK, options).again()
     expected, ends_at_ms = signer.generate_auth_token("eu-north-1")
     assert ends_at_ms == 1_000 * (AT + timedelta(seconds=900)).timestamp()
     assert token == expected
@@ -112,7 +112,7 @@ def test_token_at_fixed_time_equals_the_signers_and_the_documented_one(
 
 
 @pytest.mark.parametrize(
-    "given", [{CONFIG: "profile=other"}, {"sasl.jaas.config": f'{MODULE} awsProfileName="other";'}]
+    "options", [{CONFIG: "profile=other"}, {"sasl.jaas.config": f'{MODULE} awsProfileName="other";'}]
 )
 def test_token_of_profile_equals_the_signers(
     signer: Any,
@@ -120,21 +120,21 @@ def test_token_of_profile_equals_the_signers(
     stopped_clock: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    given: dict[str, str],
+    options: dict[str, str],
 ) -> None:
     file = tmp_path / "credentials"
     file.write_text("[other]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = of-the-other\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    how = MSK_IAM if CONFIG in given else {"sasl.mechanism": "AWS_MSK_IAM"}
+    how = MSK_IAM if CONFIG in options else {"sasl.mechanism": "AWS_MSK_IAM"}
     expected, _ = signer.generate_auth_token_from_profile("eu-north-1", "other")
-    assert SigningIn(MSK, how | given).again() == expected
+    assert SigningIn(MSK, how | options).again() == expected
 
 
 def test_region_comes_from_config_host_name_or_environment(
     signer: Any, keys: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def region(address: str, given: dict[str, str]) -> str:
-        return query_of(SigningIn(address, MSK_IAM | given).again())["X-Amz-Credential"].split("/")[2]
+    def region(address: str, options: dict[str, str]) -> str:
+        return query_of(SigningIn(address, MSK_IAM | options).again())["X-Amz-Credential"].split("/")[2]
 
     assert region(MSK, {}) == "eu-north-1"
     assert region("boot-1.kafka-serverless.us-east-2.amazonaws.com:9098", {}) == "us-east-2"
@@ -176,9 +176,9 @@ def test_credentials_of_instance_metadata_version_2_are_used(
         ),
     }
     assert query_of(SigningIn(MSK, MSK_IAM).again())["X-Amz-Credential"].startswith("ASIAINSTANCE/")
-    first, *others = endpoint.requests
+    first, *requests = endpoint.requests
     assert "x-aws-ec2-metadata-token-ttl-seconds" in first.headers
-    assert {request.headers["x-aws-ec2-metadata-token"] for request in others} == {"token-of-imds"}
+    assert {request.headers["x-aws-ec2-metadata-token"] for request in requests} == {"token-of-imds"}
 
 
 def sts_answer(action: str, result: str) -> Answer:
@@ -217,8 +217,8 @@ def test_role_is_assumed_first(
     endpoint.answers["POST /"] = sts_keys("AssumeRole", "ASIAROLE")
     arn = "arn:aws:iam::123456789012:role/orders"
     jaas = {"sasl.mechanism": "AWS_MSK_IAM", "sasl.jaas.config": f'{MODULE} awsRoleArn="{arn}";'}
-    given = jaas if way == "jaas" else {**MSK_IAM, CONFIG: f"role_arn={arn}"}
-    assert query_of(SigningIn(MSK, given).again())["X-Amz-Credential"].startswith("ASIAROLE/")
+    properties = jaas if way == "jaas" else {**MSK_IAM, CONFIG: f"role_arn={arn}"}
+    assert query_of(SigningIn(MSK, properties).again())["X-Amz-Credential"].startswith("ASIAROLE/")
     form = endpoint.requests[0].form
     assert (form["RoleArn"], form["RoleSessionName"]) == ([arn], ["spark-kafka-source"])
     assert "/eu-north-1/sts/" in endpoint.requests[0].headers["authorization"]
@@ -280,8 +280,10 @@ def web_identity_answer(token: str, ends_s: float) -> Answer:
 
 def test_web_identity_token_is_asked_for_as_documented(sts: CloudEndpoint) -> None:
     sts.answers["POST /"] = web_identity_answer("token-of-sts", time.time() + 3_600)
-    given = {**WEB_IDENTITY, CONFIG: f"{WEB_IDENTITY[CONFIG]},duration_seconds=3600,tag_team=orders"}
-    client = SigningIn("pkc-1.confluent.cloud:9092", {**given, "sasl.oauthbearer.extensions": "logicalCluster=lkc-1"})
+    properties = {**WEB_IDENTITY, CONFIG: f"{WEB_IDENTITY[CONFIG]},duration_seconds=3600,tag_team=orders"}
+    client = SigningIn(
+        "pkc-1.confluent.cloud:9092", {**properties, "sasl.oauthbearer.extensions": "logicalCluster=lkc-1"}
+    )
     assert (client.again(), client.again()) == ("token-of-sts", "token-of-sts")
     assert client.fields["logicalCluster"] == "lkc-1"
     (request,) = sts.requests
@@ -357,14 +359,14 @@ def test_wrong_config_is_refused_without_its_values(kind: str, text: str, says: 
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "says"),
     [
         ({"sasl.mechanism": "PLAIN"}, "=aws_msk_iam requires sasl.mechanism=OAUTHBEARER"),
         ({"sasl.oauthbearer.token.provider": "a:b"}, "and sasl.oauthbearer.token.provider are two sources of a token"),
         ({"sasl.oauthbearer.token.endpoint.url": "https://a"}, "are two sources of a token; give one"),
     ],
 )
-def test_second_source_of_a_token_is_refused(given: dict[str, str], says: str) -> None:
+def test_second_source_of_a_token_is_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        SigningIn(MSK, MSK_IAM | given)
+        SigningIn(MSK, MSK_IAM | options)
     assert says in str(refused.value)

@@ -40,8 +40,8 @@ def imds_token(token: str, lifetime_s: int = 86_400) -> Answer:
     )
 
 
-def imds(endpoint: CloudEndpoint, **given: str) -> dict[str, str]:
-    return {TYPE: "azure_imds", URL: f"{endpoint.url}/metadata/identity/oauth2/token", **given}
+def imds(endpoint: CloudEndpoint, **arguments: str) -> dict[str, str]:
+    return {TYPE: "azure_imds", URL: f"{endpoint.url}/metadata/identity/oauth2/token", **arguments}
 
 
 # -- azure_imds: without a library -----------------------------------------------------------------
@@ -86,8 +86,8 @@ class Wall(ManualClock):
 
 
 def test_imds_token_is_renewed_before_it_expires(endpoint: CloudEndpoint) -> None:
-    clock, given = Wall(), iter(["one", "two"])
-    endpoint.answers[IMDS] = lambda request: imds_token(next(given), lifetime_s=100)
+    clock, inputs = Wall(), iter(["one", "two"])
+    endpoint.answers[IMDS] = lambda request: imds_token(next(inputs), lifetime_s=100)
     client = SigningIn(EVENT_HUBS, imds(endpoint), clock)
     for wait_s in (0, 79, 2):
         clock.at_s += wait_s
@@ -120,10 +120,10 @@ def test_imds_failure_names_cause_and_remedy(
     endpoint: CloudEndpoint, answer: Answer | None, kind: type[Exception], says: str
 ) -> None:
     endpoint.otherwise = answer
-    given, timeout_s = imds(endpoint), 60.0
+    inputs, timeout_s = imds(endpoint), 60.0
     if kind is ConnectFailed:  # until the deadline
-        given["sasl.login.read.timeout.ms"], timeout_s = ("200", 0.5) if answer is None else ("3000", 3)
-    error = failure(EVENT_HUBS, given, timeout_s)
+        inputs["sasl.login.read.timeout.ms"], timeout_s = ("200", 0.5) if answer is None else ("3000", 3)
+    error = failure(EVENT_HUBS, inputs, timeout_s)
     assert isinstance(error, kind)
     assert says in str(error)
     assert "check that this process runs on an Azure VM with a managed identity" in str(error)
@@ -187,8 +187,8 @@ def test_workload_identity_sends_the_service_account_token(
     monkeypatch.setenv("AZURE_CLIENT_ID", "application")
     monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "azure-identity-token"))
     entra.answers[TOKEN] = entra_token("token-of-entra")
-    given = {TYPE: "azure", "sasl.oauthbearer.scope": "api://kafka/.default"}
-    assert SigningIn("broker:9092", given).again() == "token-of-entra"
+    properties = {TYPE: "azure", "sasl.oauthbearer.scope": "api://kafka/.default"}
+    assert SigningIn("broker:9092", properties).again() == "token-of-entra"
     form = entra.requests[-1].form
     expected = {
         "client_id": ["application"],
@@ -216,8 +216,8 @@ def test_managed_identity_is_asked_for_with_its_client_id(
 
 def test_entra_token_is_renewed_after_four_fifths(entra: CloudEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     client_secret(monkeypatch)
-    given = iter(["one", "two"])
-    entra.answers[TOKEN] = lambda request: entra_token(next(given), lifetime_s=1_000)
+    inputs = iter(["one", "two"])
+    entra.answers[TOKEN] = lambda request: entra_token(next(inputs), lifetime_s=1_000)
 
     class Now(ManualClock):
         def wall_ms(self) -> int:
@@ -269,12 +269,12 @@ def test_silent_request_is_not_repeated_by_the_next_attempt(endpoint: CloudEndpo
     """A connection per second to a silent endpoint must not collect threads."""
     from protocol.clouds import azure_token
 
-    asked: list[str] = []
+    requested: list[str] = []
     started = threading.Event()
 
     class Silent:
         def get_token(self, scope: str) -> Request:
-            asked.append(scope)
+            requested.append(scope)
             started.set()
             endpoint.closing.wait(60)
             raise TimeoutError
@@ -284,4 +284,4 @@ def test_silent_request_is_not_repeated_by_the_next_attempt(endpoint: CloudEndpo
         with pytest.raises(ConnectFailed, match=r"within 0\.1 s"):
             azure_token("a", credential=credential, timeout_s=0.1)
     assert started.wait(30)
-    assert asked == ["a"]
+    assert requested == ["a"]

@@ -30,9 +30,9 @@ SOURCES = {
 
 def test_options_of_clouds_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     names: dict[str, dict[str, str]] = {}
-    for each in blocks("clouds.md"):
-        if "bootstrap.servers" in each.text and "import" not in each.text:
-            exec(each.text, names)
+    for block in blocks("clouds.md"):
+        if "bootstrap.servers" in block.text and "import" not in block.text:
+            exec(block.text, names)
     del names["__builtins__"]
     assert names.keys() == SOURCES.keys()
     for name, options in names.items():
@@ -52,8 +52,8 @@ def module(name: str, **members: Any) -> ModuleType:
 class Credential:
     """As those of azure-identity, and Databricks' provider."""
 
-    def __init__(self, *given: str) -> None:
-        self.given = given
+    def __init__(self, *arguments: str) -> None:
+        self.given = arguments
 
     def get_token(self, scope: str) -> Any:
         assert scope == "https://orders.servicebus.windows.net/.default"
@@ -61,15 +61,17 @@ class Credential:
 
 
 @pytest.mark.parametrize(
-    ("words", "given"), [("azure.identity", "/run/secrets/application.pem"), ("databricks", "kafka")]
+    ("words", "inputs"), [("azure.identity", "/run/secrets/application.pem"), ("databricks", "kafka")]
 )
-def test_token_functions_of_docs_return_a_token(monkeypatch: pytest.MonkeyPatch, words: str, given: str) -> None:
+def test_token_functions_of_docs_return_a_token(monkeypatch: pytest.MonkeyPatch, words: str, inputs: str) -> None:
     monkeypatch.setitem(sys.modules, "azure", module("azure"))
     monkeypatch.setitem(sys.modules, "azure.identity", module("azure.identity", CertificateCredential=Credential))
     monkeypatch.setitem(sys.modules, "databricks", module("databricks"))
     provider = module("databricks.service_credentials", getServiceCredentialsProvider=Credential)
     monkeypatch.setitem(sys.modules, "databricks.service_credentials", provider)
-    (example,) = (each for each in blocks("clouds.md") if "def event_hubs_token" in each.text and words in each.text)
+    (example,) = (
+        block for block in blocks("clouds.md") if "def event_hubs_token" in block.text and words in block.text
+    )
     names: dict[str, Any] = {}
     exec(example.text, names)
-    assert names["event_hubs_token"]() == (f"token for {given}", 9e9)
+    assert names["event_hubs_token"]() == (f"token for {inputs}", 9e9)

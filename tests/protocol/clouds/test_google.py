@@ -100,14 +100,14 @@ def require_form_of_brokers(token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [GOOGLE, {"sasl.login.callback.handler.class": HANDLER, "sasl.jaas.config": JAAS}],
     ids=["the type", "the class of Google's Java library"],
 )
 def test_metadata_server_gives_token_in_the_form_of_brokers(
-    metadata_server: CloudEndpoint, given: dict[str, str]
+    metadata_server: CloudEndpoint, options: dict[str, str]
 ) -> None:
-    require_form_of_brokers(SigningIn(BROKER, given).again())
+    require_form_of_brokers(SigningIn(BROKER, options).again())
     assert {request.headers["metadata-flavor"] for request in metadata_server.requests} == {"Google"}
 
 
@@ -121,10 +121,10 @@ def test_service_account_file_gives_token_in_the_form_of_brokers(endpoint: Cloud
 
 
 def test_google_token_is_renewed_after_four_fifths(metadata_server: CloudEndpoint) -> None:
-    given: Iterator[str] = iter(["one", "two"])
+    properties: Iterator[str] = iter(["one", "two"])
 
     def answer(request: Request) -> Answer:
-        return metadata_token(next(given), lifetime_s=1_000)
+        return metadata_token(next(properties), lifetime_s=1_000)
 
     for account in ("default", EMAIL):
         metadata_server.answers[f"GET {ACCOUNT}/{account}/token"] = answer
@@ -156,7 +156,7 @@ def test_google_failure_names_cause_and_remedy_without_secrets(
     line = service_account.splitlines()[1]
     assertions = [request.form["assertion"][0] for request in endpoint.requests]
     shown = (str(error), all_that_shows(error), logged)
-    assert [text for text in shown if line in text or any(each in text for each in assertions)] == []
+    assert [text for text in shown if line in text or any(assertion in text for assertion in assertions)] == []
 
 
 def test_missing_file_of_credentials_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

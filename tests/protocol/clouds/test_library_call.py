@@ -47,17 +47,17 @@ def test_forked_process_does_not_wait_for_a_call_of_its_parent(monkeypatch: pyte
     ended.join()
     ended.done.clear()  # as in a fork during the call
     monkeypatch.setitem(library_call._running, "key", ended)
-    told = {"source": "a", "remedy": "b", "transient": lambda error: False}
-    assert library_call.call_library("key", lambda: "of the child", 10, **told) == "of the child"
+    output = {"source": "a", "remedy": "b", "transient": lambda error: False}
+    assert library_call.call_library("key", lambda: "of the child", 10, **output) == "of the child"
 
 
 def test_exit_of_a_library_is_an_error() -> None:
     def leave() -> None:
         raise SystemExit(1)
 
-    told = {"source": "a", "remedy": "do b", "transient": lambda error: False}
+    output = {"source": "a", "remedy": "do b", "transient": lambda error: False}
     with pytest.raises(AuthenticationFailed, match="no token from a: SystemExit: 1; do b"):
-        library_call.call_library("key", leave, 10, **told)
+        library_call.call_library("key", leave, 10, **output)
 
 
 def test_long_text_of_a_library_is_cut() -> None:

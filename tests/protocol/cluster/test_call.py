@@ -53,11 +53,13 @@ class Cluster(FakeKafka):
 
     def brokers_asked(self, api: Api) -> list[int]:
         """Return the brokers that received a request, in broker order."""
-        return [number for number, each in self.listeners.items() for name, *_ in each.requests if name == api.name]
+        return [
+            number for number, listener in self.listeners.items() for name, *_ in listener.requests if name == api.name
+        ]
 
     def request_bodies(self, kind: Api | str) -> list[dict[str, Any]]:
         """Return the request bodies, in broker order."""
-        every = [each for listener in self.listeners.values() for each in listener.requests]
+        every = [request for listener in self.listeners.values() for request in listener.requests]
         return [body for name, _, body in every if name == api_of(kind).name]
 
 
@@ -82,7 +84,7 @@ Both = tuple[Cluster, Client]
 
 
 @pytest.mark.parametrize(
-    ("api", "body", "asked"),
+    ("api", "body", "requested"),
     [
         (HEARTBEAT, {"group_id": "etl", "member_id": "m"}, TWO),
         (DESCRIBE_GROUPS, {"groups": ["etl"]}, TWO),
@@ -92,13 +94,13 @@ Both = tuple[Cluster, Client]
     ],
     ids=["a group", "a list of one", "a transactional id", "a transactional id again", "the controller"],
 )
-def test_message_determines_the_broker(both: Both, api: Api, body: dict[str, Any], asked: int) -> None:
+def test_message_determines_the_broker(both: Both, api: Api, body: dict[str, Any], requested: int) -> None:
     cluster, client = both
     cluster.handlers[api] = lambda *_: {}
     for _ in range(3):
         call(client, api, body, client.deadline())
-    assert cluster.brokers_asked(api) == [asked] * 3
-    assert len(cluster.brokers_asked(FIND_COORDINATOR)) == (asked != ONE)
+    assert cluster.brokers_asked(api) == [requested] * 3
+    assert len(cluster.brokers_asked(FIND_COORDINATOR)) == (requested != ONE)
 
 
 def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
@@ -254,11 +256,11 @@ def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
         body, **(refusals.pop() if refusals else {})
     )
     assert listed(client)["orders", 1] == 11
-    asked = [
+    requested = [
         [row["partition_index"] for row in body["topics"][0]["partitions"]]
         for body in cluster.request_bodies(LIST_OFFSETS)
     ]
-    assert asked == [[0], [1, 2], [1], [1]]
+    assert requested == [[0], [1, 2], [1], [1]]
     assert len(cluster.brokers_asked(METADATA)) == 3, "one request, and one for each refusal"
 
 
@@ -311,8 +313,8 @@ def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
         return {"topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": 5}]}]}
 
     cluster.handlers[OFFSET_FOR_LEADER_EPOCH] = ends
-    asked = {("orders", 0): {"leader_epoch": 3}}
-    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, asked, client.deadline(), check_leader_epoch=True)
+    requested = {("orders", 0): {"leader_epoch": 3}}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, {}, requested, client.deadline(), check_leader_epoch=True)
     assert rows["orders", 0]["end_offset"] == 5
     (row,) = cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)[0]["topics"][0]["partitions"]
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}

@@ -41,7 +41,7 @@ from protocol.net.readiness import ready
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.listener import kept_port
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing.fake_kafka.server import FakeKafka, _BrokerListener
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.support.no_broker import no_broker
@@ -97,11 +97,11 @@ def test_refresh_brokers_continues_at_new_addresses_of_all_brokers(kafka_of_two:
 
 
 def test_refresh_brokers_refuses_another_cluster_and_unreachable_servers(kafka_of_two: FakeKafka) -> None:
-    with FakeKafka() as other, client_of(kafka_of_two) as client:
+    with FakeKafka() as kafka, client_of(kafka_of_two) as client:
         client.metadata([])
-        other.cluster_id = "other"
+        kafka.cluster_id = "other"
         with pytest.raises(ConfigurationError, match="belong to cluster other, this client to cluster fake"):
-            client.refresh_brokers([other.bootstrap_servers])
+            client.refresh_brokers([kafka.bootstrap_servers])
         with pytest.raises(DeadlineExceeded, match=r"bootstrap\.servers=127\.0\.0\.1:1\)"):
             client.refresh_brokers("127.0.0.1:1", client.deadline(300))
         with pytest.raises(ConfigurationError):
@@ -132,6 +132,47 @@ def test_broker_of_another_cluster_at_a_known_address_is_disconnected_and_named(
         assert client.metadata(None).brokers.keys() == {1, 2}
 
 
+def test_another_cluster_at_the_address_of_a_leader_and_coordinator_gets_no_request(kafka_of_two: FakeKafka) -> None:
+    with FakeKafka() as kafka, client_of(kafka_of_two) as client, Producer(client) as producer:
+        kafka.cluster_id = "other"
+        kafka.create_topic("orders")
+        kafka_of_two.move_coordinator("etl", 1)
+        broker, _ = client.leader("orders", 0)
+        assert client.coordinator(group_coordinator("etl"), client.deadline()) == broker
+        kafka_of_two.move(1)
+        kafka.listeners[2] = _BrokerListener(kafka, 1, broker.port)
+        assert producer.send_and_wait("orders", b"row", partition=0).offset == 0
+        commit_offsets(client, "etl", {("orders", 0): CommittedOffset(1)}, client.deadline())
+        assert fetch_offsets(client, "etl", [("orders", 0)], client.deadline())["orders", 0].offset == 1
+        assert {kind for kind, *_ in kafka.requests} == {"ApiVersions"}
+        assert kafka_of_two.committed_offsets("etl") == {("orders", 0): 1}
+
+
+def test_another_broker_of_the_cluster_is_refused_but_not_at_a_bootstrap_address(kafka_of_two: FakeKafka) -> None:
+    with client_of(kafka_of_two) as client:
+        first, second = (client.metadata(None).brokers[node_id] for node_id in (1, 2))
+        for broker in (first, second, replace(first, node_id=-1)):
+            client.connection(broker, PRODUCE, client.deadline())
+        with pytest.raises(ConnectFailed, match=f"{first.host}:{first.port}: this is not broker 2 of cluster fake"):
+            client.connection(replace(first, node_id=2), PRODUCE, client.deadline())
+
+
+def test_client_continues_after_all_brokers_have_swapped_their_addresses(kafka_of_two: FakeKafka) -> None:
+    bootstrap_server = _BrokerListener(kafka_of_two, 1)
+    with Client(ClientConfig(((kafka_of_two.host, bootstrap_server.port),))) as client, Producer(client) as producer:
+        client.leader("orders", 0)
+        bootstrap_server.close()
+        first, second = kafka_of_two.addresses.values()
+        kafka_of_two.addresses.update({1: second, 2: first})
+        for listener in kafka_of_two.listeners.values():
+            listener.close()
+        for node_id, (_, port) in kafka_of_two.addresses.items():
+            kafka_of_two.listeners[node_id] = _BrokerListener(kafka_of_two, node_id, port)
+        assert producer.send_and_wait("orders", b"row", partition=0).offset == 0
+        brokers = client.brokers()
+        assert {node_id: (broker.host, broker.port) for node_id, broker in brokers.items()} == {1: second, 2: first}
+
+
 def test_rebootstrap_error_makes_the_client_ask_the_bootstrap_servers(kafka_of_two: FakeKafka) -> None:
     code = ErrorCode.REBOOTSTRAP_REQUIRED
     with client_of(kafka_of_two) as client:
@@ -157,16 +198,16 @@ def test_writable_partitions_are_those_with_a_leader_and_offline_replicas_are_na
 
 
 def test_two_dead_bootstrap_addresses_of_three_do_no_harm(kafka_of_two: FakeKafka) -> None:
-    with kept_port() as one, kept_port() as other:
-        servers = (one.getsockname(), kafka_of_two.addresses[1], other.getsockname())
+    with kept_port() as first, kept_port() as second:
+        servers = (first.getsockname(), kafka_of_two.addresses[1], second.getsockname())
         for _ in range(5):
             with Client(ClientConfig(bootstrap_servers=servers)) as client:
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
 
 def test_unreachable_brokers_are_named_with_the_option_after_the_deadline() -> None:
-    with kept_port() as one, kept_port() as other:
-        servers = one.getsockname(), other.getsockname()
+    with kept_port() as first, kept_port() as second:
+        servers = first.getsockname(), second.getsockname()
         with Client(ClientConfig(bootstrap_servers=servers)) as client, pytest.raises(DeadlineExceeded) as caught:
             client.metadata(["orders"], client.deadline(700))
     assert isinstance(caught.value.__cause__, ConnectFailed)
@@ -177,8 +218,8 @@ def test_unreachable_brokers_are_named_with_the_option_after_the_deadline() -> N
 
 
 def test_long_wait_for_brokers_logs_one_warning_with_addresses(caplog: pytest.LogCaptureFixture) -> None:
-    with kept_port() as kept:
-        host, port = kept.getsockname()
+    with kept_port() as closed_port:
+        host, port = closed_port.getsockname()
         client = Client(ClientConfig(bootstrap_servers=((host, port),)), ManualClock())
         for seconds, warnings in ((9, 0), (240, 1)):
             with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceeded):
@@ -201,7 +242,10 @@ QUESTIONS: dict[str, Callable[[Client, Deadline], object]] = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_client_without_any_reply_gives_up_after_30_s(question: str) -> None:
     clock = ManualClock()
-    with kept_port() as kept, Client(ClientConfig(bootstrap_servers=(kept.getsockname(),)), clock) as client:
+    with (
+        kept_port() as closed_port,
+        Client(ClientConfig(bootstrap_servers=(closed_port.getsockname(),)), clock) as client,
+    ):
         for _ in range(2):
             begun_s = clock.now_s()
             with pytest.raises(DeadlineExceeded, match=r"check bootstrap\.servers and security\.protocol"):
@@ -243,9 +287,9 @@ def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka
     """A broker with older metadata may answer, too."""
     kafka_of_two.isolate(1)
     kafka_of_two.move_leader("orders", 0, 2)
-    wanted = {"topics": [{"name": "orders"}]}
-    old, new = (Metadata.from_reply(kafka_of_two.ask(broker, METADATA, wanted)) for broker in (1, 2))
-    assert [each.topics["orders"].partitions[0].leader for each in (old, new)] == [1, 2]
+    expected = {"topics": [{"name": "orders"}]}
+    old, new = (Metadata.from_reply(kafka_of_two.ask(broker, METADATA, expected)) for broker in (1, 2))
+    assert [metadata.topics["orders"].partitions[0].leader for metadata in (old, new)] == [1, 2]
     assert new.updated_by(old).topics["orders"].partitions[0].leader == 2
     assert old.updated_by(new).topics["orders"].partitions[0].leader == 2
 
@@ -257,9 +301,9 @@ def test_older_leader_epoch_does_not_replace_a_newer_one(kafka_of_two: FakeKafka
 def test_leader_named_in_a_reply_replaces_an_older_one_only(
     kafka_of_two: FakeKafka, field: str | None, value: object, leader: int
 ) -> None:
-    known = Metadata.from_reply(kafka_of_two.ask(1, METADATA, {"topics": [{"name": "orders"}]}))
-    named = NewLeader("orders", known.topics["orders"].topic_id, 0, 7, Broker(2, "broker-2", 9092))
-    snapshot = known.with_leaders([named if field is None else replace(named, **{field: value})])
+    from_reply = Metadata.from_reply(kafka_of_two.ask(1, METADATA, {"topics": [{"name": "orders"}]}))
+    named = NewLeader("orders", from_reply.topics["orders"].topic_id, 0, 7, Broker(2, "broker-2", 9092))
+    snapshot = from_reply.with_leaders([named if field is None else replace(named, **{field: value})])
     broker, partition = snapshot.leader("orders", 0)
     assert (broker.node_id, partition.leader_epoch) == ((2, 7) if leader == 2 else (1, 0))
     assert broker.host == ("broker-2" if leader == 2 else "127.0.0.1")
@@ -285,12 +329,16 @@ def test_moved_leader_named_in_replies_is_used_at_once(kafka_of_two: FakeKafka) 
 
 
 def retried(
-    what: str, attempt: Callable[[], T], clock: Clock, refreshed: list[Refresh] | None = None, timeout_ms: float = 5_000
+    label: str,
+    attempt: Callable[[], T],
+    clock: Clock,
+    refreshed: list[Refresh] | None = None,
+    timeout_ms: float = 5_000,
 ) -> T:
     """Run the retry loop; add the kinds of refreshed metadata to `refreshed`."""
     kinds = [] if refreshed is None else refreshed
     return retrying(
-        what,
+        label,
         attempt,
         deadline=Deadline.after_ms(timeout_ms, clock),
         backoff=Backoff(100, 1000),
@@ -371,8 +419,8 @@ class TestBadBootstrapAddresses:
                 assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
     def test_addresses_without_reply_are_named_with_their_errors(self) -> None:
-        with no_broker(b"HTTP/1.1 400 Bad Request") as wrong, kept_port() as kept, silent_address() as silent:
-            closed = kept.getsockname()
+        with no_broker(b"HTTP/1.1 400 Bad Request") as wrong, kept_port() as closed_port, silent_address() as silent:
+            closed = closed_port.getsockname()
             servers = (wrong.addresses[1], closed, silent.getsockname(), ("a..b", 9092))
             with Client(ClientConfig(servers)) as client:
                 client.has_answered = True  # otherwise the client retries
@@ -385,8 +433,8 @@ class TestBadBootstrapAddresses:
         assert "a..b:9092: the host name cannot be resolved" in words
 
     def test_peers_that_are_no_brokers_fail_at_once(self) -> None:
-        with no_broker(b"HTTP/1.1 400 Bad Request") as one, no_broker(b"HTTP/1.1 400") as two:
-            servers = one.addresses[1], two.addresses[1]
+        with no_broker(b"HTTP/1.1 400 Bad Request") as kafka, no_broker(b"HTTP/1.1 400") as two:
+            servers = kafka.addresses[1], two.addresses[1]
             with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
                 client.metadata(["orders"])
         assert all(f"{host}:{port}" in str(caught.value).partition("): ")[2] for host, port in servers)

@@ -88,10 +88,10 @@ def test_back_off_is_shortened_while_a_topic_is_unknown() -> None:
 def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
     """Run the loop with attempts of given durations and results, the last one repeated; return its end in seconds."""
     clock = ManualClock()
-    left = list(answers)
+    remaining = list(answers)
 
     def attempt() -> float:
-        takes_s, answer = left.pop(0) if len(left) > 1 else left[0]
+        takes_s, answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         clock.at_s += takes_s
         if answer is not None:
             raise answer

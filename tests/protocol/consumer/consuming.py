@@ -82,15 +82,15 @@ def reply(*rows: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def end_of_epoch(body: dict[str, Any], ends: dict[int, int]) -> dict[str, Any]:
     """Return the reply for a log of orders-0 with the epochs of `ends`."""
-    asked = body["topics"][0]["partitions"][0]["leader_epoch"]
-    row = {"partition": 0, "error_code": 0, "end_offset": ends.get(asked, -1), "leader_epoch": asked}
+    requested = body["topics"][0]["partitions"][0]["leader_epoch"]
+    row = {"partition": 0, "error_code": 0, "end_offset": ends.get(requested, -1), "leader_epoch": requested}
     return {"topics": [{"topic": "orders", "partitions": [row]}]}
 
 
 def client_of(kafka: LocalKafka | str, **properties: object) -> Client:
     servers = kafka if isinstance(kafka, str) else kafka.bootstrap_servers
-    given = {name.replace("_", "."): value for name, value in properties.items()}
-    return Client(parse_client({"bootstrap.servers": servers, **given}))
+    values = {name.replace("_", "."): value for name, value in properties.items()}
+    return Client(parse_client({"bootstrap.servers": servers, **values}))
 
 
 def consumer_of(client: Client, properties: Mapping[str, object] | None = None, **options: Any) -> Consumer:
@@ -112,9 +112,9 @@ def reader(client: Client, ranges: Sequence[Range], properties: dict[str, object
 def rows_of(consumer: BoundedReader) -> dict[Range, list[tuple[int, bytes]]]:
     """Return the offset and value of each row, by range."""
     rows: dict[Range, list[tuple[int, bytes]]] = {}
-    for each, batch in consumer:
+    for source_range, batch in consumer:
         columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
-        rows.setdefault(each, []).extend(zip(*columns, strict=True))
+        rows.setdefault(source_range, []).extend(zip(*columns, strict=True))
     return rows
 
 
@@ -153,17 +153,17 @@ def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, fold
 
 def read_all(consumer: Consumer, rows: int, timeout_ms: float = 20_000) -> dict[int, list[tuple[int, bytes | None]]]:
     """Read until all streams together have returned `rows` rows; return (offset, value) by partition."""
-    found: dict[int, list[tuple[int, bytes | None]]] = {}
-    left = rows
-    while left > 0:
+    values_by_key: dict[int, list[tuple[int, bytes | None]]] = {}
+    remaining = rows
+    while remaining > 0:
         read = consumer.poll(timeout_ms)
-        assert read is not None, f"{left} of {rows} rows are missing"
+        assert read is not None, f"{remaining} of {rows} rows are missing"
         stream, batch = read
         columns = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
-        found.setdefault(stream.partition, []).extend(zip(*columns, strict=True))
-        left -= batch.num_rows
-    assert left == 0
-    return found
+        values_by_key.setdefault(stream.partition, []).extend(zip(*columns, strict=True))
+        remaining -= batch.num_rows
+    assert remaining == 0
+    return values_by_key
 
 
 def offsets_of(batch: pa.RecordBatch | None) -> list[int]:

@@ -44,18 +44,18 @@ def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFacto
     for record in read_back(kafka, name):
         expected[record.partition].append((record.offset, record.value))
     consumer = reader(client, ranges_of(client, name, 12))
-    found = {each.partition: rows for each, rows in rows_of(consumer).items()}
-    assert found == expected
+    rows_by_partition = {source_range.partition: rows for source_range, rows in rows_of(consumer).items()}
+    assert rows_by_partition == expected
     assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
 
 
 def test_partial_ranges_of_one_partition_are_read(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(2)
     produce(kafka, name, range(2_000), 2)
-    wanted = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
-    found = rows_of(reader(client, wanted))
-    assert {each: [offset for offset, _ in rows] for each, rows in found.items()} == {
-        each: list(range(each.from_offset, each.until_offset)) for each in wanted[:3]
+    ranges = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
+    result = rows_of(reader(client, ranges))
+    assert {source_range: [offset for offset, _ in rows] for source_range, rows in result.items()} == {
+        source_range: list(range(source_range.from_offset, source_range.until_offset)) for source_range in ranges[:3]
     }
 
 
@@ -78,10 +78,10 @@ def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, t
     """The first records are delivered early, while later and larger replies are in flight."""
     name = topic(1)
     produce(kafka, name, range(8_000), size=1_000, settings={"batch.size": 100_000})
-    asked: list[int] = []
+    requested: list[int] = []
 
     def note(exchange: Exchange) -> float:
-        asked.append(exchange.request()["topics"][0]["partitions"][0]["partition_max_bytes"])
+        requested.append(exchange.request()["topics"][0]["partitions"][0]["partition_max_bytes"])
         return 0.0
 
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
@@ -89,27 +89,27 @@ def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, t
         for first_fetch_bytes in (1 << 20, None):
             consumer = reader(client, ranges_of(client, name, 1), first_fetch_bytes=first_fetch_bytes)
             assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
-    assert asked[:3] == [1 << 20, 2 << 20, 4 << 20]
-    assert 8 << 20 in asked[3:], "max.partition.fetch.bytes from the first fetch on"
+    assert requested[:3] == [1 << 20, 2 << 20, 4 << 20]
+    assert 8 << 20 in requested[3:], "max.partition.fetch.bytes from the first fetch on"
 
 
 def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, topic: TopicFactory) -> None:
     """The memory must not grow with the number of ranges."""
     name = topic(8)
     produce(kafka, name, range(8_000), 8, size=500)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def note(exchange: Exchange) -> float:
-        rows = [row for each in exchange.request()["topics"] for row in each["partitions"]]
-        asked.append(sum(row["partition_max_bytes"] for row in rows))
+        rows = [row for topic in exchange.request()["topics"] for row in topic["partitions"]]
+        requested.append(sum(row["partition_max_bytes"] for row in rows))
         return 0.0
 
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
         proxy.requests[FETCH] = note
         consumer = reader(client, ranges_of(client, name, 8), {"max.partition.fetch.bytes": 1_000_000})
         assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
-    assert max(asked) <= 1_000_000
-    assert len(asked) > 3
+    assert max(requested) <= 1_000_000
+    assert len(requested) > 3
 
 
 def test_leader_moving_during_a_read_loses_no_rows(
@@ -118,16 +118,16 @@ def test_leader_moving_during_a_read_loses_no_rows(
     """No record is missing or repeated. The epochs then show a truncated log."""
     name = topic(2, replication_factor=1)
     produce(kafka, name, range(4_000), 2, size=100, settings={"batch.size": 10_000})
-    wanted = ranges_of(client, name, 2)
-    consumer = reader(client, wanted, {"max.partition.fetch.bytes": 65_536})
+    ranges = ranges_of(client, name, 2)
+    consumer = reader(client, ranges, {"max.partition.fetch.bytes": 65_536})
     batches = iter(consumer)
-    rows = [(each.partition, offset) for each, batch in [next(batches)] for offset in batch["offset"].to_pylist()]
+    rows = [(value.partition, offset) for value, batch in [next(batches)] for offset in batch["offset"].to_pylist()]
     old = client.leader(name, 0)[0].node_id
     new = next(number for number in kafka.broker_ids if number != old)
     move_leader(kafka, name, 0, new, tmp_path)
     wait_until(lambda: _partition_now(client, name).leader == new)
-    for each, batch in batches:
-        rows += [(each.partition, offset) for offset in batch["offset"].to_pylist()]
+    for source_range, batch in batches:
+        rows += [(source_range.partition, offset) for offset in batch["offset"].to_pylist()]
     assert sorted(rows) == [(partition, offset) for partition in range(2) for offset in range(2_000)]
 
     produce(kafka, name, range(0, 20, 2), 2)
@@ -148,22 +148,22 @@ def test_leader_moving_during_a_read_loses_no_rows(
 
 def _partition_now(client: Client, topic: str) -> Partition:
     # Ask with another client: the consumer must notice on its own.
-    with Client(client.config) as other:
-        return other.topic(topic).partitions[0]
+    with Client(client.config) as second:
+        return second.topic(topic).partitions[0]
 
 
 def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(3)
     produce(kafka, name, range(300), 3)
-    wanted = ranges_of(client, name, 3)
+    ranges = ranges_of(client, name, 3)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     admin.delete_records([TopicPartition(name, 1, 40)])[TopicPartition(name, 1)].result()
     with pytest.raises(
         DataLoss,
         match=rf"{name}-1: offsets 0 to 40 are not .* wanted \[0, 100\), the broker has \[40, 100\).*retention",
     ):
-        rows_of(reader(client, wanted))
-    consumer = reader(client, wanted, on_loss=skip_loss)
+        rows_of(reader(client, ranges))
+    consumer = reader(client, ranges, on_loss=skip_loss)
     assert [len(rows) for _, rows in sorted(rows_of(consumer).items(), key=lambda item: item[0].partition)] == [
         100,
         60,
@@ -186,11 +186,11 @@ def test_range_behind_the_log_end_is_skipped_whole(kafka: LocalKafka, topic: Top
 def test_recreated_topic_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     name = topic(1)
     produce(kafka, name, range(10))
-    wanted = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
+    expected = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
     words = f"{name}-0: the topic was deleted and created again .*: offsets 3 to 10 "
     with pytest.raises(TopicRecreated, match=words):
-        rows_of(reader(client, [wanted]))
-    consumer = reader(client, [wanted], on_loss=skip_recreated)
+        rows_of(reader(client, [expected]))
+    consumer = reader(client, [expected], on_loss=skip_recreated)
     assert rows_of(consumer) == {}
     assert consumer.skipped == [Range(name, 0, 3, 10)]
     assert client.topic(name).topic_id != NO_TOPIC_ID
@@ -202,29 +202,29 @@ def test_topic_deleted_during_a_read_is_data_loss(
 ) -> None:
     """The rest of the topic is lost after the timeout; other partitions are read to their end."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
-    kept, gone = topic(1), topic(1)
+    retained, deleted = topic(1), topic(1)
     with client_of(kafka) as client:
-        for name in (kept, gone):
+        for name in (retained, deleted):
             produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
-        wanted = [*ranges_of(client, kept, 1), *ranges_of(client, gone, 1)]
+        ranges = [*ranges_of(client, retained, 1), *ranges_of(client, deleted, 1)]
         options = {"on_loss": on_loss, "poll_timeout_ms": 2_000}
-        consumer = reader(client, wanted, {"max.partition.fetch.bytes": 20_000}, **options)
-        rows = {kept: 0, gone: 0}
+        consumer = reader(client, ranges, {"max.partition.fetch.bytes": 20_000}, **options)
+        rows = {retained: 0, deleted: 0}
         batches = iter(consumer)
-        while not rows[gone]:
-            each, batch = next(batches)
-            rows[each.topic] += batch.num_rows
+        while not rows[deleted]:
+            source_range, batch = next(batches)
+            rows[source_range.topic] += batch.num_rows
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        admin.delete_topics([gone])[gone].result(30)
-        wait_until_gone(kafka, gone)
-        lost = rf"{gone}-0: offsets \d+ to 100 cannot .* deleted"
+        admin.delete_topics([deleted])[deleted].result(30)
+        wait_until_gone(kafka, deleted)
+        lost = rf"{deleted}-0: offsets \d+ to 100 cannot .* deleted"
         with pytest.raises(DataLoss, match=lost) if on_loss is raise_loss else nullcontext():
-            for each, batch in batches:
-                rows[each.topic] += batch.num_rows
-        assert 0 < rows[gone] < 100
+            for source_range, batch in batches:
+                rows[source_range.topic] += batch.num_rows
+        assert 0 < rows[deleted] < 100
         if on_loss is skip_loss:
-            assert rows[kept] == 100
-            assert consumer.skipped == [Range(gone, 0, rows[gone], 100)]
+            assert rows[retained] == 100
+            assert consumer.skipped == [Range(deleted, 0, rows[deleted], 100)]
 
 
 def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
@@ -235,9 +235,9 @@ def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFacto
     started_s = time.monotonic()
     rows = []
     with pytest.raises(DeadlineExceeded, match=rf"{name}-0: .* sends no records at offset 10,.*poll_timeout_ms"):
-        rows += [(each.partition, batch.num_rows) for each, batch in consumer]
-    for each, batch in reader(client, [Range(name, 1, 0, 10)]):
-        rows.append((each.partition, batch.num_rows))
+        rows += [(source_range.partition, batch.num_rows) for source_range, batch in consumer]
+    for source_range, batch in reader(client, [Range(name, 1, 0, 10)]):
+        rows.append((source_range.partition, batch.num_rows))
     assert time.monotonic() - started_s < 15
 
 
@@ -262,7 +262,7 @@ def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, top
 
     def fail_one(exchange: Exchange) -> bytes | float:
         body = exchange.reply()
-        for row in (row for each in body["responses"] for row in each["partitions"]):
+        for row in (row for topic in body["responses"] for row in topic["partitions"]):
             answered.add(row["partition_index"])
             # Until requests to the other brokers are in flight, too, however slow these are.
             if row["partition_index"] == 1 and (failing["left"] > 0 or len(answered) < 3):
@@ -273,7 +273,7 @@ def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, top
 
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
         proxy.replies[FETCH] = fail_one
-        order = [each.partition for each, _ in reader(client, ranges_of(client, name, 3))]
+        order = [source_range.partition for source_range, _ in reader(client, ranges_of(client, name, 3))]
     assert sorted(order) == [0, 1, 2]
     assert order[-1] == 1
     assert failing["left"] <= 0

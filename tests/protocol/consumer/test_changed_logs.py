@@ -9,55 +9,33 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from protocol.cluster.client import Client
-from protocol.config import parse_client
 from protocol.consumer.log_offsets import Range
-from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
 from tests.support import awkward_topics
-from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.log_segments import stored_batches
 from tests.support.topic_changes import recreate
 from tests.support.topic_writers import Topic
 
 
-def only_by_name(exchange: Exchange) -> Fate | bytes:
-    """Behave as a broker of Kafka 3.0, whose Fetch has no topic ids although its Metadata has."""
-    if exchange.frame[4:6] != b"\0\0":
-        # An old broker refuses this version, in the format of another one.
-        return Fate.PASS
-    body = exchange.reply()
-    for row in body["api_keys"]:
-        if row["api_key"] == FETCH.key:
-            row["max_version"] = 12
-    return exchange.reply_with(body)
-
-
-@pytest.mark.parametrize("by_name", [False, True], ids=["asked by id", "asked by name"])
-def test_topic_recreated_after_planning_is_skipped_at_any_length(
-    kafka1: LocalKafka, topic1: TopicFactory, by_name: bool
-) -> None:
+def test_topic_recreated_after_planning_is_skipped_at_any_length(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     """The cached leaders are those of the old topic. No record of the new topic is read instead."""
     names = [topic1(1) for _ in range(3)]
     for name in names:
         produce(kafka1, name, range(15))
-    with KafkaProxy.of(kafka1) as proxy:
-        if by_name:
-            proxy.replies[API_VERSIONS] = only_by_name
-        with Client(parse_client({"bootstrap.servers": proxy.servers})) as client:
-            wanted = [Range(name, 0, 10, 15, topic_id=client.topic(name).topic_id) for name in names]
-            for each in wanted:
-                assert len(rows_of(reader(client, [each]))[each]) == 5
-            recreate(kafka1, *names)
-            for name, length in zip(names, [4, 15, 20], strict=True):
-                produce(kafka1, name, range(length))
-            consumer = reader(client, wanted, on_loss=skip_recreated)
-            assert rows_of(consumer) == {}
-            assert sorted(each.topic for each in consumer.skipped) == sorted(names)
-            assert sum(each.until_offset - each.from_offset for each in consumer.skipped) == 15
+    with client_of(kafka1) as client:
+        ranges = [Range(name, 0, 10, 15, topic_id=client.topic(name).topic_id) for name in names]
+        for source_range in ranges:
+            assert len(rows_of(reader(client, [source_range]))[source_range]) == 5
+        recreate(kafka1, *names)
+        for name, length in zip(names, [4, 15, 20], strict=True):
+            produce(kafka1, name, range(length))
+        consumer = reader(client, ranges, on_loss=skip_recreated)
+        assert rows_of(consumer) == {}
+        assert sorted(loss.topic for loss in consumer.skipped) == sorted(names)
+        assert sum(source_range.until_offset - source_range.from_offset for source_range in consumer.skipped) == 15
 
 
 # -- compacted logs -------------------------------------------------------------------------------
@@ -71,8 +49,8 @@ def compacted(kafka1: LocalKafka) -> Iterator[tuple[Client, str, str]]:
     with pytest.MonkeyPatch.context() as patch, client_of(kafka1) as client:
         for name in ("COMPACTED", "EMPTY_CONTROL_BATCHES"):
             usual: Topic = getattr(awkward_topics, name)
-            mine = Topic(f"ranges-{usual.name}", usual.partitions, usual.settings)
-            patch.setattr(awkward_topics, name, mine)
+            topic = Topic(f"ranges-{usual.name}", usual.partitions, usual.settings)
+            patch.setattr(awkward_topics, name, topic)
         gaps, controls = awkward_topics.COMPACTED, awkward_topics.EMPTY_CONTROL_BATCHES
         awkward_topics.create(kafka1.bootstrap_servers, [gaps, controls])
         awkward_topics.write_compacted(kafka1.bootstrap_servers)
@@ -104,9 +82,9 @@ def test_ranges_without_visible_rows_end_at_once(
     empty = [batch for batch in controls if not batch.records]
     assert empty, "the log cleaner left no empty control batch"
     for batch in [*controls[:3], *empty[:3]]:
-        wanted = Range(name, 0, batch.base_offset, batch.last_offset + 1)
+        expected = Range(name, 0, batch.base_offset, batch.last_offset + 1)
         started_s = time.monotonic()
-        consumer = reader(client, [wanted], {"isolation.level": isolation_level, "fetch.max.wait.ms": 20_000})
+        consumer = reader(client, [expected], {"isolation.level": isolation_level, "fetch.max.wait.ms": 20_000})
         assert rows_of(consumer) == {}
         assert time.monotonic() - started_s < 15
         assert consumer.fetches == 1
@@ -119,8 +97,8 @@ def test_compacted_logs_are_read_as_by_librdkafka(
     client, gaps, controls = compacted
     for name, partitions in ((gaps, 3), (controls, 1)):
         ranges = ranges_of(client, name, partitions)
-        found = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
-        rows = sorted((each.partition, *row) for each, read in found.items() for row in read)
+        result = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
+        rows = sorted((source_range.partition, *row) for source_range, read in result.items() for row in read)
         assert rows == _by_librdkafka(kafka1, ranges, isolation_level)
 
 
@@ -129,7 +107,12 @@ def _by_librdkafka(kafka: LocalKafka, ranges: Sequence[Range], isolation_level: 
 
     settings = {"group.id": "x", "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": isolation_level, **settings})
-    consumer.assign([TopicPartition(each.topic, each.partition, each.from_offset) for each in ranges])
+    consumer.assign(
+        [
+            TopicPartition(source_range.topic, source_range.partition, source_range.from_offset)
+            for source_range in ranges
+        ]
+    )
     rows, ended = [], set()
     try:
         while len(ended) < len(ranges):

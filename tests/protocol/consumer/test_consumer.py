@@ -133,12 +133,12 @@ class TestRequests:
     ) -> None:
         """Caught up. A round lasts fetch.max.wait.ms, half a second; the first one may have begun before."""
         name = topic(MANY)
-        seen: list[tuple[int, int, int]] = []
+        observed: list[tuple[int, int, int]] = []
 
         def note(exchange: Exchange) -> float:
             body = exchange.request()
-            rows = sum(len(each["partitions"]) for each in body["topics"])
-            seen.append((body["session_id"], body["session_epoch"], rows))
+            rows = sum(len(topic["partitions"]) for topic in body["topics"])
+            observed.append((body["session_id"], body["session_epoch"], rows))
             return 0.0
 
         with KafkaProxy.of(kafka) as proxy:
@@ -152,15 +152,15 @@ class TestRequests:
                 timeout=120,
             )
             assert done.returncode == 0, done.stderr
-            wait_until(lambda: sum(epoch == -1 for _, epoch, _ in seen) == 3)
+            wait_until(lambda: sum(epoch == -1 for _, epoch, _ in observed) == 3)
         measured = json.loads(done.stdout)
         print(measured)
         assert measured["fetches"] <= 3 * (measured["seconds"] / 0.5 + 1)
         assert measured["rss_mib"] < 250
-        full = [rows for session, epoch, rows in seen if epoch == 0]
+        full = [rows for session, epoch, rows in observed if epoch == 0]
         assert (len(full), sum(full)) == (3, MANY), "each broker got one full request"
-        assert {rows for _, epoch, rows in seen if epoch > 0} == {0}, "later requests name no changes"
-        assert all(session > 0 for session, epoch, _ in seen if epoch == -1), "the sessions are closed"
+        assert {rows for _, epoch, rows in observed if epoch > 0} == {0}, "later requests name no changes"
+        assert all(session > 0 for session, epoch, _ in observed if epoch == -1), "the sessions are closed"
 
     def test_waiting_broker_does_not_delay_others(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         """One broker has a partition without new records; records of another broker arrive while it is still
@@ -251,7 +251,7 @@ def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKa
 
     def count(exchange: Exchange) -> float | bytes:
         body = exchange.reply()
-        rows = [row for each in body["responses"] for row in each["partitions"]]
+        rows = [row for topic in body["responses"] for row in topic["partitions"]]
         if exchange.broker_id == 2 and rows and served[2] > 10_000 and len(refused) < 4:
             refused.append(exchange.number)
             for row in rows:
@@ -271,8 +271,8 @@ def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKa
             assert set(leaders.values()) == {1, 2, 3}
             followed = [number for number, leader in leaders.items() if leader == 1]
             consumer.consume_partitions({(name, number): EARLIEST for number in followed})
-            found = read_all(consumer, 1_000 * len(followed))
-            assert all([offset for offset, _ in rows] == list(range(1_000)) for rows in found.values())
+            result = read_all(consumer, 1_000 * len(followed))
+            assert all([offset for offset, _ in rows] == list(range(1_000)) for rows in result.values())
     assert len(refused) == 4
     assert served[1] == served[3] == 0
     assert served[2] > 0

@@ -80,13 +80,13 @@ class Rows:
 
 
 def leader_of(client: Client, topic: str, partition: int = 0) -> int:
-    with Client(client.config) as other:
-        return other.topic(topic).partitions[partition].leader
+    with Client(client.config) as second:
+        return second.topic(topic).partitions[partition].leader
 
 
 def in_sync(client: Client, topic: str) -> int:
-    with Client(client.config) as other:
-        return len(other.topic(topic).partitions[0].isr)
+    with Client(client.config) as second:
+        return len(second.topic(topic).partitions[0].isr)
 
 
 def running(kafka: LocalKafka) -> set[int]:
@@ -154,8 +154,8 @@ class TestBrokers:
             rows = Rows(consumer)
             produce(kafka, name, range(100))
             rows.read(lambda: rows.all_at(100, 1))
-            leader, known = client.leader(name, 0)
-            [follower] = set(known.replicas) - {leader.node_id}
+            leader, partition = client.leader(name, 0)
+            [follower] = set(partition.replicas) - {leader.node_id}
             try:
                 kafka.kill(follower)
                 rows.read(lambda: in_sync(client, name) == 1)
@@ -168,14 +168,16 @@ class TestBrokers:
                     DataLoss, match=rf"{name}-0: the log was truncated below offset 200: .* offset 100 "
                 ):
                     rows.read(lambda: False)
-                begins = Range(name, 0, 200, 250, from_epoch=known.leader_epoch)
+                begins = Range(name, 0, 200, 250, from_epoch=partition.leader_epoch)
                 with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
                     list(BoundedReader(client, ConsumerConfig(), [begins]))
                 topic_id = client.topic(name).topic_id
-                planned = Range(name, 0, 50, 200, topic_id, until_epoch=known.leader_epoch)
+                planned = Range(name, 0, 50, 200, topic_id, until_epoch=partition.leader_epoch)
                 reading = BoundedReader(client, ConsumerConfig(), [planned], on_loss=skip_loss)
                 assert [offset for offset, _ in rows_of(reading)[planned]] == list(range(50, 100))
-                assert [(each.from_offset, each.until_offset) for each in reading.skipped] == [(100, 200)]
+                assert [(source_range.from_offset, source_range.until_offset) for source_range in reading.skipped] == [
+                    (100, 200)
+                ]
                 stream.seek(100)
                 assert len(list(stream.messages(2_000))) == 150
             finally:
@@ -212,7 +214,7 @@ class TestSessions:
                     produce(kafka, name, range(first, first + 60), 3)
                     rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
                 rows.read(lambda: len(injected) == 6)
-        assert sum(each.count(0) for each in epochs.values()) >= 3 + 3
+        assert sum(epoch.count(0) for epoch in epochs.values()) >= 3 + 3
         assert max(map(max, epochs.values())) > 1
 
 
@@ -247,8 +249,8 @@ class TestConnections:
                     reader.poll(5_000)
             name = topic(1)
             produce(kafka, name, range(10))
-            other = consumer.consume_partition(name, 0, 0)
-            assert len(list(islice(other.messages(5_000), 10))) == 10
+            second = consumer.consume_partition(name, 0, 0)
+            assert len(list(islice(second.messages(5_000), 10))) == 10
 
 
 class TestBadReplies:
@@ -262,12 +264,12 @@ class TestBadReplies:
     @staticmethod
     def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
         """Answer Fetch with `replies` in turn, the last repeated; each is called with the request."""
-        left = list(replies)
+        remaining = list(replies)
 
         def fetch(body: dict[str, Any], version: int) -> Any:
             if body["session_epoch"] == -1:
                 return reply()
-            return (left.pop(0) if len(left) > 1 else left[0])(body)
+            return (remaining.pop(0) if len(remaining) > 1 else remaining[0])(body)
 
         fake.handlers[FETCH] = fetch
 
@@ -277,14 +279,14 @@ class TestBadReplies:
         return reply(session_id=5)
 
     def test_corrupt_record_batch_is_raised_and_read_again_after_a_seek(self, fake: FakeKafka) -> None:
-        whole = records(0, 5)
-        broken = whole[:-1] + bytes([whole[-1] ^ 1])
+        complete = records(0, 5)
+        broken = complete[:-1] + bytes([complete[-1] ^ 1])
         rows = [reply_row(0, broken), reply_row(1, records(0, 5))]
         self.answers(
             fake,
             lambda body: reply(*rows, session_id=5),
             # In a session, an unchanged partition at the same offset is not named again.
-            lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, whole), session_id=5),
+            lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, complete), session_id=5),
         )
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})

@@ -103,8 +103,8 @@ def test_handled_records_are_committed_and_others_are_redelivered(kafka: LocalKa
         with client_of(kafka) as client:
 
             def all_is_committed() -> bool:
-                found = fetch_offsets(client, name, None, client.deadline())
-                return [entry.offset for entry in found.values()] == [1_000] * 3
+                offsets = fetch_offsets(client, name, None, client.deadline())
+                return [entry.offset for entry in offsets.values()] == [1_000] * 3
 
             namespace["consume"](kafka.bootstrap_servers, name, 3, name, handle, all_is_committed)
 

@@ -20,6 +20,7 @@ from protocol.consumer.fetch_failures import (
 from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition
 from protocol.consumer.log_offsets import ListedOffset, LogBounds
 from protocol.errors import BrokerError, ConnectionLost, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.position import Position
 from tests.protocol.consumer.consuming import TOPIC_ID
 
 REFUSED = broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, "Fetch of t-0")
@@ -32,7 +33,7 @@ def seen(start: int, end: int, epoch: int = 5, *, lacks_epoch: bool = False) -> 
 def at(position: int, until: int = UNBOUNDED, topic_id: bytes = TOPIC_ID) -> FetchPosition:
     """Return a partition read up to `position`, in leader epoch 5."""
     config = ConsumerConfig()
-    return FetchPosition("t", 0, position, config, until_offset=until, topic_id=topic_id, last_epoch=5)
+    return FetchPosition("t", 0, Position(position, 5, topic_id=topic_id), config, until=Position(until))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_invalid_position_has_resume_offset_and_reason(
     outcome = validate_position(partition, log, REFUSED)
     assert isinstance(outcome, InvalidPosition)
     assert (outcome.cause, outcome.log) == (REFUSED, log)
-    assert outcome.resume == resume
+    assert outcome.resume == Position(resume)
     assert re.search(reason, outcome.reason)
 
 
@@ -81,7 +82,7 @@ def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBound
 
 def test_truncated_log_resumes_at_the_divergence() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
-    assert log_truncated(at(10), error) == InvalidPosition(error, 10, 5, "t-0: the log was truncated")
+    assert log_truncated(at(10), error) == InvalidPosition(error, 10, Position(5), "t-0: the log was truncated")
 
 
 @pytest.mark.parametrize("error", [REFUSED, LogTruncated("t-0: the log was truncated", end_offset=5)])
@@ -112,4 +113,4 @@ def test_recreated_topic_has_none_of_the_wanted_records() -> None:
     error = TopicRecreated("t-0: the topic was deleted and created again")
     action = decide(at(10, 30), error)
     assert isinstance(action, InvalidPosition)
-    assert (action.cause, action.resume, action.kind) == (error, 30, TopicRecreated)
+    assert (action.cause, action.resume, action.kind) == (error, Position(30), TopicRecreated)

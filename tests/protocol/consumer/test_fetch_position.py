@@ -8,41 +8,58 @@ import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.config import ConsumerConfig
+from protocol.consumer.fetch_failures import end_of_common_log
 from protocol.consumer.fetch_position import UNBOUNDED, FetchPosition, RangePosition
 from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, LogTruncated, ProtocolError, TransportError
+from protocol.position import Position
 from tests.protocol.consumer.consuming import records, reply_row
 
 KIB = 1024
 
 
 def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -1, **config: Any) -> FetchPosition:
-    return FetchPosition("orders", 3, offset, ConsumerConfig(**config), until_offset=until, last_epoch=last_epoch)
+    return FetchPosition("orders", 3, Position(offset, last_epoch), ConsumerConfig(**config), until=Position(until))
 
 
 def test_position_moves_past_received_batches_and_gaps() -> None:
     partition = partition_at(5)
     fetched = partition.handle_response(reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)), "broker")
     assert fetched is not None
-    assert (fetched.position, fetched.next_offset, partition.position) == (5, 2_000, 2_000)
+    assert (fetched.start.offset, fetched.next_offset, partition.offset) == (5, 2_000, 2_000)
+
+
+def test_newer_records_behind_a_gap_before_the_end_of_a_range_are_suspect() -> None:
+    """The log was truncated at 25, and compaction has removed the first new records."""
+    older, newer = records(10, 10, epoch=1), records(30, 3, epoch=2)
+    partition = FetchPosition("orders", 3, Position(10), ConsumerConfig(), until=Position(28, 1))
+    fetched = partition.handle_response(reply_row(data=older + newer), "broker")
+    assert fetched is not None
+    assert (fetched.next_offset, partition.offset) == (20, 20)
+    with pytest.raises(LogTruncated, match="records of leader epoch 2 at offset 30"):
+        partition.handle_response(reply_row(data=newer), "broker")
+    complete = FetchPosition("orders", 3, Position(10), ConsumerConfig(), until=Position(20, 1))
+    fetched = complete.handle_response(reply_row(data=older + newer), "broker")
+    assert fetched is not None
+    assert complete.offset >= 20
 
 
 @pytest.mark.parametrize("throttled", [reply_row(), reply_row(data=None)])
 def test_empty_reply_is_no_error_and_has_the_high_watermark(throttled: dict[str, Any]) -> None:
     partition = partition_at(5)
     assert partition.handle_response(throttled, "broker") is None
-    assert (partition.position, partition.high_watermark) == (5, 1_000)
+    assert (partition.offset, partition.high_watermark) == (5, 1_000)
 
 
 def test_partial_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     """8 MiB behind 64 KiB: doubling 64, 128, … 8192, 16384 KiB would take nine fetches; with the header's size, two."""
-    whole = records(0, 1, size=8 << 20)
+    complete = records(0, 1, size=8 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB)
     sizes = []
-    while not sizes or partition.position == 0:
+    while not sizes or partition.offset == 0:
         sizes.append(partition.fetch_bytes())
-        partition.handle_response(reply_row(data=whole[: sizes[-1]]), "broker")
-    assert sizes == [64 * KIB, len(whole)]
+        partition.handle_response(reply_row(data=complete[: sizes[-1]]), "broker")
+    assert sizes == [64 * KIB, len(complete)]
     assert partition.fetch_bytes() == 64 * KIB, "the next fetch is small again"
 
 
@@ -54,33 +71,33 @@ def test_partial_header_doubles_the_fetch_size() -> None:
 
 
 def test_record_batch_above_the_maximum_names_size_and_option() -> None:
-    whole = records(0, 1, size=2 << 20)
+    complete = records(0, 1, size=2 << 20)
     partition = partition_at(max_partition_fetch_bytes=64 * KIB, fetch_max_bytes=1 << 20)
-    assert partition.handle_response(reply_row(data=whole[: 64 * KIB]), "broker") is None
+    assert partition.handle_response(reply_row(data=complete[: 64 * KIB]), "broker") is None
     assert partition.fetch_bytes() == 1 << 20
     with pytest.raises(
-        ProtocolError, match=rf"orders-3: .* offset 0 has {len(whole)} bytes.*fetch\.max\.bytes=1048576"
+        ProtocolError, match=rf"orders-3: .* offset 0 has {len(complete)} bytes.*fetch\.max\.bytes=1048576"
     ):
-        partition.handle_response(reply_row(data=whole[: 1 << 20]), "broker")
+        partition.handle_response(reply_row(data=complete[: 1 << 20]), "broker")
 
 
 def test_small_range_is_fetched_with_a_small_size_once_record_sizes_are_known() -> None:
     sizes: dict[str, float] = {}
     config = ConsumerConfig()
-    first = FetchPosition("orders", 0, 0, config, until_offset=100_000, record_bytes=sizes)
+    first = FetchPosition("orders", 0, Position(0), config, until=Position(100_000), record_bytes=sizes)
     assert first.fetch_bytes() == config.max_partition_fetch_bytes
     first.handle_response(reply_row(data=records(0, 1_000, size=100)), "broker")
-    other = FetchPosition("orders", 1, 0, config, until_offset=10_000, record_bytes=sizes)
-    assert 1_000_000 < other.fetch_bytes() < 1_500_000
+    position = FetchPosition("orders", 1, Position(0), config, until=Position(10_000), record_bytes=sizes)
+    assert 1_000_000 < position.fetch_bytes() < 1_500_000
 
 
-@pytest.mark.parametrize("there", [60, 100_000])
-def test_partial_record_batch_does_not_count_in_the_record_size(there: int) -> None:
+@pytest.mark.parametrize("present", [60, 100_000])
+def test_partial_record_batch_does_not_count_in_the_record_size(present: int) -> None:
     sizes: dict[str, float] = {}
-    whole, cut = records(0, 1_000, size=100), records(1_000, 9_000, size=100)[:there]
-    first = FetchPosition("orders", 0, 0, ConsumerConfig(), until_offset=100_000, record_bytes=sizes)
-    first.handle_response(reply_row(data=whole + cut), "broker")
-    assert sizes["orders"] == pytest.approx(len(whole) / 1_000, rel=0.02)
+    complete, cut = records(0, 1_000, size=100), records(1_000, 9_000, size=100)[:present]
+    first = FetchPosition("orders", 0, Position(0), ConsumerConfig(), until=Position(100_000), record_bytes=sizes)
+    first.handle_response(reply_row(data=complete + cut), "broker")
+    assert sizes["orders"] == pytest.approx(len(complete) / 1_000, rel=0.02)
 
 
 def test_reply_with_only_earlier_records_is_a_protocol_error() -> None:
@@ -107,7 +124,7 @@ class TestLeaderEpochs:
         partition = partition_at(100, last_epoch=5)
         with pytest.raises(LogTruncated, match=r"orders-3: .* below offset 100: .* up to offset 60 \(leader epoch 4"):
             partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
-        assert partition.position == 100
+        assert partition.offset == 100
 
     def test_diverging_epoch_at_the_position_is_accepted(self) -> None:
         partition = partition_at(100, last_epoch=5)
@@ -116,7 +133,7 @@ class TestLeaderEpochs:
 
     def test_seek_clears_the_last_fetched_epoch(self) -> None:
         partition = partition_at(100, last_epoch=5)
-        assert partition.at(50).request_row() == {
+        assert partition.at(Position(50)).request_row() == {
             **partition.request_row(),
             "fetch_offset": 50,
             "last_fetched_epoch": -1,
@@ -126,7 +143,7 @@ class TestLeaderEpochs:
         partition = partition_at(100, last_epoch=5)
         with pytest.raises(LogTruncated) as raised:
             partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
-        sought = partition.at(raised.value.context["end_offset"], raised.value.context["end_epoch"])
+        sought = partition.at(end_of_common_log(raised.value))
         row = sought.request_row()
         assert (row["fetch_offset"], row["last_fetched_epoch"]) == (60, 4)
 
@@ -136,8 +153,8 @@ class TestReplacedRecords:
 
     @pytest.fixture
     def position(self) -> RangePosition:
-        wanted = Range("orders", 3, 10, 20, topic_id=b"i" * 16, until_epoch=4)
-        return RangePosition(wanted, ConsumerConfig(), poll_timeout_s=10)
+        expected = Range("orders", 3, 10, 20, topic_id=b"i" * 16, until_epoch=4)
+        return RangePosition(expected, ConsumerConfig(), poll_timeout_s=10)
 
     @pytest.mark.parametrize(
         "data",
@@ -154,14 +171,11 @@ class TestReplacedRecords:
         assert fetched is not None
         decoded = fetched.decode(ConsumerConfig(), ("offset",), "orders-3", position.until_offset)
         assert [offset for batch in decoded for offset in batch["offset"].to_pylist()] == list(range(10, 15))
-        assert (position.position, position.last_epoch) == (15, 4)
+        assert (position.offset, position.position.leader_epoch) == (15, 4)
         for start in (15, 12):  # the whole batch is sent for an offset within it
-            with pytest.raises(
-                LogTruncated, match=r"epoch 5 at offset .* up to 20 existed in leader epoch 4"
-            ) as raised:
+            with pytest.raises(LogTruncated, match=r"epoch 5 at offset .* up to 20 existed in leader epoch 4"):
                 position.handle_response(reply_row(data=records(start, 10, epoch=5)), "broker")
-            assert raised.value.context["leader_epoch"] == 4
-        assert position.position == 15
+        assert position.offset == 15
 
     def test_gap_before_a_newer_epoch_is_no_record_of_the_range(self, position: RangePosition) -> None:
         with pytest.raises(LogTruncated, match="offsets up to 20 existed in leader epoch"):
@@ -244,5 +258,5 @@ class TestPatience:
 
     @pytest.mark.parametrize(("from_epoch", "first_offset"), [(4, 0), (-1, 50)])
     def test_truncated_log_is_read_again_from_records_read_before(self, from_epoch: int, first_offset: int) -> None:
-        wanted = Range("orders", 3, 50, 100, from_epoch=from_epoch)
-        assert RangePosition(wanted, ConsumerConfig(), poll_timeout_s=10).first_offset == first_offset
+        expected = Range("orders", 3, 50, 100, from_epoch=from_epoch)
+        assert RangePosition(expected, ConsumerConfig(), poll_timeout_s=10).first_offset == first_offset

@@ -12,6 +12,7 @@ from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.fetch_request import FetchRequest, FetchRequestBuilder, requests_by_broker
 from protocol.errors import BrokerError, ConnectionLost, TransportError
+from protocol.position import Position
 from protocol.wire.frame import decode_request, encode_request
 from protocol.wire.messages.m01_fetch import FETCH
 from tests.protocol.consumer.consuming import TOPIC_ID, records, reply, reply_row
@@ -20,7 +21,9 @@ BROKER = Broker(1, "kafka1", 9092)
 
 
 def partitions(count: int, **config: Any) -> list[FetchPosition]:
-    return [FetchPosition("orders", n, 10 * n, ConsumerConfig(**config), topic_id=TOPIC_ID) for n in range(count)]
+    return [
+        FetchPosition("orders", n, Position(10 * n, topic_id=TOPIC_ID), ConsumerConfig(**config)) for n in range(count)
+    ]
 
 
 def builder_of(*, sessions: bool = False, **config: Any) -> FetchRequestBuilder:
@@ -28,23 +31,24 @@ def builder_of(*, sessions: bool = False, **config: Any) -> FetchRequestBuilder:
 
 
 def ask(
-    builder: FetchRequestBuilder, wanted: list[FetchPosition], version: int = 17
+    builder: FetchRequestBuilder, expected: list[FetchPosition], version: int = 17
 ) -> tuple[FetchRequest[FetchPosition], dict[str, Any]]:
-    request = builder.build(wanted, max_bytes=1_000, max_wait_ms=500)
+    request = builder.build(expected, max_bytes=1_000, max_wait_ms=500)
     return request, request.body(version)
 
 
-def asked(wanted: list[FetchPosition], **options: Any) -> FetchRequest[FetchPosition]:
-    return ask(builder_of(**options), wanted)[0]
+def asked(expected: list[FetchPosition], **options: Any) -> FetchRequest[FetchPosition]:
+    return ask(builder_of(**options), expected)[0]
 
 
 @pytest.mark.parametrize("version", range(FETCH.first, FETCH.last + 1))
 @pytest.mark.parametrize("sessions", [False, True])
 def test_request_is_encoded_in_each_version(version: int, sessions: bool) -> None:
-    wanted = partitions(3)
-    wanted[1].last_epoch, wanted[1].leader_epoch = 4, 5
+    positions = partitions(3)
+    positions[1].seek(Position(10, 4))
+    positions[1].leader_epoch = 5
     builder = builder_of(sessions=sessions, isolation_level="read_committed", client_rack="a")
-    _, body = ask(builder, wanted, version)
+    _, body = ask(builder, positions, version)
     sent = b"".join(encode_request(FETCH, version, 1, "test", body))
     _, _, _, _, read = decode_request(memoryview(sent)[4:])
     [topic] = read["topics"]
@@ -65,17 +69,17 @@ def test_request_keeps_fetch_max_bytes_below_max_partition_fetch_bytes() -> None
 
 
 def test_topics_without_an_id_need_a_version_with_names() -> None:
-    wanted = partitions(2)
-    request = asked(wanted)
+    positions = partitions(2)
+    request = asked(positions)
     assert request.newest_version is None
-    wanted[0].topic_id = bytes(16)
+    positions[0].position = Position(0)
     assert request.newest_version == 12
 
 
 def test_rows_of_a_reply_are_handled_independently() -> None:
-    wanted = partitions(4)
-    wanted[3].last_epoch = 2
-    result = asked(wanted).handle_response(
+    positions = partitions(4)
+    positions[3].seek(Position(30, 2))
+    result = asked(positions).handle_response(
         reply(
             reply_row(0, records(0, 5)),
             reply_row(1, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER),
@@ -88,7 +92,7 @@ def test_rows_of_a_reply_are_handled_independently() -> None:
         (1, "Fetch of orders-1 at"),
         (3, "orders-3: the log wa"),
     ]
-    assert [partition.position for partition in wanted] == [5, 10, 20, 30]
+    assert [partition.offset for partition in positions] == [5, 10, 20, 30]
 
 
 def test_broken_record_batch_fails_only_its_partition() -> None:
@@ -132,15 +136,15 @@ def test_partition_that_was_not_requested_is_logged_once(
 
 
 def test_session_omits_unchanged_partitions() -> None:
-    wanted = partitions(3)
+    positions = partitions(3)
     builder = builder_of(sessions=True)
-    request, _ = ask(builder, wanted)
+    request, _ = ask(builder, positions)
     request.handle_response(reply(*(reply_row(n) for n in range(3)), session_id=7))
-    request, body = ask(builder, wanted)
+    request, body = ask(builder, positions)
     assert (body["session_id"], body["session_epoch"], body["topics"]) == (7, 1, [])
     result = request.handle_response(reply(reply_row(1, records(10, 5)), session_id=7))
     assert ([partition.partition for partition, _ in result.completed], result.failed) == ([1], [])
-    request, body = ask(builder, wanted)
+    request, body = ask(builder, positions)
     assert [(row["partition"], row["fetch_offset"]) for row in body["topics"][0]["partitions"]] == [(1, 15)]
 
 
@@ -153,14 +157,14 @@ def test_session_omits_unchanged_partitions() -> None:
     ],
 )
 def test_session_error_costs_one_full_request_and_keeps_positions(code: int) -> None:
-    wanted = partitions(3)
+    positions = partitions(3)
     builder = builder_of(sessions=True)
-    request, _ = ask(builder, wanted)
+    request, _ = ask(builder, positions)
     request.handle_response(reply(*(reply_row(n, records(10 * n, 5)) for n in range(3)), session_id=7))
-    request, _ = ask(builder, wanted)
+    request, _ = ask(builder, positions)
     result = request.handle_response(reply(error_code=code))
     assert (result.completed, result.failed) == ([], [])
-    request, body = ask(builder, wanted)
+    request, body = ask(builder, positions)
     assert body["session_epoch"] == 0
     assert [row["fetch_offset"] for row in body["topics"][0]["partitions"]] == [5, 15, 25]
     # A broker that refuses a full request too is faulty; that must not become a loop without delays.
@@ -187,14 +191,14 @@ def test_leader_may_name_a_preferred_read_replica() -> None:
 
 
 def test_lost_reply_fails_the_partitions_and_ends_the_session() -> None:
-    wanted = partitions(2)
+    positions = partitions(2)
     builder = builder_of(sessions=True)
-    request, _ = ask(builder, wanted)
+    request, _ = ask(builder, positions)
     request.handle_response(reply(reply_row(0), reply_row(1), session_id=7))
-    request, _ = ask(builder, wanted)
+    request, _ = ask(builder, positions)
     error = ConnectionLost("broken")
-    assert request.handle_loss(error).failed == [(partition, error) for partition in wanted]
-    request, body = ask(builder, wanted)
+    assert request.handle_loss(error).failed == [(partition, error) for partition in positions]
+    request, body = ask(builder, positions)
     assert (body["session_id"], body["session_epoch"], len(body["topics"][0]["partitions"])) == (7, 0, 2)
 
 
@@ -214,10 +218,10 @@ class TestRequestsByBroker:
 
     def ranges(self, count: int, size: int = 100_000) -> list[FetchPosition]:
         """Return ranges that ask for `size` bytes each."""
-        found = partitions(count, max_partition_fetch_bytes=size)
-        for partition in found:
+        positions = partitions(count, max_partition_fetch_bytes=size)
+        for partition in positions:
             partition.broker = BROKER
-        return found
+        return positions
 
     def test_request_has_the_first_ranges_that_fit(self) -> None:
         first, second, third = self.ranges(3)

@@ -17,6 +17,7 @@ from protocol.consumer.fetch_schedule import BrokerState, Fetch, FetchSchedule
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, DataLoss
 from protocol.kafka_terms import NO_REPLICA
+from protocol.position import Position
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka.clock import ManualClock
 from tests.protocol.consumer.consuming import records
@@ -28,7 +29,7 @@ LONGEST_S = 5.0
 
 
 def one_batch(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
-    yield pa.record_batch({"offset": pa.array(range(part.position, part.next_offset))})
+    yield pa.record_batch({"offset": pa.array(range(part.start.offset, part.next_offset))})
 
 
 class Reading:
@@ -45,14 +46,14 @@ class Reading:
         self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
         for state in self.states.values():
-            state.answered(0, 0)
+            state.answered(0, 0, by_id=True)
 
     def add(self, count: int = 1, broker: Broker = NEAR) -> list[PartitionConsumer]:
         first = len(self.streams)
         return [self._add(number, broker) for number in range(first, first + count)]
 
     def _add(self, number: int, broker: Broker) -> PartitionConsumer:
-        partition = FetchPosition("orders", number, 0, self.config)
+        partition = FetchPosition("orders", number, Position(0), self.config)
         partition.broker = broker
         buffer = FetchBuffer(partition, self.clock, failure_timeout_s=60, decode=one_batch)
         stream = self.streams[buffer] = PartitionConsumer(
@@ -68,9 +69,11 @@ class Reading:
 
     def put(self, stream: PartitionConsumer, replies: int = 1, size: int = 10) -> None:
         for _ in range(replies):
-            first = stream.buffer.source.position
-            part = CompletedFetch(read_batch_headers(records(first, 10, size=size)), first, first + 10, 7, None)
-            stream.buffer.source.position = part.next_offset
+            first = stream.buffer.source.offset
+            part = CompletedFetch(
+                read_batch_headers(records(first, 10, size=size)), Position(first, 7), first + 10, None
+            )
+            stream.buffer.source.seek(Position(part.next_offset))
             self.schedule.put(stream.buffer, part, self.clock.now_s())
 
     def fill_memory(self, stream: PartitionConsumer) -> None:
@@ -106,12 +109,12 @@ def test_broker_is_asked_for_all_its_streams_that_are_not_full(reading: Reading)
 
 def test_reply_is_matched_to_the_state_at_the_request(reading: Reading) -> None:
     """After a seek or close the reply is dropped: a stream may be closed during a Fetch."""
-    moved, closed, kept = reading.add(3)
+    moved, closed, consumer = reading.add(3)
     fetch = reading.next()
     assert isinstance(fetch, Fetch)
     moved.seek(5)
     closed.close()
-    assert [buffer for partition, buffer in fetch.asked.items() if buffer.source is partition] == [kept.buffer]
+    assert [buffer for partition, buffer in fetch.asked.items() if buffer.source is partition] == [consumer.buffer]
 
 
 def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) -> None:
@@ -127,13 +130,13 @@ def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) ->
 
 class TestOneRequest:
     def test_fetch_is_limited_to_free_memory(self, reading: Reading) -> None:
-        reader, other = reading.add(2)
-        reading.put(other, size=500)
-        held = other.buffer.ahead[0].records.buffer.nbytes
+        reader, consumer = reading.add(2)
+        reading.put(consumer, size=500)
+        pending = consumer.buffer.ahead[0].records.buffer.nbytes
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
-        assert reading.streams_of(fetch) == [reader, other]
-        assert fetch.max_bytes == MEMORY_BYTES - held
+        assert reading.streams_of(fetch) == [reader, consumer]
+        assert fetch.max_bytes == MEMORY_BYTES - pending
 
     def test_fetch_is_limited_to_fetch_max_bytes(self) -> None:
         reading = Reading(ConsumerConfig(fetch_max_bytes=3_000))
@@ -151,7 +154,7 @@ class TestOneRequest:
             fetch = reading.next()
             assert isinstance(fetch, Fetch)
             waits.append(fetch.max_wait_ms)
-            reading.states[NEAR].answered(0, reading.clock.now_s())
+            reading.states[NEAR].answered(0, reading.clock.now_s(), by_id=True)
         assert waits == [0, 500]
 
     @pytest.mark.parametrize(("broker", "max_wait_ms"), [(NEAR, 100), (FAR, 500)])
@@ -194,11 +197,11 @@ class TestFullStreams:
         """For example a thread paused by throttling, or one without streams to fetch."""
         [idle] = reading.add()
         idle.pause()
-        [other] = reading.add()
-        reading.put(other)
-        reading.states[NEAR].answered(400, 0.0)
+        [consumer] = reading.add()
+        reading.put(consumer)
+        reading.states[NEAR].answered(400, 0.0, by_id=True)
         assert isinstance(reading.next(), float)
-        assert not reading.states[NEAR].was_read(other.buffer)
+        assert not reading.states[NEAR].was_read(consumer.buffer)
 
     def test_full_streams_of_other_brokers_are_not_awaited(self, reading: Reading) -> None:
         [full] = reading.add(1, FAR)
@@ -303,11 +306,11 @@ class TestMemory:
         assert reading.asked() == [hungry]
 
     @pytest.mark.parametrize("who", ["its user", "a user of all streams"])
-    @pytest.mark.parametrize("left", ["expired", "paused"])
+    @pytest.mark.parametrize("remaining", ["expired", "paused"])
     def test_unread_reply_is_dropped_for_a_stream_with_a_waiting_user(
-        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer, who: str, left: str
+        self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer, who: str, remaining: str
     ) -> None:
-        if left == "paused":
+        if remaining == "paused":
             unread.pause()
         else:
             reading.clock.at_s = 1.0
@@ -321,7 +324,7 @@ class TestMemory:
         assert reading.streams_of(fetch) == [hungry]
         assert fetch.max_bytes == MEMORY_BYTES
         assert not unread.buffer.ahead
-        assert unread.buffer.source.position == 0, "the dropped stream is fetched again"
+        assert unread.buffer.source.offset == 0, "the dropped stream is fetched again"
         assert unread in reading.changed_streams
 
     def test_unexpired_reply_is_not_dropped(
@@ -335,12 +338,12 @@ class TestMemory:
         self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
     ) -> None:
         """Memory freed here would be filled by streams of this broker that no user waits for."""
-        [other] = reading.add(1, FAR)
+        [consumer] = reading.add(1, FAR)
         reading.clock.at_s = 1.0
         assert hungry.poll(0) is None
         assert reading.next(FAR) == LONGEST_S
         assert unread.buffer.ahead
-        assert other not in reading.changed_streams
+        assert consumer not in reading.changed_streams
 
     def test_replies_are_kept_if_no_stream_can_be_fetched(
         self, reading: Reading, unread: PartitionConsumer, hungry: PartitionConsumer
@@ -356,7 +359,7 @@ class TestThrottled:
     def test_throttling_broker_gets_no_fetch_until_throttle_time_ends(self, reading: Reading) -> None:
         [stream] = reading.add()
         [far] = reading.add(1, FAR)
-        reading.states[NEAR].answered(400, 0.0)
+        reading.states[NEAR].answered(400, 0.0, by_id=True)
         reading.clock.at_s = 0.3
         assert reading.next() == pytest.approx(0.1)
         assert reading.asked(FAR) == [far]
@@ -369,7 +372,7 @@ class TestThrottled:
         reading.fill_memory(unread)
         unread.pause()
         assert hungry.poll(0) is None
-        reading.states[NEAR].answered(400, 0.0)
+        reading.states[NEAR].answered(400, 0.0, by_id=True)
         assert reading.next() == pytest.approx(0.4)
         assert unread.buffer.ahead
 
@@ -424,3 +427,13 @@ class TestPreferredReplica:
         [stream] = reading.add()
         reading.clock.at_s = 2_000.0
         assert reading.asked() == [stream]
+
+    def test_leader_of_a_topic_fetched_by_name_is_resolved_again_after_metadata_max_age(self, reading: Reading) -> None:
+        """Before Kafka 3.1 only the metadata tell if the topic was recreated."""
+        [stream] = reading.add()
+        reading.states[NEAR].answered(0, 0.0, by_id=False)
+        reading.clock.at_s = 300.0
+        assert reading.asked() == [stream]
+        reading.clock.at_s = 300.1
+        reading.next()
+        assert stream.buffer.source.broker is None

@@ -145,12 +145,12 @@ class Broker:
         if epoch != self.epochs[session_id]:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, None
         self.epochs[session_id] += 1
-        known = self.sessions[session_id]
+        remembered = self.sessions[session_id]
         for topic in fields["forgotten_topics_data"]:
             for partition in topic["partitions"]:
-                del known[topic["topic_id"], partition]
-        known.update(rows)
-        return 0, session_id, known
+                del remembered[topic["topic_id"], partition]
+        remembered.update(rows)
+        return 0, session_id, remembered
 
 
 @pytest.mark.parametrize("seed", range(20))

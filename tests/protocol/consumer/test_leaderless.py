@@ -81,10 +81,10 @@ def test_leader_lookups_of_open_partitions_share_requests(cluster: FakeKafka) ->
     with client_of(cluster.bootstrap_servers) as client, consumer_of(client) as consumer:
         streams = consumer.consume_partitions(dict.fromkeys(ALL_PARTITIONS, 0))
         deadline_s = time.monotonic() + 20
-        while min(each.buffer.source.attempts for each in streams.values()) < 4:
+        while min(stream.buffer.source.attempts for stream in streams.values()) < 4:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        assert metadata_requests(cluster) <= 3 * max(each.buffer.source.attempts for each in streams.values())
+        assert metadata_requests(cluster) <= 3 * max(stream.buffer.source.attempts for stream in streams.values())
 
 
 class TestLeaderThread:

@@ -14,6 +14,7 @@ from protocol.consumer.fetch_failures import Action, Fail, InvalidPosition, Retr
 from protocol.consumer.fetch_position import FetchPosition
 from protocol.consumer.leaders import decide_with_leader, resolve_leaders
 from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -40,7 +41,7 @@ def client(fake: FakeKafka) -> Iterator[Client]:
 
 
 def routed(client: Client, offset: int) -> FetchPosition:
-    partition = FetchPosition("orders", 0, offset, ConsumerConfig())
+    partition = FetchPosition("orders", 0, Position(offset), ConsumerConfig())
     assert resolve_leaders(client, [partition], client.deadline()) == {}
     return partition
 
@@ -52,7 +53,7 @@ def decided(client: Client, partition: FetchPosition, error: KafkaError) -> Acti
 def test_refused_position_behind_the_log_end_is_invalid(client: Client) -> None:
     action = decided(client, routed(client, 7), REFUSED)
     assert isinstance(action, InvalidPosition)
-    assert (action.cause, action.resume) == (REFUSED, routed(client, 7).until_offset)
+    assert (action.cause, action.resume.offset) == (REFUSED, routed(client, 7).until_offset)
     assert action.log is not None
     assert (action.log.start, action.log.latest.offset) == (0, 5)
 
@@ -65,11 +66,11 @@ def test_refused_position_within_the_log_is_retried(client: Client) -> None:
 
 
 def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
-    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 4, 2, str(TRUNCATED))
+    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 4, Position(2), str(TRUNCATED))
 
 
 @pytest.mark.parametrize(
-    ("epoch_end", "context", "lost", "kept"),
+    ("epoch_end", "context", "lost", "retained"),
     [
         (0, {}, True, 0),
         (2, {}, True, 0),  # records 0 and 1 still exist
@@ -79,20 +80,20 @@ def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
     ],
 )
 def test_leader_confirms_that_records_of_a_range_were_replaced(
-    fake: FakeKafka, client: Client, epoch_end: int, context: dict[str, int], lost: bool, kept: int
+    fake: FakeKafka, client: Client, epoch_end: int, context: dict[str, int], lost: bool, retained: int
 ) -> None:
     """A broker other than Kafka's may write other epochs into its record batches."""
-    partition = FetchPosition("orders", 0, 0, ConsumerConfig(), until_offset=5, until_epoch=0)
+    partition = FetchPosition("orders", 0, Position(0), ConsumerConfig(), until=Position(5, 0))
     assert resolve_leaders(client, [partition], client.deadline()) == {}
     fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
-    error = LogTruncated("orders-0: newer records", leader_epoch=0, **context)
+    error = LogTruncated("orders-0: newer records", **context)
     action = decided(client, partition, error)
     if lost:
         reason = f"{error}. Offsets {epoch_end} to 5 now have other records or none"
-        assert action == InvalidPosition(error, epoch_end, 5, reason)
+        assert action == InvalidPosition(error, epoch_end, Position(5), reason)
     else:
         assert isinstance(action, Retry)
-    assert (partition.until_epoch, partition.confirmed_epoch) == (kept, kept)
+    assert (partition.until.leader_epoch, partition.confirmed_epoch) == (retained, retained)
 
 
 @pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])

@@ -16,6 +16,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.config import ConsumerConfig
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.log_samples import RecordSizes, log_samples
+from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
@@ -28,21 +29,21 @@ CONFIG = ConsumerConfig()
 
 
 def fetched(data: bytes, position: int = 0) -> CompletedFetch:
-    found = FetchPosition("orders", 0, position, CONFIG).handle_response(reply_row(data=data), "kafka1")
-    assert found is not None
-    return found
+    fetch = FetchPosition("orders", 0, Position(position), CONFIG).handle_response(reply_row(data=data), "kafka1")
+    assert fetch is not None
+    return fetch
 
 
 # -- from headers ---------------------------------------------------------------------------------
 
 
-def bytes_per_offset(found: CompletedFetch) -> float:
-    return found.records.bytes_per_offset(found.position)
+def bytes_per_offset(result: CompletedFetch) -> float:
+    return result.records.bytes_per_offset(result.start.offset)
 
 
 def test_bytes_per_offset_is_batch_bytes_by_offsets() -> None:
-    one, two = records(0, 10, size=100), records(10, 30, size=5)
-    assert bytes_per_offset(fetched(one + two)) == len(one + two) / 40
+    first, two = records(0, 10, size=100), records(10, 30, size=5)
+    assert bytes_per_offset(fetched(first + two)) == len(first + two) / 40
 
 
 def test_batch_starting_before_the_position_counts_whole() -> None:
@@ -69,8 +70,8 @@ def test_partial_batch_with_invalid_header_does_not_count() -> None:
 
 def test_compressed_legacy_messages_have_no_start_offset() -> None:
     data = write(wrap(some(1, first=10_000, count=100), "gzip"))
-    found = fetched(data, position=10_000)
-    assert bytes_per_offset(found) == len(data) / (found.next_offset - 10_000)
+    fetch = fetched(data, position=10_000)
+    assert bytes_per_offset(fetch) == len(data) / (fetch.next_offset - 10_000)
 
 
 # -- requests, and cached sizes -------------------------------------------------------------------
@@ -79,10 +80,10 @@ def test_compressed_legacy_messages_have_no_start_offset() -> None:
 @contextmanager
 def cluster(partitions: int, *answers: Any) -> Iterator[FakeKafka]:
     """Yield a broker that leads topic `orders` and answers Fetch with `answers` in turn."""
-    left = list(answers)
+    remaining = list(answers)
     with FakeKafka() as kafka:
         kafka.create_topic("orders", partitions, topic_id=TOPIC_ID)
-        kafka.handlers[FETCH] = lambda body, version: left.pop(0)
+        kafka.handlers[FETCH] = lambda body, version: remaining.pop(0)
         yield kafka
 
 
@@ -191,7 +192,7 @@ def test_sizes_equal_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicF
     sizes = RecordSizes(CONFIG)
     with client_of(kafka) as client:
         sizes.sample(client, dict.fromkeys(keys, 7), client.deadline())
-    found = sizes.bytes_per_offset(keys)
+    result = sizes.bytes_per_offset(keys)
     for key in keys:
         stored = next(
             batches for broker in kafka.broker_ids if (batches := stored_batches(kafka.data_folder(broker), *key))
@@ -199,4 +200,4 @@ def test_sizes_equal_those_on_the_brokers_disks(kafka: LocalKafka, topic: TopicF
         if key[1] >= 3:
             assert stored[0].bytes > 100_000, "a batch larger than a sample"
         truly = sum(batch.bytes for batch in stored) / (stored[-1].last_offset + 1)
-        assert found[key] == pytest.approx(truly, rel=0.25), key
+        assert result[key] == pytest.approx(truly, rel=0.25), key

@@ -15,6 +15,7 @@ from protocol.consumer.fetch_buffer import FetchBuffer
 from protocol.consumer.fetch_position import CompletedFetch, FetchPosition
 from protocol.consumer.partition_consumer import PartitionConsumer
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
+from protocol.position import Position
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
 from tests.protocol.consumer.consuming import records
@@ -33,7 +34,11 @@ class ManualClock(Clock):
 def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
     """Decode five rows at a time."""
     for batch in decode(
-        fetched.records, first_offset=fetched.position, end_offset=fetched.next_offset, columns=["offset"], where=where
+        fetched.records,
+        first_offset=fetched.start.offset,
+        end_offset=fetched.next_offset,
+        columns=["offset"],
+        where=where,
     ):
         for first in range(0, batch.num_rows, 5):
             yield batch.slice(first, 5)
@@ -45,7 +50,9 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
     lock.acquire()
     clock = clock or ManualClock()
     return PartitionConsumer(
-        FetchBuffer(FetchPosition("orders", 0, 0, ConsumerConfig()), clock, failure_timeout_s=60, decode=decode_),
+        FetchBuffer(
+            FetchPosition("orders", 0, Position(0), ConsumerConfig()), clock, failure_timeout_s=60, decode=decode_
+        ),
         lock,
         clock,
         read_committed=False,
@@ -57,13 +64,13 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
 def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> CompletedFetch:
     """Return a reply's part of `count` records, with `before` bytes of other partitions in front."""
     frame = memoryview(bytes(before) + records(first, count))
-    return CompletedFetch(read_batch_headers(frame[before:]), first, first + count, epoch, None)
+    return CompletedFetch(read_batch_headers(frame[before:]), Position(first, epoch), first + count, None)
 
 
 def corrupt(part: CompletedFetch) -> CompletedFetch:
     broken = bytearray(part.records.buffer)
     broken[-1] ^= 1
-    return CompletedFetch(read_batch_headers(broken), part.position, part.next_offset, 7, None)
+    return CompletedFetch(read_batch_headers(broken), part.start, part.next_offset, None)
 
 
 def read(stream: PartitionConsumer) -> list[int]:
@@ -83,7 +90,7 @@ def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
         with pytest.raises(Corrupt):
             stream.poll(0)
     assert stream.buffer.source is not on_its_way, "a reply to the old state is dropped"
-    assert (stream.position, stream.buffer.source.position, list(stream.buffer.ahead)) == (0, 0, [])
+    assert (stream.position, stream.buffer.source.offset, list(stream.buffer.ahead)) == (0, 0, [])
 
 
 def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
@@ -95,18 +102,18 @@ def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
     stream.buffer.expire()
     stream.buffer.drop_ahead()
     assert stream.poll(0) is None
-    assert (stream.buffer.source.position, stream.buffer.source.last_epoch) == (0, 7)
+    assert stream.buffer.source.position == Position(0, 7)
 
 
 def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> None:
     stream = stream_of(lambda part, where: decode(part.records, first_offset=0, end_offset=4, where=where))
     headers = read_batch_headers(records(0, 2, epoch=8) + records(2, 2, epoch=9))
-    stream.buffer.put(CompletedFetch(headers, 0, 4, 7, None), 0)
+    stream.buffer.put(CompletedFetch(headers, Position(0, 7), 4, None), 0)
     messages = stream.messages(0)
-    read_until = [(next(messages).offset, stream.position, stream.last_epoch) for _ in range(4)]
+    read_until = [(next(messages).offset, stream.position, stream.committable.leader_epoch) for _ in range(4)]
     assert read_until == [(0, 1, 8), (1, 2, 8), (2, 3, 9), (3, 4, 9)]
-    stream.seek(1, 8)
-    assert (stream.position, stream.last_epoch) == (1, 8)
+    stream.seek(Position(1, 8))
+    assert (stream.position, stream.committable.leader_epoch) == (1, 8)
 
 
 def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
@@ -148,10 +155,10 @@ def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypat
 
 @pytest.mark.parametrize("leave", [FetchBuffer.expire, FetchBuffer.pause])
 def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
-    seen: list[CompletedFetch] = []
+    fetches: list[CompletedFetch] = []
 
     def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
-        seen.append(part)
+        fetches.append(part)
         return decoded(part, where)
 
     stream = stream_of(noted)
@@ -162,7 +169,7 @@ def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchB
     stream.buffer.put(fetched(10, before=1_000), 0)
     stream.resume()
     assert [offset for _ in range(2) for offset in read(stream)] == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in seen[:2]] == [False, True]
+    assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in fetches[:2]] == [False, True]
 
 
 def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:
@@ -249,13 +256,13 @@ def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
 def test_limited_reads_cut_batches_without_a_gap() -> None:
     stream = stream_of()
     stream.buffer.put(fetched(0), 0)
-    found = []
+    collected = []
     for most in (2, 2, 4, 100):
         batch = stream.poll(0, most)
         assert batch is not None
-        found.append(batch.column("offset").to_pylist())
-        assert stream.position == found[-1][-1] + 1
-    assert found == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
+        collected.append(batch.column("offset").to_pylist())
+        assert stream.position == collected[-1][-1] + 1
+    assert collected == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
 
 
 def test_seek_drops_the_rest_of_a_cut_batch() -> None:

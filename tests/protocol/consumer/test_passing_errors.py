@@ -49,8 +49,8 @@ def poll_until_read(consumer: Consumer) -> list[KafkaError]:
 
     def read() -> bool:
         try:
-            if (found := consumer.poll(100)) is not None:
-                rows[found[0].partition] += found[1].num_rows
+            if (consumers := consumer.poll(100)) is not None:
+                rows[consumers[0].partition] += consumers[1].num_rows
         except KafkaError as error:
             raised.append(error)
         return rows == {0: 5, 1: 5}
@@ -88,7 +88,7 @@ def test_unknown_server_error_is_retried_with_one_warning(
     with caplog.at_level(logging.WARNING):
         consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
         assert poll_until_read(consumer) == []
-    assert [each.getMessage().count("UNKNOWN_SERVER_ERROR") for each in caplog.records] == [1]
+    assert [record.getMessage().count("UNKNOWN_SERVER_ERROR") for record in caplog.records] == [1]
 
 
 def test_poll_raises_unreadable_reply_and_fetches_again(fake: FakeKafka, consumer: Consumer) -> None:
@@ -101,8 +101,8 @@ def test_poll_raises_unreadable_reply_and_fetches_again(fake: FakeKafka, consume
 
 def test_range_is_read_after_unknown_server_error(fake: FakeKafka, client: Client) -> None:
     fake.refuse(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, 2, partition=("orders", 0))
-    wanted = Range("orders", 0, 0, 5)
-    assert len(rows_of(reader(client, [wanted]))[wanted]) == 5
+    expected = Range("orders", 0, 0, 5)
+    assert len(rows_of(reader(client, [expected]))[expected]) == 5
 
 
 @pytest.mark.parametrize("refusals", [0, 1])
@@ -123,4 +123,4 @@ def test_half_a_reply_of_one_broker_stalls_no_range_of_another(refusals: int) ->
             began_s = time.monotonic()
             assert [next(reading)[0] for _ in range(10)] == [healthy] * 10
             assert time.monotonic() - began_s < 2.5
-            assert [each for each, _ in reading] == [stalled] * 10
+            assert [source_range for source_range, _ in reading] == [stalled] * 10

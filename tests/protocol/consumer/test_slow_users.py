@@ -32,8 +32,8 @@ class TestSlowUsers:
         with consumer_of(client, properties) as consumer:
             streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(10)})
             stuck = streams.pop((name, 3))
-            found = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
-            assert all(offsets == list(range(2_000)) for offsets in found.values())
+            records = {stream.partition: self.read(stream, 2_000) for stream in streams.values()}
+            assert all(offsets == list(range(2_000)) for offsets in records.values())
             wait_until(lambda: stuck.expired)
             assert self.read(stuck, 2_000) == list(range(2_000))
             assert not stuck.expired
@@ -67,12 +67,12 @@ class TestSlowUsers:
             for stream in streams[1:]:
                 stream.pause()
             produce(kafka, name, range(6), 6)
-            found: list[int] = []
+            collected: list[int] = []
 
             def read_on() -> bool:
                 while (read := consumer.poll(0)) is not None:
-                    found.extend(offsets_of(read[1]))
-                return bool(found) and found[-1] == 2_000
+                    collected.extend(offsets_of(read[1]))
+                return bool(collected) and collected[-1] == 2_000
 
             wait_until(read_on)
 

@@ -66,8 +66,8 @@ class TestSteering:
                 if message.offset == 9:
                     break
             assert (stream.position, next(stream.messages(5_000)).offset, stream.position) == (10, 10, 11)
-            one, other = stream.messages(5_000), stream.messages(5_000)
-            assert [next(each).offset for each in (one, other, one)] == [11, 12, 13]
+            first, second = stream.messages(5_000), stream.messages(5_000)
+            assert [next(iterator).offset for iterator in (first, second, first)] == [11, 12, 13]
             for max_rows in (20, None):
                 batch = stream.poll(5_000, max_rows)
                 assert batch is not None
@@ -96,9 +96,9 @@ class TestSteering:
         produce(kafka, name, range(100), settings={"batch.num.messages": 10})
         take = PartitionConsumer._take
 
-        def take_between(stream: PartitionConsumer, *given: Any) -> Any:
+        def take_between(stream: PartitionConsumer, *arguments: Any) -> Any:
             stream.resume()
-            taken = take(stream, *given)
+            taken = take(stream, *arguments)
             stream.pause()
             return taken
 
@@ -214,10 +214,10 @@ class TestSteering:
             decode = CompletedFetch.decode
             interrupts = iter([KeyboardInterrupt()])
 
-            def interrupted(fetched: CompletedFetch, *given: Any) -> Iterator[pa.RecordBatch]:
+            def interrupted(fetched: CompletedFetch, *arguments: Any) -> Iterator[pa.RecordBatch]:
                 for interrupt in interrupts:
                     raise interrupt
-                yield from decode(fetched, *given)
+                yield from decode(fetched, *arguments)
 
             monkeypatch.setattr(CompletedFetch, "decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
@@ -263,7 +263,7 @@ class TestSteering:
 
         def close(stream: PartitionConsumer, *arguments: Any) -> None:
             closing.set()
-            (leaders,) = [each for each in threading.enumerate() if each.name.endswith("-leaders")]
+            (leaders,) = [thread for thread in threading.enumerate() if thread.name.endswith("-leaders")]
             leaders.join(30)
             end_stream(stream, *arguments)
 
@@ -272,7 +272,7 @@ class TestSteering:
         with consumer_of(client) as consumer:
             consumer.consume_partition(name, 0, EARLIEST)
             assert resolving.wait(30)
-        assert [each for each in started if each.startswith("consumer-")] == []
+        assert [name for name in started if name.startswith("consumer-")] == []
 
     def test_failure_of_one_partition_is_raised_beside_busy_ones(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)

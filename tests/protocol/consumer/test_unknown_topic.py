@@ -49,13 +49,13 @@ class Broker(FakeKafka):
         return len(self.request_bodies(METADATA))
 
     def _next(self, body: dict[str, Any]) -> None:
-        what = self._take()
-        if isinstance(what, float):
-            self._late_s = what
-            what = self._take()
-        if what == UNKNOWN:
+        label = self._take()
+        if isinstance(label, float):
+            self._late_s = label
+            label = self._take()
+        if label == UNKNOWN:
             self.refuse(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        self.move_leader("orders", 0, NO_LEADER_ID if what == NO_LEADER else 1)
+        self.move_leader("orders", 0, NO_LEADER_ID if label == NO_LEADER else 1)
 
     def _late(self, reply: dict[str, Any]) -> dict[str, Any]:
         late_s, self._late_s = self._late_s, 0.0
@@ -146,7 +146,7 @@ def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[st
         consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
         assert rows(consumer) == 10
         assert consumer.skipped == []
-        assert broker.looks >= len([each for each in says if isinstance(each, str)]) - 2
+        assert broker.looks >= len([text for text in says if isinstance(text, str)]) - 2
 
 
 def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:

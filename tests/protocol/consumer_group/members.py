@@ -10,10 +10,10 @@ from confluent_kafka.admin import AdminClient
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.consumer_group.consumer_group import ConsumerGroup, ConsumerGroupHandler
+from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupHandler, ConsumerGroupSession
 from protocol.errors import WakeUp
 from protocol.group.committed_offsets import fetch_offsets
 from protocol.group.member import GroupMember
@@ -144,11 +144,11 @@ class Watch:
 
     def owned(self) -> list[list[int]]:
         """Return the partitions of each member; no partition has two owners."""
-        for key, each in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
-            assert each.offset >= self.by_partition.get(key, 0), f"{key} has decreased"
-            self.by_partition[key] = each.offset
+        for key, offset in fetch_offsets(self._client, self._group, None, self._client.deadline()).items():
+            assert offset.offset >= self.by_partition.get(key, 0), f"{key} has decreased"
+            self.by_partition[key] = offset.offset
         members = self._admin.describe_consumer_groups([self._group])[self._group].result(20).members
-        owned = [sorted(each.partition for each in member.assignment.topic_partitions) for member in members]
+        owned = [sorted(partition.partition for partition in member.assignment.topic_partitions) for member in members]
         everything = [number for numbers in owned for number in numbers]
         assert len(everything) == len(set(everything)), owned
         return owned
@@ -161,12 +161,13 @@ class Watch:
 
 def read(consumer: KafkaConsumer, count: int, timeout_s: float = 30) -> list[tuple[int, int]]:
     """Return partition and offset of `count` records."""
-    found: list[tuple[int, int]] = []
+    collected: list[tuple[int, int]] = []
     wait_until(
         lambda: (
-            found.extend((each.partition, each.offset) for each in consumer.poll(50).messages()) or len(found) >= count
+            collected.extend((message.partition, message.offset) for message in consumer.poll(50).messages())
+            or len(collected) >= count
         ),
-        lambda: f"{len(found)} records of {count}",
+        lambda: f"{len(collected)} records of {count}",
         timeout_s,
     )
-    return found
+    return collected

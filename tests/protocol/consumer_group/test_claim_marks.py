@@ -3,10 +3,10 @@ not dirty."""
 
 from __future__ import annotations
 
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.claim_marks import ClaimMarks
 from protocol.group.committed_offsets import CommittedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.position import Position, RecordPositions
 
 KEY = ("orders", 0)
 
@@ -55,10 +55,10 @@ def test_offset_set_before_the_start_is_kept() -> None:
 def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
     marks = ClaimMarks(KEY)
     marks.start(CommittedOffset(0))
-    marks.records_returned(5, LeaderEpochs(1, ((3, 2),)), b"a" * 16)
+    marks.records_returned(5, RecordPositions(Position(0, 1, topic_id=b"a" * 16), ((3, 2),)))
     marks.mark(3)
     assert take(marks) == CommittedOffset(3, 1)
-    marks.records_returned(9, LeaderEpochs(2, ((7, 4),)), b"a" * 16)
+    marks.records_returned(9, RecordPositions(Position(5, 2, topic_id=b"a" * 16), ((7, 4),)))
     marks.mark(8)
     assert take(marks) == CommittedOffset(8, 4)
     marks.reset(4)
@@ -70,7 +70,7 @@ def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
 
 
 def read(marks: ClaimMarks, end: int) -> None:
-    marks.records_returned(end, LeaderEpochs(), NO_TOPIC_ID)
+    marks.records_returned(end, RecordPositions(Position(0)))
 
 
 def marked_up_to(offset: int, end: int) -> ClaimMarks:

@@ -68,8 +68,8 @@ def consumer_of(client: Client, **properties: object) -> KafkaConsumer:
 
 
 def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
-    found = fetch_offsets(client, GROUP, [key], client.deadline())
-    return found[key].offset if key in found else None
+    offsets = fetch_offsets(client, GROUP, [key], client.deadline())
+    return offsets[key].offset if key in offsets else None
 
 
 def commits(fake: SmallCluster) -> int:
@@ -312,7 +312,7 @@ def test_polling_continues_when_a_subscribed_topic_is_deleted(
 def test_claims_continue_when_a_subscribed_topic_is_deleted(
     fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
-    seen: set[tuple[str, int, int]] = set()
+    observed: set[tuple[str, int, int]] = set()
     errors: list[KafkaError] = []
 
     class Handler:
@@ -322,27 +322,27 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             for message in claim.messages():
                 session.mark_message(message)
-                seen.add((message.topic, message.partition, message.offset))
+                observed.add((message.topic, message.partition, message.offset))
 
         def cleanup(self, session: ConsumerGroupSession) -> None:
             pass
 
-    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
 
     def consume() -> None:
         while not group.closed:
             group.consume(["orders", "returns"], Handler())
 
-    with ConsumerGroup(client, parse_group_consumer(given), on_error=errors.append) as group:
+    with ConsumerGroup(client, parse_group_consumer(properties), on_error=errors.append) as group:
         consuming = threading.Thread(target=consume)
         consuming.start()
-        wait_until(lambda: len(seen) == 4 * END)
+        wait_until(lambda: len(observed) == 4 * END)
         membership = membership_of(group)
         since_s = time.monotonic()
         fake.delete_topic("returns")
         wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
         fake.write("orders", 0, records_at(fake, FIRST))
-        wait_until(lambda: ("orders", 0, END) in seen)
+        wait_until(lambda: ("orders", 0, END) in observed)
         assert time.monotonic() - since_s < 12
     consuming.join(25)
     assert not consuming.is_alive()

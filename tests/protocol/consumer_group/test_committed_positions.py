@@ -16,7 +16,6 @@ import pytest
 from protocol.clock import Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.commits import Offsets
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
@@ -25,6 +24,7 @@ from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.position import RecordPositions
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -34,14 +34,14 @@ from tests.conftest import TopicFactory
 from tests.protocol.consumer.consuming import client_of
 from tests.protocol.consumer_group.conftest import EAGER, NewConsumer
 from tests.protocol.consumer_group.members import read, remove_member
-from tests.support.internals import commits_of, fetcher_of, membership_of, partitions_of
+from tests.support.internals import commits_of, membership_of, partitions_of
 from tests.support.interrupts import interrupted_at
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 COUNT = 20
-Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
+Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 Poll = Callable[[float, "int | None"], Read]
 
 
@@ -105,10 +105,10 @@ def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
         with KafkaConsumer(client, config) as ours:
-            with KafkaConsumer(client, config) as other:
-                other.subscribe(["orders"])
-                wait_until(lambda: other.poll(100) or other.assignment)
-                other.commit_sync({key: CommittedOffset(9)})
+            with KafkaConsumer(client, config) as consumer:
+                consumer.subscribe(["orders"])
+                wait_until(lambda: consumer.poll(100) or consumer.assignment)
+                consumer.commit_sync({key: CommittedOffset(9)})
                 with pytest.raises(CommitFailed, match="the group has live members"):
                     ours.commit_sync({key: CommittedOffset(5)}, timeout_ms=20_000)
             ours.commit_sync({("orders", 1): CommittedOffset(1)})
@@ -129,7 +129,7 @@ def interrupted_after_a_batch(poll: Poll) -> Poll:
 
 def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
     """Return all public methods and properties, except `close` and the thread-safe ones, with valid arguments."""
-    given: dict[str, tuple[object, ...]] = {
+    options: dict[str, tuple[object, ...]] = {
         **dict.fromkeys(("position", "current_lag"), (key,)),
         **dict.fromkeys(("assign", "pause", "resume", "committed", "beginning_offsets", "end_offsets"), ([key],)),
         "subscribe": (["no such topic"],),
@@ -139,8 +139,8 @@ def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callabl
     }
 
     def call(name: str) -> object:
-        found = getattr(consumer, name)
-        return found(*given.get(name, ())) if callable(found) else found
+        result = getattr(consumer, name)
+        return result(*options.get(name, ())) if callable(result) else result
 
     left_out = {"wakeup", "client", "config", "metrics", "close"}
     names = [name for name in dir(KafkaConsumer) if not name.startswith("_") and name not in left_out]
@@ -193,8 +193,8 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
                 ours.close()  # again, without effect
 
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        given = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        ours = KafkaConsumer(client, parse_group_consumer(given))
+        properties = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        ours = KafkaConsumer(client, parse_group_consumer(properties))
         ours.subscribe(["orders"], Commits())
         read(ours, 2 * END)
         both = ours.assignment
@@ -211,8 +211,8 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
 
 def test_close_ends_by_its_deadline() -> None:
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        given = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
-        ours = KafkaConsumer(client, parse_group_consumer(given))
+        properties = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
+        ours = KafkaConsumer(client, parse_group_consumer(properties))
         ours.subscribe(["orders"])
         assert len(read(ours, 2 * END)) == 2 * END
         fake.silence(1)
@@ -284,8 +284,8 @@ def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault
     with SmallCluster() as fake:
         if fault == "a corrupt batch":
             fake.edit_replies(FETCH, with_corrupt_end)
-        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
-        with KafkaConsumer(given) as ours:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(properties) as ours:
             ours.assign([("orders", 0), ("orders", 1)])
             ours.seek(("orders", 0), 10_000 if fault == "deleted records" else 0)
             ours.seek(("orders", 1), 0)
@@ -304,8 +304,8 @@ def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault
 def test_lasting_errors_of_several_partitions_are_raised_in_turn() -> None:
     with SmallCluster() as fake:
         fake.edit_replies(FETCH, with_corrupt_end)
-        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
-        with KafkaConsumer(given) as ours:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(properties) as ours:
             ours.assign([("orders", 0), ("orders", 1)])
             ours.seek(("orders", 0), 0)
             ours.seek(("orders", 1), 10_000)
@@ -326,8 +326,12 @@ def test_error_is_not_raised_after_its_partition_was_sought_or_dropped(change: s
         for value in "ab":
             fake.produce("orders", value, partition=0)
         fake.edit_replies(FETCH, with_corrupt_end)
-        given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 50}
-        with KafkaConsumer(given) as ours:
+        properties = {
+            "bootstrap.servers": fake.bootstrap_servers,
+            "auto.offset.reset": "earliest",
+            "fetch.max.wait.ms": 50,
+        }
+        with KafkaConsumer(properties) as ours:
             ours.assign([("orders", 0)])
             read(ours, 1)
             if change == "seek":
@@ -345,8 +349,8 @@ def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
         called_with.extend((to.offset, error is None) for to in offsets.values())
 
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **EAGER}
-        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        properties = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **EAGER}
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
             ours.subscribe(["orders"])
             read(ours, 2 * END)
             fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=("orders", 0))
@@ -361,25 +365,3 @@ def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
             assert len(called_with) == 2, "callbacks are called by later calls"
             wait_until(lambda: ours.poll(20) or len(called_with) == 4)
     assert called_with == [(1, True), (2, True), (3, False), (4, False)]
-
-
-def test_polling_continues_after_an_interrupt_at_the_start_of_a_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted() -> None:
-        give_up()
-        raise KeyboardInterrupt
-
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        ours = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
-        ours.assign([("orders", 0)])
-        read(ours, END)
-        arrival = fetcher_of(partitions_of(ours).reader)._arrival
-        give_up = arrival._release_save  # type: ignore[attr-defined]
-        monkeypatch.setattr(arrival, "_release_save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ours.poll(5_000)
-        monkeypatch.undo()
-        fake.grow(3)
-        assert len(read(ours, 3)) == 3
-        ours.close()

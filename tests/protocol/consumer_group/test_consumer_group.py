@@ -52,7 +52,7 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
 
 
 def all_records(*members: Member) -> set[tuple[int, int]]:
-    return {each for member in members for each in member.handled}
+    return {record for member in members for record in member.handled}
 
 
 def test_rebalance_in_the_middle_of_messages_loses_none(
@@ -60,33 +60,33 @@ def test_rebalance_in_the_middle_of_messages_loses_none(
 ) -> None:
     # A new broker creates the topic of offsets first, which members report as errors.
     fetch_offsets(client, group, None, client.deadline())
-    one, two = new_member(orders, **protocol), None
-    one.slow_s = 0.005
-    wait_until(lambda: len(one.handled) > 40)
+    first, two = new_member(orders, **protocol), None
+    first.slow_s = 0.005
+    wait_until(lambda: len(first.handled) > 40)
     two = new_member(orders, **protocol)
     two.slow_s = 0.005
-    wait_until(lambda: len(one.numbers) == len(two.numbers) == 2, lambda: (one.numbers, two.numbers))
-    wait_until(lambda: len(all_records(one, two)) == COUNT)
+    wait_until(lambda: len(first.numbers) == len(two.numbers) == 2, lambda: (first.numbers, two.numbers))
+    wait_until(lambda: len(all_records(first, two)) == COUNT)
     # Records handled before the revocation are committed: the next owner starts after them, and no record is repeated.
-    assert len(one.handled) + len(two.handled) == COUNT
+    assert len(first.handled) + len(two.handled) == COUNT
     owners: dict[tuple[int, int], int] = {}
-    for member in (one, two):
+    for member in (first, two):
         for generation, number, _ in member.claimed:
             assert owners.setdefault((generation, number), id(member)) == id(member)
     if protocol == EAGER:
-        assert [sorted(claims[orders]) for claims in one.cleanups] == [[0, 1, 2, 3]]
-        assert "rebalances" in str(one.end_reasons[0])
+        assert [sorted(claims[orders]) for claims in first.cleanups] == [[0, 1, 2, 3]]
+        assert "rebalances" in str(first.end_reasons[0])
     else:
         # Kept partitions continue in the same session and the same threads.
-        assert (len(one.setups), one.cleanups, one.end_reasons) == (1, [], [])
-        assert len(one.claimed) == PARTITIONS
+        assert (len(first.setups), first.cleanups, first.end_reasons) == (1, [], [])
+        assert len(first.claimed) == PARTITIONS
     two.close()
-    wait_until(lambda: sorted(one.numbers) == [0, 1, 2, 3])
-    one.close()
-    assert "closed" in str(one.end_reasons[-1])
+    wait_until(lambda: sorted(first.numbers) == [0, 1, 2, 3])
+    first.close()
+    assert "closed" in str(first.end_reasons[-1])
     committed = fetch_offsets(client, group, None, client.deadline())
-    assert {key: each.offset for key, each in committed.items()} == {(orders, number): 100 for number in range(4)}
-    assert (one.errors, two.errors) == ([], [])
+    assert {key: offset.offset for key, offset in committed.items()} == {(orders, number): 100 for number in range(4)}
+    assert (first.errors, two.errors) == ([], [])
 
 
 class Handler:
@@ -192,7 +192,8 @@ def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str)
 
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             self.claims[claim.partition] = claim.initial_offset
-            session.mark_offset(orders, 0, 40)  # before its start offset: no effect
+            # Before its start offset: no effect. Another claim may not have started yet.
+            session.mark_offset(orders, claim.partition, claim.initial_offset // 2)
             if len(self.claims) < PARTITIONS:
                 session.ended.wait(20)
 
@@ -202,23 +203,23 @@ def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str)
     assert handler.claims == {0: 50, 1: 10, 2: 70, 3: 0}
     committed = fetch_offsets(client, group, None, client.deadline())
     # Starts by `auto.offset.reset` are committed, too.
-    assert {key[1]: each.offset for key, each in committed.items()} == {0: 50, 1: 10, 2: 70, 3: 0}
+    assert {key[1]: offset.offset for key, offset in committed.items()} == {0: 50, 1: 10, 2: 70, 3: 0}
 
 
 def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember) -> None:
     name = topic1(2)
-    one = new_member(name)
-    wait_until(lambda: len(one.claimed) == 2)
-    one.group.pause([(name, 0)])
+    member = new_member(name)
+    wait_until(lambda: len(member.claimed) == 2)
+    member.group.pause([(name, 0)])
     produce(kafka1, name, range(20), 2)
-    wait_until(lambda: len(one.handled) == 10)
-    assert {number for number, _ in one.handled} == {1}
-    one.group.resume_all()
-    wait_until(lambda: len(one.handled) == 20)
-    one.group.pause_all()
+    wait_until(lambda: len(member.handled) == 10)
+    assert {number for number, _ in member.handled} == {1}
+    member.group.resume_all()
+    wait_until(lambda: len(member.handled) == 20)
+    member.group.pause_all()
     produce(kafka1, name, range(2), 2)
-    one.group.resume([(name, 0), (name, 1)])
-    wait_until(lambda: len(one.handled) == 22)
+    member.group.resume([(name, 0), (name, 1)])
+    wait_until(lambda: len(member.handled) == 22)
 
 
 def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
@@ -248,8 +249,8 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
         ending.start()
         wait_until(lambda: slow.sessions)
         handler = Handler()
-        other = threading.Thread(target=second.consume, args=([orders], handler))
-        other.start()
+        thread = threading.Thread(target=second.consume, args=([orders], handler))
+        thread.start()
         assert end_requested.wait(20)
         wait_until(lambda: len(handler.claims) == PARTITIONS)  # all but the first
         wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
@@ -259,7 +260,7 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
         assert f"the handler of claim {orders}-0 has not returned" in caplog.text
         assert len(refused) == 1
         assert slow.cleaned == 1
-    other.join(20)
+    thread.join(20)
     committed = fetch_offsets(client, group, None, client.deadline())
     assert committed[orders, 0].offset == 0, "the start offset"
 
@@ -291,10 +292,10 @@ class Stuck(Handler):
 def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: bool) -> None:
     """In the cooperative protocol the other claims go on, and must not keep the member alive."""
     resume = threading.Event()
-    given: dict[str, object] = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
-    with two_groups(given) as (_, first, second):
+    options: dict[str, object] = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
+    with two_groups(options) as (_, first, second):
         stuck, handler = Stuck(resume, commits=commits), Handler()
-        threads = [threading.Thread(target=each.consume, args=(["orders"], of)) for each, of in (
+        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
             (first, stuck), (second, handler))]  # fmt: skip
         threads[0].start()
         wait_until(lambda: len(stuck.claims) == 4)
@@ -309,15 +310,15 @@ def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_run
     resume = threading.Event()
     with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
         stuck, handler = Stuck(resume), Handler()
-        threads = [threading.Thread(target=each.consume, args=(["orders"], of)) for each, of in (
+        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
             (first, stuck), (second, handler))]  # fmt: skip
         threads[0].start()
         wait_until(lambda: len(stuck.claims) == 4)
         threads[1].start()
         wait_until(lambda: len(stuck.ended) == 2)
-        kept = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
+        retained = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
         before = fake.committed_offsets("etl")
-        wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in kept))
+        wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in retained))
         resume.set()
     for thread in threads:
         thread.join(20)
@@ -336,14 +337,14 @@ def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, Co
 def test_marks_are_committed_within_the_interval(
     client: Client, group: str, orders: str, new_member: NewMember
 ) -> None:
-    one = new_member(orders, **{"auto.commit.interval.ms": 50})
-    wait_until(lambda: len(one.handled) == COUNT)
+    member = new_member(orders, **{"auto.commit.interval.ms": 50})
+    wait_until(lambda: len(member.handled) == COUNT)
 
     def committed() -> list[int]:
-        return [each.offset for each in fetch_offsets(client, group, None, client.deadline()).values()]
+        return [offset.offset for offset in fetch_offsets(client, group, None, client.deadline()).values()]
 
     wait_until(lambda: committed() == [100] * PARTITIONS)
-    manager = commits_of(one.group).manager
+    manager = commits_of(member.group).manager
     assert manager is not None
     assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
     before = manager.counts.succeeded
@@ -354,38 +355,38 @@ def test_marks_are_committed_within_the_interval(
 def test_refused_commit_is_reported_and_the_session_continues(
     client: Client, group: str, orders: str, new_member: NewMember
 ) -> None:
-    one = new_member(orders)
-    wait_until(lambda: len(one.handled) == COUNT)
-    one.setups[0].mark_offset(orders, 0, 101, metadata="x" * 5_000)
-    wait_until(lambda: one.errors)
-    assert "OFFSET_METADATA_TOO_LARGE" in str(one.errors[0])
-    assert not one.setups[0].ended.is_set()
+    member = new_member(orders)
+    wait_until(lambda: len(member.handled) == COUNT)
+    member.setups[0].mark_offset(orders, 0, 101, metadata="x" * 5_000)
+    wait_until(lambda: member.errors)
+    assert "OFFSET_METADATA_TOO_LARGE" in str(member.errors[0])
+    assert not member.setups[0].ended.is_set()
 
 
 def test_long_broker_failure_is_reported_and_reading_continues() -> None:
     with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
-        one = Member(client, "etl", "orders", **EAGER)
+        member = Member(client, "etl", "orders", **EAGER)
         try:
-            wait_until(lambda: one.errors)
+            wait_until(lambda: member.errors)
             fake.faults.clear()
-            wait_until(lambda: len(one.handled) == 2 * END)
+            wait_until(lambda: len(member.handled) == 2 * END)
         finally:
-            one.close()
-        assert all("nothing could be read" in str(error) for error in one.errors)
-        assert len(one.setups) == 1
+            member.close()
+        assert all("nothing could be read" in str(error) for error in member.errors)
+        assert len(member.setups) == 1
 
 
 def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
     """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
         fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
-        one = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
-        wait_until(lambda: fake.request_bodies(OFFSET_COMMIT) and len(one.handled) == 2 * END)
+        member = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
+        wait_until(lambda: fake.request_bodies(OFFSET_COMMIT) and len(member.handled) == 2 * END)
         two = Member(client, "etl", "orders", **COOPERATIVE)
         wait_until(lambda: two.claimed)
         two.close()
-        one.close()
+        member.close()
         assert [begin for _, _, begin in two.claimed] == [END]
 
 
@@ -403,7 +404,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
     ):
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
         members.consume(["orders"], OnlyMarks())
-        other = Member(client, "etl", "orders", **COOPERATIVE)
+        member = Member(client, "etl", "orders", **COOPERATIVE)
         manager, membership = commits_of(members).manager, membership_of(members)
         wait_until(lambda: membership.rebalance_pending)
         marked = []
@@ -411,7 +412,7 @@ def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
         members.consume(["orders"], OnlyMarks())
         assert marked
         assert all(len(keys) == 1 for keys in marked)
-        other.close()
+        member.close()
 
 
 def test_claim_lost_during_a_long_sleep_yields_no_records(
@@ -443,8 +444,8 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
     """Also if the coordinator forgets the member meanwhile: it rejoins, and has no partitions to lose."""
     name = topic1()
     produce(kafka1, name, range(3))
-    one = Member(client, group, name, **protocol)
-    wait_until(lambda: len(one.values) == 3)
+    member = Member(client, group, name, **protocol)
+    wait_until(lambda: len(member.values) == 3)
     two = Member(client, group, name, **protocol)
     try:
         wait_until(lambda: two.has_assignment)
@@ -454,13 +455,13 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
             body = {"group_id": group, "members": [{"member_id": before, "group_instance_id": None}]}
             assert ask_coordinator(client, group, LEAVE_GROUP, body)["members"][0]["error_code"] == 0
             wait_until(lambda: membership.member.generation_id >= 0 and membership.member.member_id != before)
-        one.close()
+        member.close()
         produce(kafka1, name, range(3))
-        wait_until(lambda: len(two.values) == 3, lambda: str((two.values, two.claimed, two.errors, one.claimed)))
+        wait_until(lambda: len(two.values) == 3, lambda: str((two.values, two.claimed, two.errors, member.claimed)))
         assert two.errors == []
         assert all(session.claims for session in two.setups)
     finally:
-        one.close()
+        member.close()
         two.close()
 
 
@@ -492,7 +493,7 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
                 members.consume(["orders"], handler)
         finally:
             signal.signal(signal.SIGUSR1, before)
-        assert {each.offset for each in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
     assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
 
 
@@ -511,7 +512,7 @@ def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster
         assert str(members.consume(["orders"], first, stop)) == "the stop event of consume was set"
         assert str(members.consume(["orders"], second, stop)) == "the stop event of consume was set"
         assert second.sessions == [], "an event that is set already: nothing is done"
-        assert {each.offset for each in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
         stop.clear()
         members.consume(["orders"], second, stop)
         assert not members.closed
@@ -539,10 +540,10 @@ def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCl
     """The next `consume` continues to join."""
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
     reported: list[KafkaError] = []
-    given = {"group.id": "etl", "group.join.retries": 2, **EAGER}
+    properties = {"group.id": "etl", "group.join.retries": 2, **EAGER}
     with (
         client_of(fake.bootstrap_servers, retry_backoff_ms=100) as client,
-        ConsumerGroup(client, given, on_error=reported.append) as members,
+        ConsumerGroup(client, properties, on_error=reported.append) as members,
     ):
         for _ in range(2):
             with pytest.raises(
@@ -586,10 +587,10 @@ def test_joins_are_retried_without_a_limit_by_default(fake: SmallCluster, caplog
 def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol: dict[str, object]) -> None:
     api = JOIN_GROUP if protocol == EAGER else CONSUMER_GROUP_HEARTBEAT
     fake.refuse(api, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
-    given = {"group.id": "etl", "group.join.retries": 2, "auto.offset.reset": "earliest", **protocol}
+    properties = {"group.id": "etl", "group.join.retries": 2, "auto.offset.reset": "earliest", **protocol}
     with (
         client_of(fake.bootstrap_servers, retry_backoff_ms=20) as client,
-        KafkaConsumer(client, given) as consumer,
+        KafkaConsumer(client, properties) as consumer,
     ):
         consumer.subscribe(["orders"])
         with pytest.raises(BrokerError, match=r"attempts to join .* \(group\.join\.retries=2\)"):

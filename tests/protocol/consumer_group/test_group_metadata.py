@@ -53,8 +53,8 @@ def client(fake: SmallCluster) -> Iterator[Client]:
 
 
 def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
-    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
-    return KafkaConsumer(client, parse_group_consumer(given))
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer(properties))
 
 
 def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
@@ -166,7 +166,7 @@ def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
         before = consumer.group_metadata().member
         with consumer_of(another, protocol) as second:
             second.subscribe(["orders"])
-            wait_until(lambda: [each.poll(20) for each in (consumer, second)] and len(second.assignment) == 1)
+            wait_until(lambda: [member.poll(20) for member in (consumer, second)] and len(second.assignment) == 1)
             wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 1)
             after = consumer.group_metadata().member
             assert after.generation_id_or_member_epoch > before.generation_id_or_member_epoch
@@ -194,8 +194,8 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
             refusals.append(refused.value)
 
     handler = Handler()
-    given = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
-    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
         consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
         consuming.start()
         wait_until(lambda: hasattr(handler, "member"))
@@ -248,8 +248,8 @@ def test_commit_of_a_deleted_topic_in_a_listener_fails_within_seconds() -> None:
         fake.create_topic("orders")
         fake.create_topic("gone")
         listener = Commits()
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": GROUP, "enable.auto.commit": False}
-        with KafkaConsumer(given) as consumer:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": GROUP, "enable.auto.commit": False}
+        with KafkaConsumer(properties) as consumer:
             consumer.subscribe(["orders", "gone"], listener)
             wait_until(lambda: consumer.poll(50) or len(consumer.assignment) == 2)
             fake.delete_topic("gone")

@@ -19,8 +19,6 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.assigned_partitions import AssignedPartitions
 from protocol.consumer_group.consumer_group import ConsumerGroup
 from protocol.consumer_group.consumer_records import ConsumerRecords
@@ -33,9 +31,8 @@ from protocol.group.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import Assignment, EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.producer import Producer
+from protocol.position import RecordPositions
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.consuming import client_of
@@ -52,7 +49,7 @@ pytestmark = pytest.mark.soak
 
 ALL = sorted((number, offset) for number in range(2) for offset in range(END))
 BOTH = {("orders", 0), ("orders", 1)}
-Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
+Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 
 @pytest.fixture
@@ -69,8 +66,8 @@ def client(fake: SmallCluster) -> Iterator[Client]:
 
 
 def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
-    return KafkaConsumer(client, parse_group_consumer(given))
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer(properties))
 
 
 def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
@@ -88,8 +85,8 @@ def test_partitions_are_read_after_an_interrupt_during_their_assignment(
 ) -> None:
     poll_rebalance, interrupted = Membership.poll_rebalance, []
 
-    def interrupt(membership: Membership, *given: object) -> Assignment:
-        assignment = poll_rebalance(membership, *given)  # type: ignore[arg-type]
+    def interrupt(membership: Membership, *arguments: object) -> Assignment:
+        assignment = poll_rebalance(membership, *arguments)  # type: ignore[arg-type]
         if assignment.added and not interrupted:
             interrupted.append(assignment)
             raise KeyboardInterrupt
@@ -106,9 +103,9 @@ def test_partitions_are_read_after_an_interrupt_during_their_assignment(
 
 
 def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) -> None:
-    with consumer_of(client, EAGER) as other, consumer_of(client, EAGER) as joining:
-        other.subscribe(["orders"])
-        read(other, 2 * END)
+    with consumer_of(client, EAGER) as consumer, consumer_of(client, EAGER) as joining:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
         joining.subscribe(["orders"])
         joining.poll(100)
         began_s = time.thread_time()
@@ -119,35 +116,6 @@ def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) ->
 def rows_of(polled: ConsumerRecords) -> list[tuple[int, int]]:
     batches = [(key[1], batch) for key, several in polled.items() for batch in several]
     return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
-
-
-@pytest.mark.parametrize(("code", "step", "least"), [("protocol.", 7, 150), ("protocol.condition", 1, 4)])
-def test_interrupted_poll_loses_and_repeats_no_record(code: str, step: int, least: int) -> None:
-    """The lock of the consumer is freed after `poll` has its records."""
-    every = [(partition, offset) for partition in range(2) for offset in range(5)]
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 2)
-        given = {"bootstrap.servers": kafka.bootstrap_servers}
-        with Producer({**given, "batch.size": 1}) as producer:
-            for partition, _ in every:
-                producer.send("orders", b"value", partition=partition)
-        small = {"fetch.max.wait.ms": 1, "max.partition.fetch.bytes": 1}
-        with KafkaConsumer({**given, **small, "auto.offset.reset": "earliest"}) as consumer:
-            consumer.assign(BOTH)
-            place, reached = 1, True
-            while reached:
-                polled = ConsumerRecords({})
-                consumer.seek_to_beginning()
-                with suppress(KeyboardInterrupt), interrupted_at(place, (code,)) as was_reached:
-                    polled = consumer.poll(1_000)
-                reached = was_reached()
-                found = rows_of(polled)
-                deadline = consumer.client.deadline()
-                while len(found) < len(every) and not deadline.passed:
-                    found += rows_of(consumer.poll(100))
-                assert sorted(found) == every, place
-                place += step
-    assert place > least, "poll was interrupted"
 
 
 class Boom(Exception):
@@ -170,10 +138,10 @@ def test_signal_handler_within_a_wakeup_blocks_no_later_one(client: Client, rais
             with suppress(WakeUp, Boom), interrupted_at(place, ("threading",), signal.SIGUSR1, handle) as was_reached:
                 consumer.poll(0)
             reached = was_reached()
-            other = threading.Thread(target=consumer.wakeup, daemon=True)
-            other.start()
-            other.join(5)
-            assert not other.is_alive(), place
+            thread = threading.Thread(target=consumer.wakeup, daemon=True)
+            thread.start()
+            thread.join(5)
+            assert not thread.is_alive(), place
             with pytest.raises(WakeUp):
                 consumer.poll(0)
             place += 1
@@ -198,10 +166,10 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
         return all(partitions_of(consumer)[key].buffer.ahead for key in BOTH)
 
     with SmallCluster() as kafka:
-        given = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
         place, reached, refusals = 1, True, 0
         while reached:
-            consumer = KafkaConsumer({**given, "group.id": f"etl-{place}", "enable.auto.commit": call == "close"})
+            consumer = KafkaConsumer({**properties, "group.id": f"etl-{place}", "enable.auto.commit": call == "close"})
             consumer.assign(BOTH)
             assert consumer.position(("orders", 0)) == consumer.position(("orders", 1)) == 0
             wait_until(both_are_fetched)
@@ -221,95 +189,47 @@ def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: boo
     assert (refusals > 0) == (call == "commit_sync")
 
 
-def test_refused_poll_of_another_thread_keeps_the_refusals_of_signal_handlers(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
+def test_signal_handler_within_a_poll_may_only_close_the_consumer(
+    client: Client, fake: SmallCluster, protocol: dict[str, object]
 ) -> None:
-    read_one, refusals = AssignedPartitions.poll, list[BaseException | None]()
-
-    def interrupted(partitions: AssignedPartitions, *given: Any) -> Read:
-        monkeypatch.undo()
-        with ThreadPoolExecutor(1) as other:
-            refusals.append(other.submit(consumer.poll, 0).exception())
+    def handle(*_: object) -> None:
+        with ThreadPoolExecutor(1) as executor:
+            errors.append(executor.submit(consumer.poll, 0).exception())
         with pytest.raises(UsageError, match="a signal handler"):
             consumer.commit_sync()
         consumer.close()
-        return read_one(partitions, *given)
 
-    with consumer_of(client, {}) as consumer:
-        consumer.assign(BOTH)
-        monkeypatch.setattr(AssignedPartitions, "poll", interrupted)
-        assert not consumer.poll(20_000)
-        assert isinstance(refusals[0], UsageError)
-        with pytest.raises(UsageError, match="closed"):
-            consumer.poll(0)
-
-
-@pytest.mark.parametrize("raises", [True, False], ids=["raises", "closes"])
-def test_signal_handler_before_the_start_of_the_member_thread(
-    client: Client, raises: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def interrupted(thread: threading.Thread) -> None:
-        if thread.name.endswith("of etl"):
-            monkeypatch.undo()
-            if raises:
-                raise InterruptedError
-            consumer.close()
-        start(thread)
-
-    with consumer_of(client, EAGER) as consumer:
-        consumer.subscribe(["orders"])
-        monkeypatch.setattr(threading.Thread, "start", interrupted)
-        if raises:
-            with pytest.raises(InterruptedError):
-                consumer.poll(1_000)
-            assert sorted(read(consumer, 2 * END)) == ALL
-        else:
-            assert not consumer.poll(1_000)
-    wait_until(lambda: not any(each.name.endswith("of etl") for each in threading.enumerate()))
-
-
-def test_partitions_start_after_an_interrupted_start(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    consume_partitions = Consumer.consume_partitions
-
-    def interrupted(*given: object, **named: object) -> None:
-        consume_partitions(*given, **named)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
-    with consumer_of(client, {}) as consumer:
-        consumer.assign(BOTH)
-        monkeypatch.setattr(Consumer, "consume_partitions", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            consumer.poll(20_000)
-        monkeypatch.undo()
-        assert sorted(read(consumer, 2 * END)) == ALL
-
-
-def test_interrupted_call_leaves_the_consumer_to_other_threads(client: Client) -> None:
-    with consumer_of(client, {}) as consumer, ThreadPoolExecutor(1) as other:
-        place, reached = 1, True
-        while reached:
-            with suppress(KeyboardInterrupt), interrupted_at(place, ("protocol.", "contextlib")) as was_reached:
-                consumer.pause([])
-            reached = was_reached()
-            assert other.submit(lambda: consumer.assignment).result(20) == frozenset()
-            place += 1
+    errors: list[BaseException | None] = []
+    consumer = consumer_of(client, protocol)
+    consumer.subscribe(["orders"])
+    read(consumer, 2 * END)
+    former = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    began_s = time.monotonic()
+    assert not consumer.poll(60_000)
+    assert time.monotonic() - began_s < LEAVE_MS / 1000
+    signal.signal(signal.SIGALRM, former)
+    assert isinstance(errors[0], UsageError)
+    bodies = [body for name, _, body in fake.requests if name == "LeaveGroup" or body.get("member_epoch", 0) < 0]
+    assert len(bodies) == 1
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
 
 
 def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> None:
     stop = threading.Event()
     stop.set()
-    given = parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"})
-    with ThreadPoolExecutor(1) as other:
+    consumer_config = parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"})
+    with ThreadPoolExecutor(1) as executor:
         place, reached = 1, True
         while reached:
-            group = ConsumerGroup(client, given)
+            group = ConsumerGroup(client, consumer_config)
             code = ("protocol.consumer_group", "protocol.condition", "contextlib")
             with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
                 group.consume(["orders"], IdleHandler(), stop)
             reached = was_reached()
-            other.submit(group.close).result(20)
+            executor.submit(group.close).result(20)
             assert group.closed
             place += 1
 
@@ -357,9 +277,9 @@ def test_end_of_a_session_is_completed_after_interrupts(fake: SmallCluster, clie
         interrupt_main(times)
         handler.release.set()
 
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
-    with ConsumerGroup(client, parse_group_consumer(given)) as group, ThreadPoolExecutor(1) as other:
-        ended = other.submit(end)
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group, ThreadPoolExecutor(1) as executor:
+        ended = executor.submit(end)
         with pytest.raises(KeyboardInterrupt):
             group.consume(["orders"], handler, stop)
         ended.result(20)
@@ -380,10 +300,10 @@ def test_close_of_another_thread_waits_for_handlers_after_interrupts(fake: Small
         handler.release.set()
 
     closing = list[Future[None]]()
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
-    group = ConsumerGroup(client, parse_group_consumer(given))
-    with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as closer:
-        ended = other.submit(end)
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
+    group = ConsumerGroup(client, parse_group_consumer(properties))
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as closer:
+        ended = executor.submit(end)
         with pytest.raises(KeyboardInterrupt):
             group.consume(["orders"], handler)
         ended.result(20)
@@ -401,15 +321,15 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
 
     def consume(stop: threading.Event) -> None:
         handled = handler.handled.total()
-        other.submit(lambda: wait_until(lambda: handler.handled.total() == handled + 2 * END) or stop.set())
+        executor.submit(lambda: wait_until(lambda: handler.handled.total() == handled + 2 * END) or stop.set())
         group.consume(["orders"], handler, stop)
 
     handler = BlockingHandler()
     handler.release.set()
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
     with (
-        ConsumerGroup(client, parse_group_consumer(given), on_error=raise_it) as group,
-        ThreadPoolExecutor(1) as other,
+        ConsumerGroup(client, parse_group_consumer(properties), on_error=raise_it) as group,
+        ThreadPoolExecutor(1) as executor,
     ):
         fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(CommitFailed):
@@ -419,34 +339,30 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
     assert handler.cleanups == 2
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError])
 def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commit(
-    fake: SmallCluster, client: Client, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def raise_it(*_: object) -> None:
-        raise kind
-
     commit, place, reached = ConsumerGroupSession.commit_marked, 1, True
 
-    def interrupted(session: ConsumerGroupSession, *given: Any, **named: Any) -> None:
+    def interrupted(session: ConsumerGroupSession, *arguments: Any, **named: Any) -> None:
         nonlocal reached
         monkeypatch.setattr(ConsumerGroupSession, "commit_marked", commit)
         code = ("protocol.consumer_group", "protocol.group.offset_manager", "protocol.condition", "protocol.interrupts")
-        with interrupted_at(place, code, handler=raise_it) as was_reached:
+        with interrupted_at(place, code, handler=None) as was_reached:
             try:
-                commit(session, *given, **named)
+                commit(session, *arguments, **named)
             finally:
                 reached = was_reached()
 
     while reached:
         handler, stop = BlockingHandler(), threading.Event()
         handler.release.set()
-        given = {"group.id": f"etl-{place}", "auto.offset.reset": "earliest", **EAGER}
-        given["auto.commit.interval.ms"] = 60_000
+        properties = {"group.id": f"etl-{place}", "auto.offset.reset": "earliest", **EAGER}
+        properties["auto.commit.interval.ms"] = 60_000
         monkeypatch.setattr(ConsumerGroupSession, "commit_marked", interrupted)
-        with ConsumerGroup(client, parse_group_consumer(given)) as group, ThreadPoolExecutor(1) as other:
-            other.submit(lambda: wait_until(lambda: handler.handled.total() == 2 * END) or stop.set())  # noqa: B023
-            with suppress(kind):
+        with ConsumerGroup(client, parse_group_consumer(properties)) as group, ThreadPoolExecutor(1) as executor:
+            executor.submit(lambda: wait_until(lambda: handler.handled.total() == 2 * END) or stop.set())  # noqa: B023
+            with suppress(KeyboardInterrupt):
                 group.consume(["orders"], handler, stop)
         assert fake.committed_offsets(f"etl-{place}") == dict.fromkeys(BOTH, END), place
         place += 1 if SOAK else 7
@@ -455,32 +371,27 @@ def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commi
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
 def test_handlers_of_revoked_claims_are_awaited_after_an_interrupt(
-    fake: SmallCluster, client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
-    handler, revoking, original = BlockingHandler(), threading.Event(), ConsumerGroupSession.awaiting_handlers
-
-    def noted(session: ConsumerGroupSession) -> Any:
-        revoking.set()
-        return original(session)
+    handler = BlockingHandler()
 
     def end() -> None:
         wait_until(lambda: len(handler.blocked) == 2)
         joining.subscribe(["orders"])
         joining.poll(0)
-        assert revoking.wait(20)
+        wait_until(lambda: any(claim.revoked for claim in handler.blocked.values()))
         handler.slow = {number for number, claim in handler.blocked.items() if claim.revoked}
         time.sleep(0.1)
         interrupt_main(1)
         handler.release.set()
 
-    monkeypatch.setattr(ConsumerGroupSession, "awaiting_handlers", noted)
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **protocol}
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **protocol}
     with (
         consumer_of(client, protocol) as joining,
-        ConsumerGroup(client, parse_group_consumer(given)) as group,
-        ThreadPoolExecutor(1) as other,
+        ConsumerGroup(client, parse_group_consumer(properties)) as group,
+        ThreadPoolExecutor(1) as executor,
     ):
-        ended = other.submit(end)
+        ended = executor.submit(end)
         with pytest.raises(KeyboardInterrupt):
             group.consume(["orders"], handler)
         ended.result(20)
@@ -500,8 +411,8 @@ def test_session_ends_after_an_interrupted_start_of_a_claim(client: Client, monk
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     handler.release.set()
-    given = {"group.id": "etl", "auto.offset.reset": "earliest"}
-    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest"}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
         with pytest.raises(KeyboardInterrupt):
             group.consume(["orders"], handler)
         assert handler.cleanups == 1
@@ -533,7 +444,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
 
 
 def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: SmallCluster, client: Client) -> None:
-    seen: list[tuple[int, int]] = []
+    observed: list[tuple[int, int]] = []
     waiting, suspected = threading.Barrier(3), threading.Event()
 
     class Handler:
@@ -545,13 +456,13 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
             assert suspected.wait(20)
             assert claim.poll(500) is None
             waiting.wait(20)
-            seen.extend((message.partition, message.offset) for message in claim.messages())
+            observed.extend((message.partition, message.offset) for message in claim.messages())
 
         def cleanup(self, session: ConsumerGroupSession) -> None:
             pass
 
-    given = {"group.id": "etl", "auto.offset.reset": "earliest", **KIP_848}
-    with ConsumerGroup(client, parse_group_consumer(given)) as group:
+    properties = {"group.id": "etl", "auto.offset.reset": "earliest", **KIP_848}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
         consuming = threading.Thread(target=group.consume, args=(["orders"], Handler()))
         consuming.start()
         waiting.wait(20)
@@ -559,7 +470,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
         suspected.set()
         waiting.wait(20)
         answer()
-        wait_until(lambda: sorted(seen) == ALL)
+        wait_until(lambda: sorted(observed) == ALL)
     consuming.join(25)
     assert not consuming.is_alive()
 
@@ -649,8 +560,8 @@ def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Cl
 
     consuming, stop = threading.Event(), threading.Event()
     group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
-    with ThreadPoolExecutor(1) as other:
-        consumed = other.submit(group.consume, ["orders"], Waiting(), stop)
+    with ThreadPoolExecutor(1) as executor:
+        consumed = executor.submit(group.consume, ["orders"], Waiting(), stop)
         assert consuming.wait(20)
 
         def check() -> None:
@@ -661,31 +572,3 @@ def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Cl
         stop.set()
         assert "stop event" in str(consumed.result(20))
     group.close()
-
-
-@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
-@pytest.mark.parametrize("call", ["poll", "commit_sync"])
-def test_close_in_a_signal_handler_leaves_the_group_while_the_membership_is_locked(
-    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, object], call: str
-) -> None:
-    """The thread that leaves needs the lock, which the interrupted call holds."""
-    consumer = consumer_of(client, protocol)
-    consumer.subscribe(["orders"])
-    wait_until(lambda: consumer.poll(100) or consumer.assignment == frozenset(BOTH))
-    machine = membership_of(consumer).machine
-    progress = machine.progress
-
-    def interrupted(now_s: float) -> None:
-        monkeypatch.undo()
-        consumer.close()
-        progress(now_s)
-
-    monkeypatch.setattr(machine, "progress", interrupted)
-    began_s = time.monotonic()
-    with suppress(KafkaError):  # since it is closed
-        consumer.poll(20_000) if call == "poll" else consumer.commit_sync()
-    assert time.monotonic() - began_s < LEAVE_MS / 1000
-    left = [body for name, _, body in fake.requests if name == "LeaveGroup" or body.get("member_epoch", 0) < 0]
-    assert len(left) == 1
-    with pytest.raises(UsageError, match="closed"):
-        consumer.poll(0)

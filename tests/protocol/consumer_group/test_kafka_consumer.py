@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.consumer_group.group_consumer_config import parse_group_consumer
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
@@ -20,6 +19,7 @@ from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, Usag
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import TopicPartition
+from protocol.position import RecordPositions
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
@@ -31,7 +31,7 @@ from tests.protocol.consumer_group.members import read
 from tests.support.internals import membership_of, partitions_of
 from tests.support.wait_until import wait_until
 
-Read = tuple[TopicPartition, pa.RecordBatch, LeaderEpochs] | None
+Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
 # No longer than a test may wait, no shorter than a busy machine may pause.
@@ -67,8 +67,8 @@ class RecordingListener(ConsumerRebalanceListener):
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[int]]] = []
 
-    def _note(self, what: str, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append((what, sorted(number for _, number in partitions)))
+    def _note(self, label: str, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append((label, sorted(number for _, number in partitions)))
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         self._note("assigned", partitions)
@@ -100,11 +100,11 @@ def test_offsets_by_timestamp_equal_librdkafkas(
     late_ms = FIRST_MS + 10**9
     times_ms = {(orders, 0): FIRST_MS + 9_500, (orders, 1): late_ms}
     ours = new_consumer().offsets_for_times(times_ms)
-    asked = [other.TopicPartition(*key, time_ms) for key, time_ms in times_ms.items()]
-    first, none = librdkafka_consumer.offsets_for_times(asked, timeout=20)
-    found = ours[orders, 0]
-    assert found is not None
-    assert (found.offset, found.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
+    requested = [other.TopicPartition(*key, time_ms) for key, time_ms in times_ms.items()]
+    first, none = librdkafka_consumer.offsets_for_times(requested, timeout=20)
+    offset = ours[orders, 0]
+    assert offset is not None
+    assert (offset.offset, offset.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
     assert (ours[orders, 1], none.offset) == (None, other.OFFSET_END)
     with pytest.raises(UsageError, match="not a timestamp"):
         new_consumer().offsets_for_times({(orders, 0): -1})
@@ -122,8 +122,8 @@ def test_manually_assigned_partitions_are_read(
     assert (ours.assignment, len(librdkafka_consumer.assignment())) == ({(orders, 0)}, 1)
     messages = librdkafka_consumer.consume(COUNT - DELETED, timeout=20)
     records = ours.poll(20_000)
-    assert [(each.offset, each.value, each.timestamp_ms) for each in records.messages()] == [
-        (each.offset(), each.value(), each.timestamp()[1]) for each in messages
+    assert [(message.offset, message.value, message.timestamp_ms) for message in records.messages()] == [
+        (message.offset(), message.value(), message.timestamp()[1]) for message in messages
     ]
     assert list(records) == [(orders, 0)]
     assert [batch.schema.names[0] for batch in records[orders, 0]] == ["key"]
@@ -176,16 +176,16 @@ def test_poll_returns_at_most_max_poll_records(orders: str, new_consumer: NewCon
     ours, keys = new_consumer(**{"max.poll.records": 7}), [(orders, 0), (orders, 1)]
     ours.assign(keys)
     sizes: list[int] = []
-    found: list[tuple[int, int]] = []
-    while len(found) < 2 * COUNT - DELETED:
-        polled = [(each.partition, each.offset) for each in ours.poll(1_000).messages()]
+    collected: list[tuple[int, int]] = []
+    while len(collected) < 2 * COUNT - DELETED:
+        polled = [(message.partition, message.offset) for message in ours.poll(1_000).messages()]
         sizes.append(len(polled))
-        found += polled
-        last = dict(found)
+        collected += polled
+        last = dict(collected)
         assert {number: ours.position((orders, number)) for number in last} == {n: last[n] + 1 for n in last}
     assert max(sizes) == 7
-    assert [offset for number, offset in found if number == 0] == list(range(DELETED, COUNT))
-    assert [offset for number, offset in found if number == 1] == list(range(COUNT))
+    assert [offset for number, offset in collected if number == 0] == list(range(DELETED, COUNT))
+    assert [offset for number, offset in collected if number == 1] == list(range(COUNT))
 
 
 def test_poll_without_max_poll_records_returns_whole_record_batches(
@@ -270,10 +270,10 @@ def test_commits_are_exchanged_with_librdkafka(
     ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
     assert ours.committed(keys) == dict.fromkeys(keys)
     ours.commit_sync({keys[0]: CommittedOffset(7, metadata="seven")})
-    seen, none = librdkafka_consumer.committed([other.TopicPartition(*key) for key in keys], timeout=20)
-    assert (seen.offset, none.offset) == (7, other.OFFSET_INVALID)
+    observed, none = librdkafka_consumer.committed([other.TopicPartition(*key) for key in keys], timeout=20)
+    assert (observed.offset, none.offset) == (7, other.OFFSET_INVALID)
     # confluent-kafka adds a zero byte to the metadata, and reads beyond the end.
-    assert str(seen.metadata).startswith("seven")
+    assert str(observed.metadata).startswith("seven")
     librdkafka_consumer.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
     assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
     ours.assign(keys)
@@ -312,7 +312,7 @@ def test_positions_are_committed_with_the_leader_epoch_of_the_last_record(
 
 @pytest.mark.parametrize("reset", ["earliest", "none"])
 def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: str) -> None:
-    given = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
+    properties = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
     key = ("orders", 0)
     with FakeKafka() as fake, client_of(fake.address(1)) as client:
         fake.create_topic("orders")
@@ -322,7 +322,7 @@ def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: s
         fake.log("orders").truncate(6)
         fake.move_leader("orders", 0, 1)
         written(client, "orders", *[b"new"] * 8)
-        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
             ours.assign([key])
             if reset == "none":
                 with pytest.raises(LogTruncated, match="truncated below offset 10"):
@@ -335,12 +335,12 @@ def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: s
 
 def test_position_of_records_that_poll_takes_back_has_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The member notices after a Fetch that its assignment may be lost."""
-    given = {"group.id": "readers", "auto.offset.reset": "earliest", "max.poll.records": 6}
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "max.poll.records": 6}
     key = ("orders", 0)
     with FakeKafka() as fake, client_of(fake.address(1)) as client:
         fake.create_topic("orders")
         written(client, "orders", *[b"old"] * 10)
-        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
             ours.assign([key])
             assert len(read(ours, 6)) == 6
             owned = iter([True, False])
@@ -352,7 +352,7 @@ def test_position_of_records_that_poll_takes_back_has_its_leader_epoch(monkeypat
 
 
 def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
-    given = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     key = ("orders", 0)
     with FakeKafka() as fake, client_of(fake.address(1)) as client:
         fake.create_topic("orders")
@@ -361,7 +361,7 @@ def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
         fake.log("orders").truncate(6)
         fake.move_leader("orders", 0, 1)
         written(client, "orders", *[b"new"] * 8)
-        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
             ours.assign([key])
             for started in (False, True):
                 ours.seek(key, CommittedOffset(10, FIRST_EPOCH))
@@ -369,13 +369,13 @@ def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
 
 
 def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -> None:
-    given = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     key = ("orders", 0)
     with FakeKafka() as fake, client_of(fake.address(1)) as client:
         fake.create_topic("orders")
         for count in (6, 4):
             written(client, "orders", *[b"old"] * count)
-        with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
             ours.assign([key])
             assert len(read(ours, 10)) == 10
             with fake.changed:
@@ -388,14 +388,14 @@ def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -
 
 def test_close_awaits_a_commit_in_flight(client: Client, group: str, orders: str) -> None:
     calls: list[object] = []
-    given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(given)) as ours:
+    properties = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
         ours.subscribe([orders])
         read(ours, 2 * COUNT - DELETED)
         ours.commit_async(callback=lambda offsets, error: calls.append(error))
     assert calls == [None]
     committed = fetch_offsets(client, group, None, client.deadline())
-    assert {each.offset for each in committed.values()} == {COUNT}
+    assert {offset.offset for offset in committed.values()} == {COUNT}
 
 
 def test_refused_commit_is_raised(orders: str, new_consumer: NewConsumer) -> None:
@@ -436,31 +436,31 @@ def test_listener_is_called_for_each_rebalance_and_commits_before(
     client: Client, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:
     listener, automatic = RecordingListener(), {**protocol, "enable.auto.commit": True}
-    one, two = new_consumer(**automatic), new_consumer(**automatic)
-    one.subscribe([orders], listener)
-    assert len(read(one, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED
-    assert (one.subscription.names, listener.calls) == ({orders}, [("assigned", [0, 1])])
-    assert one.assignment == {(orders, 0), (orders, 1)}
+    first, two = new_consumer(**automatic), new_consumer(**automatic)
+    first.subscribe([orders], listener)
+    assert len(read(first, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED
+    assert (first.subscription.names, listener.calls) == ({orders}, [("assigned", [0, 1])])
+    assert first.assignment == {(orders, 0), (orders, 1)}
     two.subscribe([orders])
     again: list[int] = []
 
     def shared() -> bool:
-        again.extend(consumer.poll(20).num_rows for consumer in (one, two))
-        return len(one.assignment) == len(two.assignment) == 1
+        again.extend(consumer.poll(20).num_rows for consumer in (first, two))
+        return len(first.assignment) == len(two.assignment) == 1
 
     wait_until(shared)
-    kept = [number for _, number in one.assignment]
-    given = [number for _, number in two.assignment]
-    assert sorted(kept + given) == [0, 1]
+    retained = [number for _, number in first.assignment]
+    numbers = [number for _, number in two.assignment]
+    assert sorted(retained + numbers) == [0, 1]
     if protocol == EAGER:
-        assert listener.calls[1:] == [("revoked", [0, 1]), ("assigned", kept)]
+        assert listener.calls[1:] == [("revoked", [0, 1]), ("assigned", retained)]
     else:
-        assert listener.calls[1:] == [("revoked", given)]
+        assert listener.calls[1:] == [("revoked", numbers)]
     # The first member's offsets were committed before, so the other one reads no record again.
-    assert (two.position((orders, given[0])), sum(again)) == (COUNT, 0)
+    assert (two.position((orders, numbers[0])), sum(again)) == (COUNT, 0)
     two.close()
-    wait_until(lambda: one.poll(20) or len(one.assignment) == 2)
-    one.close()
+    wait_until(lambda: first.poll(20) or len(first.assignment) == 2)
+    first.close()
     assert listener.calls[-1] == ("revoked", [0, 1])
 
 
@@ -512,7 +512,7 @@ def test_group_metadata_is_that_of_the_described_member(
     admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
 
     def described() -> list[str]:
-        return [each.member_id for each in admin.describe_consumer_groups([group])[group].result(20).members]
+        return [member.member_id for member in admin.describe_consumer_groups([group])[group].result(20).members]
 
     metadata = ours.group_metadata()
     assert ([metadata.member.member_id], metadata.group_id) == (described(), group)
@@ -544,3 +544,14 @@ def test_records_fetched_before_a_long_sleep_are_dropped(
     monkeypatch.setattr(partitions, "poll", asleep)
     assert len(set(read(ours, 2 * COUNT - DELETED))) == 2 * COUNT - DELETED  # each once
     assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+
+
+def test_subscription_to_unknown_topic_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelled name reads nothing, and raises no error."""
+    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("orders")
+        with KafkaConsumer(client, {"group.id": "warned", **EAGER}) as consumer:
+            consumer.subscribe(["orders", "order"])
+            consumer.poll(0)
+            wait_until(lambda: caplog.messages)
+    assert caplog.messages == ["group warned: the cluster does not have the subscribed topic(s) order"]

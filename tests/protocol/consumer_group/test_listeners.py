@@ -146,7 +146,7 @@ def test_listener_raising_on_revocation_does_not_keep_partitions(
             wait_until(shared)
             assert [str(error) for error in raised] == ["revoked"]
             offsets = fetch_offsets(client, "etl", BOTH, client.deadline())
-            assert {each.offset for each in offsets.values()} == {END}
+            assert {offset.offset for offset in offsets.values()} == {END}
             with pytest.raises(ZeroDivisionError):
                 consumer.unsubscribe()
             wait_until(lambda: second.poll(20) or second.assignment == BOTH)
@@ -243,8 +243,8 @@ def test_listener_that_leaves_the_group_again_is_refused(
         with pytest.raises(UsageError, match="must not call this while the consumer leaves"):
             getattr(consumer, call)()
         assert listener.calls == ["revoked"]
-        left = fake.groups.groups.get("etl")
-        assert left is None or not left.members
+        group = fake.groups.groups.get("etl")
+        assert group is None or not group.members
         consumer.subscribe(["orders"])
         assert len(read(consumer, 2 * END)) == 2 * END
 

@@ -56,7 +56,7 @@ class Librdkafka:
 
 
 @pytest.fixture
-def others(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
+def other_client(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
     def start(kind: str, topic: str) -> Other:
         if kind == "sarama":
             return sarama.GroupMember(sarama.build(), kafka1, topic, group)
@@ -70,7 +70,7 @@ def others(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
 @pytest.fixture
 def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
     made: list[Member] = []
-    yield lambda *given, **properties: made.append(Member(client, group, *given, **properties)) or made[-1]
+    yield lambda *arguments, **properties: made.append(Member(client, group, *arguments, **properties)) or made[-1]
     for member in made:
         member.close()
 
@@ -94,7 +94,7 @@ def test_records_are_shared_with_other_clients(
     group: str,
     new_member: Callable[..., Member],
     new_consumer: NewConsumer,
-    others: Callable[[str, str], Other],
+    other_client: Callable[[str, str], Other],
     protocol: dict[str, object],
     kind: str,
 ) -> None:
@@ -102,15 +102,15 @@ def test_records_are_shared_with_other_clients(
     produce(kafka1, name, range(COUNT // 2), PARTITIONS)
     handler = new_member(name, **protocol)
     wait_until(lambda: len(handler.handled) > COUNT // 10)
-    theirs = others(kind, name)
+    reference = other_client(kind, name)
     polling = Polling(new_consumer(**protocol, **{"enable.auto.commit": True, "auto.commit.interval.ms": 100}), name)
     try:
-        wait_until(lambda: [len(each) for each in watch.owned()] == [2, 2, 2], watch.owned)
+        wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [2, 2, 2], watch.owned)
         produce(kafka1, name, range(COUNT // 2, COUNT), PARTITIONS)
         wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
     finally:
-        values = theirs.close()
-    wait_until(lambda: [len(each) for each in watch.owned()] == [3, 3], watch.owned)
+        values = reference.close()
+    wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [3, 3], watch.owned)
     wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
     polling.close()
     assert sorted(handler.values + polling.values + values) == [b"%09d." % number for number in range(COUNT)]

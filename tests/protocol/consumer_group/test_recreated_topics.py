@@ -53,9 +53,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     send = Connection.send
 
-    def count(self: Connection, api: Any, *given: Any, **named: Any) -> Any:
+    def count(self: Connection, api: Any, *arguments: Any, **named: Any) -> Any:
         counts[api.name] += 1
-        return send(self, api, *given, **named)
+        return send(self, api, *arguments, **named)
 
     monkeypatch.setattr(Connection, "send", count)
     return counts
@@ -124,7 +124,7 @@ def test_recreated_topic_is_read_from_its_beginning_after_assign_with_one_warnin
     consumer.assign([(name, 0)])
     with caplog.at_level(logging.WARNING):
         read_recreated(consumer, kafka1, name, requests, count)
-    assert [RECREATED in each.getMessage() for each in caplog.records] == [True]
+    assert [RECREATED in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_uncommitted_position_of_old_topic_is_not_committed_to_new_one(
@@ -166,8 +166,8 @@ def test_marks_in_old_topic_are_not_committed_to_new_one(
         def cleanup(self, session: ConsumerGroupSession) -> None:
             pass
 
-    given = {**protocol, "group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 1_500}
-    member = ConsumerGroup(client, parse_group_consumer(given))
+    properties = {**protocol, "group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 1_500}
+    member = ConsumerGroup(client, parse_group_consumer(properties))
 
     def run() -> None:
         while not member.closed:
@@ -206,11 +206,11 @@ def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:
         with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
 
             def committed() -> int | None:
-                found = fetch_offsets(client, "etl", [("healthy", 0)], client.deadline()).get(("healthy", 0))
-                return None if found is None else found.offset
+                offset = fetch_offsets(client, "etl", [("healthy", 0)], client.deadline()).get(("healthy", 0))
+                return None if offset is None else offset.offset
 
-            given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-            group = ConsumerGroup(client, parse_group_consumer(given))
+            properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+            group = ConsumerGroup(client, parse_group_consumer(properties))
             thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
             thread.start()
             try:
@@ -241,8 +241,8 @@ def test_marks_are_committed_with_the_leader_epoch_of_the_record_before_them() -
                 if message.offset in (4, 7, 12):
                     session.mark_message(message)
                     session.commit()
-                    found = fetch_offsets(client, "etl", [key], client.deadline())[key]
-                    committed.append((found.offset, found.leader_epoch))
+                    offset = fetch_offsets(client, "etl", [key], client.deadline())[key]
+                    committed.append((offset.offset, offset.leader_epoch))
                 if message.offset == 14:
                     ended.set()
 
@@ -272,16 +272,16 @@ def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one
         fake.create_topic("healthy", 1)
         fake.write("healthy", 0, records(0, 5))
         with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
-            given = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-            with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+            properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+            with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
                 consumer.subscribe(["healthy"])
                 reader = Reader(consumer)
                 reader.until_read(5)
 
                 def committed() -> int | None:
                     reader.poll()
-                    found = consumer.committed([("healthy", 0)])[("healthy", 0)]
-                    return None if found is None else found.offset
+                    offset = consumer.committed([("healthy", 0)])[("healthy", 0)]
+                    return None if offset is None else offset.offset
 
                 wait_until(lambda: committed() == 5)
                 with fake.changed:
@@ -300,12 +300,13 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) ->
         fake.create_topic("orders")
         fake.create_topic("other")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        with KafkaConsumer({**given, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**properties, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
             consumer.assign([("orders", 0)])
             reader = Reader(consumer)
             reader.until_read(5)
-            assert consumer.positions() == {("orders", 0): CommittedOffset(5, 0)}
+            held = consumer.positions()
+            assert held == {("orders", 0): CommittedOffset(5, 0)}
             recreate_in_fake(fake)
             buffer = partitions_of(consumer)[("orders", 0)].buffer
             wait_until(lambda: isinstance(buffer.error, TopicRecreated))
@@ -322,6 +323,8 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) ->
             wait_until(lambda: consumer.committed(both) == {**dict.fromkeys(old), ("other", 0): CommittedOffset(1)})
             wait_until(lambda: consumer.poll(10) or consumer.recreations == {("orders", 0): 1})
             assert consumer.positions() == {("orders", 0): CommittedOffset(0)}
+            with pytest.raises(CommitFailed, match="UNKNOWN_TOPIC_ID"):  # a position has the id of its topic
+                consumer.commit_sync(held)
             consumer.assign([])
             assert consumer.recreations == {}
 
@@ -335,8 +338,8 @@ def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: 
         fake.create_topic("orders")
         for start in range(0, 2_000, 5):
             fake.write("orders", 0, records(start, start + 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        given |= {"max.partition.fetch.bytes": 2_000, "max.poll.records": 20, "auto.commit.interval.ms": 3_600_000}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties |= {"max.partition.fetch.bytes": 2_000, "max.poll.records": 20, "auto.commit.interval.ms": 3_600_000}
 
         def recreate_when_full() -> None:
             counts = [-1]
@@ -360,11 +363,11 @@ def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: 
 
         stop = threading.Event()
         if how == "ConsumerGroup":
-            with ConsumerGroup(given) as group:
+            with ConsumerGroup(properties) as group:
                 group.consume(["orders"], Handler(), stop)
             assert stop.is_set()
         else:
-            with KafkaConsumer({**given, "enable.auto.commit": how == "auto-commit"}) as consumer:
+            with KafkaConsumer({**properties, "enable.auto.commit": how == "auto-commit"}) as consumer:
                 consumer.assign([("orders", 0)])
                 wait_until(lambda: consumer.poll(500))
                 recreate_when_full()
@@ -379,18 +382,18 @@ def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 30))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        given |= {"enable.auto.commit": False, "retry.backoff.ms": 10}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties |= {"enable.auto.commit": False, "retry.backoff.ms": 10}
 
         def begin(consumer: KafkaConsumer) -> None:
             consumer.subscribe(["orders"]) if how == "subscribe" else consumer.assign([("orders", 0)])
 
-        with KafkaConsumer(given) as consumer:
+        with KafkaConsumer(properties) as consumer:
             begin(consumer)
             Reader(consumer).until_read(30)
             consumer.commit_sync({("orders", 0): CommittedOffset(20)})
         fake.move_leader("orders", 0, -1)
-        with KafkaConsumer(given) as consumer:
+        with KafkaConsumer(properties) as consumer:
             begin(consumer)
             fetched = len(fake.request_bodies(OFFSET_FETCH))
             wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > fetched)
@@ -404,7 +407,7 @@ def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() ->
     """A coordinator returns offsets of a deleted topic until it has deleted them."""
     with FakeKafka() as fake:
         fake.create_topic("orders")
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
 
         def still_known(body: dict[str, Any]) -> dict[str, Any]:
             body["groups"][0]["topics"][0]["partitions"][0]["committed_offset"] = 20
@@ -412,7 +415,7 @@ def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() ->
 
         fake.delete_topic("orders")
         fake.edit_replies(OFFSET_FETCH, still_known, 1)
-        with KafkaConsumer({**given, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
+        with KafkaConsumer({**properties, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
             consumer.assign([("orders", 0)])
             wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > 1)
             fake.create_topic("orders")
@@ -428,8 +431,8 @@ def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(how: s
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 30))
         cluster = {"bootstrap.servers": fake.bootstrap_servers}
-        given = {**cluster, "group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        with KafkaConsumer(given) as consumer:
+        properties = {**cluster, "group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        with KafkaConsumer(properties) as consumer:
             consumer.assign([("orders", 0)])
             Reader(consumer).until_read(30)
             if in_transaction:
@@ -440,14 +443,14 @@ def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(how: s
                     producer.commit_transaction()
             else:
                 consumer.commit_sync()
-        kept = dict(fake.offsets.committed["etl"])
+        old_offsets = dict(fake.offsets.committed["etl"])
         recreate_in_fake(fake)
-        fake.offsets.committed["etl"] |= kept
+        fake.offsets.committed["etl"] |= old_offsets
         fake.write("orders", 0, records(0, 50))
         if how == "read":
-            assert read(given, "orders", start="committed").read_all().num_rows == 50
+            assert read(properties, "orders", start="committed").read_all().num_rows == 50
             return
-        with KafkaConsumer(given) as consumer:
+        with KafkaConsumer(properties) as consumer:
             consumer.subscribe(["orders"]) if how == "subscribe" else consumer.assign([("orders", 0)])
             Reader(consumer).until_read(50)
 
@@ -466,8 +469,8 @@ def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(reset
             fake.offsets.committed.setdefault("etl", {})[("orders", 0)] = Committed(60, -1, "")
 
         fake.before[OFFSET_FETCH] = recreate_and_commit
-        given = {"group.id": "etl", "auto.offset.reset": reset, "enable.auto.commit": False}
-        with KafkaConsumer(client, given) as consumer:
+        properties = {"group.id": "etl", "auto.offset.reset": reset, "enable.auto.commit": False}
+        with KafkaConsumer(client, properties) as consumer:
             consumer.assign([("orders", 0)])
             Reader(consumer).until_read(40)
             assert consumer.recreations == {}
@@ -477,15 +480,15 @@ def test_committed_returns_no_offset_of_a_deleted_topic() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        with KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**properties, "enable.auto.commit": False}) as consumer:
             consumer.assign([("orders", 0)])
             Reader(consumer).until_read(5)
             consumer.commit_sync()
-            kept = dict(fake.offsets.committed["etl"])
+            old_offsets = dict(fake.offsets.committed["etl"])
             assert consumer.committed([("orders", 0)]) == {("orders", 0): CommittedOffset(5, 0)}
             recreate_in_fake(fake)
-            fake.offsets.committed["etl"] |= kept
+            fake.offsets.committed["etl"] |= old_offsets
             assert consumer.committed([("orders", 0)]) == {("orders", 0): None}
 
 
@@ -493,10 +496,10 @@ def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_o
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         with Client({"bootstrap.servers": fake.bootstrap_servers}) as client:
-            given.pop("bootstrap.servers")
-            with KafkaConsumer(client, {**given, "enable.auto.commit": False}) as consumer:
+            properties.pop("bootstrap.servers")
+            with KafkaConsumer(client, {**properties, "enable.auto.commit": False}) as consumer:
                 old_id = client.metadata(["orders"]).topics["orders"].topic_id
                 consumer.subscribe(["orders"])
                 reader = Reader(consumer)
@@ -519,8 +522,8 @@ def test_refused_auto_commit_is_repeated_when_the_consumer_closes() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        with KafkaConsumer({**given, "auto.commit.interval.ms": 50}) as consumer:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**properties, "auto.commit.interval.ms": 50}) as consumer:
             consumer.subscribe(["orders"])
             reader = Reader(consumer)
             fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
@@ -537,9 +540,9 @@ def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_know
         limit_version(fake, TXN_OFFSET_COMMIT, last)
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         producer = TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"})
-        with producer, KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+        with producer, KafkaConsumer({**properties, "enable.auto.commit": False}) as consumer:
             producer.init_transactions()
             consumer.subscribe(["orders"])
             Reader(consumer).until_read(5)
@@ -556,9 +559,9 @@ def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
     with FakeKafka(3) as fake:
         fake.move_coordinator("etl", 3)
         fake.create_topic("orders")
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         producer = TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"})
-        with producer, KafkaConsumer({**given, "enable.auto.commit": False}) as consumer:
+        with producer, KafkaConsumer({**properties, "enable.auto.commit": False}) as consumer:
             producer.init_transactions()
             fake.isolate(3)
             with fake.changed:
@@ -569,11 +572,11 @@ def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
             consumer.assign([("orders", 0)])
             Reader(consumer).until_read(5)
             producer.begin_transaction()
-            asked: list[object] = []
+            requested: list[object] = []
 
             def meet(body: dict[str, Any]) -> None:
-                asked.append(body)
-                if len(asked) == 4:
+                requested.append(body)
+                if len(requested) == 4:
                     fake.isolate(3, False)
 
             fake.before[METADATA] = meet
@@ -587,10 +590,10 @@ def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreat
     with FakeKafka(2) as fake:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         group, handler = (
             ConsumerGroup(
-                {**given, "max.poll.interval.ms": 3_000, "retry.backoff.max.ms": 200, "heartbeat.interval.ms": 200}
+                {**properties, "max.poll.interval.ms": 3_000, "retry.backoff.max.ms": 200, "heartbeat.interval.ms": 200}
             ),
             ReadAll(),
         )
@@ -602,9 +605,9 @@ def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreat
             leader = fake.leader("orders", 0)
             fake.move_coordinator("etl", 3 - leader)
             fake.stop(leader)
-        asked: list[object] = []
-        fake.before[METADATA] = asked.append
-        wait_until(lambda: len(asked) > 3)
+        requested: list[object] = []
+        fake.before[METADATA] = requested.append
+        wait_until(lambda: len(requested) > 3)
         time.sleep(wait_s)
         assert not fake.request_bodies(LEAVE_GROUP)
         begin_s = time.monotonic()
@@ -638,15 +641,19 @@ def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
 ) -> None:
     """The records of the deleted topic were fetched before, and `poll` does not return them."""
 
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.produce("orders", *(f"old {number}" for number in range(5)))
-        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
-        with KafkaConsumer(given) as consumer:
+        properties = {
+            "bootstrap.servers": fake.bootstrap_servers,
+            "retry.backoff.ms": 10,
+            "auto.offset.reset": "earliest",
+        }
+        with KafkaConsumer(properties) as consumer:
             consumer.assign([("orders", 0)])
             consumer.seek(("orders", 0), 3)
             partitions = partitions_of(consumer)
@@ -666,25 +673,29 @@ def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
     assert reader.values == values
 
 
-@pytest.mark.parametrize("known", ["to the consumer", "and moved to"])
+@pytest.mark.parametrize("remembered", ["to the consumer", "and moved to"])
 @pytest.mark.parametrize("to", ["old offset", "beginning"])
 def test_seek_before_records_of_a_new_topic_skips_none_of_them(
-    known: str, to: str, caplog: pytest.LogCaptureFixture
+    remembered: str, to: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The user seeks back, as after a failed handler, and does not know that the topic is another one."""
-    key, other = ("orders", 0), ("other", 0)
+    key, second = ("orders", 0), ("other", 0)
     values = [f"new {number}".encode() for number in range(9)]
     with FakeKafka() as fake:
-        for topic, partition in (key, other):
+        for topic, partition in (key, second):
             fake.create_topic(topic)
             fake.produce(topic, *(f"old {number}" for number in range(5)), partition=partition)
-        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
-        with KafkaConsumer(given) as consumer:
-            consumer.assign([key, other])
+        properties = {
+            "bootstrap.servers": fake.bootstrap_servers,
+            "retry.backoff.ms": 10,
+            "auto.offset.reset": "earliest",
+        }
+        with KafkaConsumer(properties) as consumer:
+            consumer.assign([key, second])
             reader = Reader(consumer)
             reader.until_read(10)
             recreate_in_fake(fake)
-            if known == "to the consumer":
+            if remembered == "to the consumer":
                 fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=key)
                 wait_until(lambda: consumer.poll(20) or key in partitions_of(consumer).recreated)
             else:
@@ -698,7 +709,7 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
             reader.until_read(19)
             assert reader.values[10:] == values
             assert [f"seek of orders-0 to offset 3 is ignored: the topic was {RECREATED}"] * (to == "old offset") == [
-                each.getMessage() for each in caplog.records if "is ignored" in each.getMessage()
+                record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()
             ]
             consumer.seek(key, 7)
             reader.until_read(21)
@@ -708,15 +719,19 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
 def test_signal_handler_that_raises_while_a_partition_moves_to_a_new_topic_does_not_stop_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         monkeypatch.undo()
         raise InterruptedError
 
     with FakeKafka() as fake:
         fake.create_topic("orders")
         fake.produce("orders", "old")
-        given = {"bootstrap.servers": fake.bootstrap_servers, "retry.backoff.ms": 10, "auto.offset.reset": "earliest"}
-        with KafkaConsumer(given) as consumer:
+        properties = {
+            "bootstrap.servers": fake.bootstrap_servers,
+            "retry.backoff.ms": 10,
+            "auto.offset.reset": "earliest",
+        }
+        with KafkaConsumer(properties) as consumer:
             consumer.assign([("orders", 0)])
             reader = Reader(consumer)
             reader.until_read(1)

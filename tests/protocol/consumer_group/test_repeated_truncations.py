@@ -18,6 +18,7 @@ from protocol.consumer_group.kafka_consumer import Batches, KafkaConsumer
 from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DataLoss, LogTruncated
 from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.contract.raw_requests import written
 from tests.protocol.consumer.consuming import client_of, consumer_of, reader, records, reply_row, rows_of
@@ -55,8 +56,8 @@ def elect(fake: FakeKafka, end: int) -> None:
 
 
 def new_consumer(client: Client, reset: str = "earliest", group: str | None = "readers") -> KafkaConsumer:
-    given = {"group.id": group, "auto.offset.reset": reset, "enable.auto.commit": False, "fetch.max.wait.ms": 20}
-    consumer = KafkaConsumer(client, parse_group_consumer(given))
+    properties = {"group.id": group, "auto.offset.reset": reset, "enable.auto.commit": False, "fetch.max.wait.ms": 20}
+    consumer = KafkaConsumer(client, parse_group_consumer(properties))
     consumer.assign([KEY])
     return consumer
 
@@ -126,13 +127,13 @@ def test_epoch_that_was_read_is_kept_while_the_leader_is_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 0)
-    position = FetchPosition(*KEY, 0, ConsumerConfig(), last_epoch=2)
+    position = FetchPosition(*KEY, Position(0, 2), ConsumerConfig())
     position.handle_response(reply_row(data=records(0, 5, epoch=2)), "broker")
     position.drop_stale_epoch(1.0)
-    assert position.last_epoch == 2
-    position.seek(5, 2)
+    assert position.position.leader_epoch == 2
+    position.seek(Position(5, 2))
     position.drop_stale_epoch(1.0)
-    assert position.last_epoch == -1
+    assert position.position.leader_epoch == -1
 
 
 def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:
@@ -148,7 +149,7 @@ def test_open_partition_keeps_the_epoch_of_a_seek(fake: FakeKafka, client: Clien
     write(client, 7)
     with consumer_of(client) as consumer:
         stream = consumer.consume_partition(*KEY, 6)
-        stream.seek(6, 0)
+        stream.seek(Position(6, 0))
         with pytest.raises(LogTruncated, match="below offset 6"):
             stream.poll(20_000)
 
@@ -194,8 +195,8 @@ def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Clie
         def cleanup(self, session: ConsumerGroupSession) -> None:
             pass
 
-    given = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-    group = ConsumerGroup(client, parse_group_consumer(given))
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+    group = ConsumerGroup(client, parse_group_consumer(properties))
     thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
     thread.start()
     try:
@@ -222,10 +223,10 @@ def test_handler_skips_no_new_record_after_a_truncation(fake: FakeKafka, client:
         def cleanup(self, session: ConsumerGroupSession) -> None:
             pass
 
-    given = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
 
     def consume(until: Callable[[], object]) -> None:
-        group = ConsumerGroup(client, parse_group_consumer(given))
+        group = ConsumerGroup(client, parse_group_consumer(properties))
         thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
         thread.start()
         try:
@@ -278,9 +279,9 @@ def test_rest_of_a_range_is_read_from_the_second_truncation(fake: FakeKafka, cli
             elect(fake, 3)
             write(client, 9)
 
-    wanted = Range(*KEY, 8, 12, topic_id=client.topic("orders").topic_id, from_epoch=0)
+    expected = Range(*KEY, 8, 12, topic_id=client.topic("orders").topic_id, from_epoch=0)
     elect(fake, 6)
     write(client, 6)
-    rows = rows_of(reader(client, [wanted], on_loss=truncate_again))
-    assert [offset for offset, _ in rows[wanted]] == list(range(3, 12))
+    rows = rows_of(reader(client, [expected], on_loss=truncate_again))
+    assert [offset for offset, _ in rows[expected]] == list(range(3, 12))
     assert len(losses) == 2

@@ -141,8 +141,8 @@ def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, 
         wait_until(lambda: sorted(read) == sorted(ALL + more), lambda: str(sorted(read)))
         for handler in all_handlers:
             handler.members.close()
-        for each in running:
-            each.result(20)
+        for future in running:
+            future.result(20)
     assert all(claims for handler in all_handlers for claims in handler.setups), "no session begins without claims"
 
 
@@ -226,13 +226,13 @@ def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_co
             for _ in claim:
                 pass
 
-    other = UntilRead(-1)
+    read = UntilRead(-1)
     with (
         ThreadPoolExecutor(3) as threads,
-        group_of(fake, protocol, **{"enable.auto.commit": False}) as one,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as group,
         group_of(fake, protocol) as two,
     ):
-        running = [threads.submit(one.consume, ["orders"], Idle(), stop)]
+        running = [threads.submit(group.consume, ["orders"], Idle(), stop)]
         try:
             started.wait(20)
             session = sessions[0]
@@ -244,8 +244,8 @@ def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_co
             fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
             committing = threads.submit(session.commit)
             wait_until(lambda: len(fake.request_bodies(OFFSET_COMMIT)) > before)
-            running.append(threads.submit(two.consume, ["orders"], other, stop))
-            wait_until(lambda: other.setups)
+            running.append(threads.submit(two.consume, ["orders"], read, stop))
+            wait_until(lambda: read.setups)
             assert session.claims == {"orders": [0]}
             go_on.set()
             if committed:
@@ -256,8 +256,8 @@ def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_co
         finally:
             go_on.set()
             stop.set()
-        for each in running:
-            each.result(20)
+        for future in running:
+            future.result(20)
 
 
 @pytest.fixture
@@ -454,23 +454,23 @@ def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
                 pass
 
     sessions: list[ConsumerGroupSession] = []
-    other = UntilRead(END - 3)
+    read = UntilRead(END - 3)
     with (
         ThreadPoolExecutor(2) as threads,
-        group_of(fake, protocol, **{"enable.auto.commit": False}) as one,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as group,
         group_of(fake, protocol) as two,
     ):
-        running = [threads.submit(one.consume, ["orders"], Visits(), stop)]
+        running = [threads.submit(group.consume, ["orders"], Visits(), stop)]
         try:
             wait_until(lambda: len(fake.committed_offsets("etl")) == PARTITIONS)
-            running.append(threads.submit(two.consume, ["orders"], other, other_stop))
-            assert other.stop.wait(20)
+            running.append(threads.submit(two.consume, ["orders"], read, other_stop))
+            assert read.stop.wait(20)
             other_stop.set()
             running[1].result(20)
             fake.before[OFFSET_FETCH] = lambda body: refused.wait(20)
             two.close()
             wait_until(lambda: sessions[0].claims == {"orders": [0, 1]})
-            moved = other.setups[0]["orders"][0]
+            moved = read.setups[0]["orders"][0]
             with pytest.raises(UsageError, match=f"orders-{moved} has not started"):
                 sessions[0].mark_offset("orders", moved, 5)
             refused.set()

@@ -69,8 +69,8 @@ def new_consumer(client: Client) -> Iterator[NewConsumer]:
     made: list[KafkaConsumer] = []
 
     def create(client: Client = client, **properties: object) -> KafkaConsumer:
-        given = {name.replace("_", "."): value for name, value in properties.items()}
-        made.append(KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", **given})))
+        values = {name.replace("_", "."): value for name, value in properties.items()}
+        made.append(KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", **values})))
         return made[-1]
 
     yield create
@@ -207,8 +207,8 @@ def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: 
             fake.move_leader(topic, 0, leader)
             fake.produce(topic, *"12345")
         fake.move_coordinator("etl", 1)
-        given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-        consumer = KafkaConsumer(client, parse_group_consumer(given))
+        properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+        consumer = KafkaConsumer(client, parse_group_consumer(properties))
         if committed:
             consumer.commit_sync({HEALTHY: CommittedOffset(0)})
         # So that no request goes to the silent broker first.
@@ -231,8 +231,8 @@ def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: 
 def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: FakeKafka, client: Client) -> None:
     fake.move_coordinator("etl", 1)
     fake.delay_replies(OFFSET_FETCH, 20)
-    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
         consumer.assign([HEALTHY])
         read, since_s = Read(consumer), time.monotonic()
         took_s = poll_times(read, lambda: bool(fake.request_bodies(OFFSET_FETCH)))
@@ -250,8 +250,8 @@ def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: Fake
 
 def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka, client: Client) -> None:
     """Another member may have committed since they were requested."""
-    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
         consumer.commit_sync({HEALTHY: CommittedOffset(1)})
         fake.delay_replies(OFFSET_FETCH, 0.2)
         fake.delay_replies(OFFSET_FETCH, 0.8)
@@ -266,8 +266,8 @@ def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka,
 
 
 def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
-    given = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(given)) as consumer:
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
         consumer.commit_sync({HEALTHY: CommittedOffset(3)})
         fake.delay_replies(OFFSET_FETCH, 0.2)
         fake.delay_replies(LIST_OFFSETS, 0.5)
@@ -316,23 +316,23 @@ def test_lost_position_is_reset_when_leader_answers_and_holds_up_no_other(
     consumer.assign([HEALTHY, OFFLINE])
     read = Read(consumer)
     read.until(lambda: read.rows == {"healthy": 5, "offline": 5})
-    asked: list[object] = []
+    requested: list[object] = []
 
     def refuse_after_validation(body: object) -> None:
-        asked.append(body)
-        if len(asked) == 3:
+        requested.append(body)
+        if len(requested) == 3:
             fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=OFFLINE)
 
     fake.before[LIST_OFFSETS] = refuse_after_validation
     fake.rewrite(*OFFLINE, records(100, 5), start=100)
-    read.until(lambda: len(asked) > 3)
+    read.until(lambda: len(requested) > 3)
     fake.write("healthy", 0, records(5, 5))
     read.until(lambda: read.rows["healthy"] == 10)
     assert read.rows["offline"] == 5
     fake.faults.clear()
     with caplog.at_level(logging.WARNING):
         read.until(lambda: read.rows["offline"] == 10)
-    assert [each.getMessage().endswith(" at offset 100") for each in caplog.records] == [True]
+    assert [record.getMessage().endswith(" at offset 100") for record in caplog.records] == [True]
     assert read.errors == []
 
 
@@ -360,7 +360,7 @@ def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
         read.until(lambda: read.rows["healthy"] == 13)
     assert consumer.position(HEALTHY) == 8
     assert len(fake.request_bodies(METADATA)) - looks < 20
-    assert ["deleted and created again" in each.getMessage() for each in caplog.records] == [True]
+    assert ["deleted and created again" in record.getMessage() for record in caplog.records] == [True]
     assert read.errors == []
 
 
@@ -402,8 +402,8 @@ def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: Fa
 
     fake.create_topic("fresh", 1)
     fake.before[LIST_OFFSETS] = write
-    given = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "by_duration:PT1H"}
-    with KafkaConsumer(given) as consumer:
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "by_duration:PT1H"}
+    with KafkaConsumer(properties) as consumer:
         consumer.assign([("fresh", 0)])
         assert consumer.position(("fresh", 0)) == 0
     assert requests >= 3
@@ -454,7 +454,7 @@ def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: Fak
         recreate(fake, 0, 200)
         client.expire_metadata(["healthy"])
         client.snapshot(["healthy"])
-        wait_until(lambda: not any(each.name == "start offsets" for each in threading.enumerate()))
+        wait_until(lambda: not any(thread.name == "start offsets" for thread in threading.enumerate()))
         read = Read(consumer)
         read.until(lambda: read.rows["healthy"] == 200)
 
@@ -462,7 +462,7 @@ def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: Fak
 def test_partition_starts_after_a_signal_handler_has_raised_at_the_end_of_its_lookup(
     fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*arguments: object) -> None:
         monkeypatch.undo()
         raise InterruptedError
 
@@ -498,7 +498,7 @@ def test_partitions_that_failed_together_are_looked_up_together(
     with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as consumer:
         consumer.assign(wide)
         wait_until(lambda: consumer.poll(5) or len(lookups) > 9)
-    assert {each.partitions for each in lookups} == {frozenset(wide)}
+    assert {lookup.partitions for lookup in lookups} == {frozenset(wide)}
 
 
 def test_signal_handler_closes_a_consumer_whose_partitions_are_starting(
@@ -523,9 +523,9 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
 ) -> None:
     waits, wait = list[StartLookup](), StartLookup.wait
 
-    def note(lookup: StartLookup, *given: float) -> None:
+    def note(lookup: StartLookup, *arguments: float) -> None:
         waits.append(lookup)
-        wait(lookup, *given)
+        wait(lookup, *arguments)
 
     with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
         consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))

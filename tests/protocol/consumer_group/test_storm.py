@@ -37,15 +37,15 @@ def test_records_are_handled_once_and_in_order_while_members_join_and_leave(
     name, rng = topic1(PARTITIONS), random.Random(4)
     watch, source = Watch(kafka1, client, group), NumberSource(kafka1, name, record, PARTITIONS)
     members: list[Member | Polling] = []
-    gone: list[Member | Polling] = []
+    ended: list[Member | Polling] = []
     handled: list[bytes] = []  # by all members
 
     def add_member(handles: bool) -> None:
-        given = {**COMMITS, **protocol}
+        properties = {**COMMITS, **protocol}
         if handles:
-            members.append(Member(client, group, name, handled, **given))
+            members.append(Member(client, group, name, handled, **properties))
         else:
-            config = parse_group_consumer({"group.id": group, **given})
+            config = parse_group_consumer({"group.id": group, **properties})
             members.append(Polling(KafkaConsumer(client, config), name, handled))
 
     def wait_for_more(count: int) -> None:
@@ -59,8 +59,8 @@ def test_records_are_handled_once_and_in_order_while_members_join_and_leave(
             if len(members) == 1 or (len(members) < MOST and rng.random() < 0.6):
                 add_member(step % 2 == 0)
             else:
-                gone.append(members.pop(rng.randrange(len(members))))
-                gone[-1].close()
+                ended.append(members.pop(rng.randrange(len(members))))
+                ended[-1].close()
         written = source.close()
         wait_until(lambda: watch.owned() and watch.committed == written, lambda: (watch.committed, written))
     finally:
@@ -70,4 +70,4 @@ def test_records_are_handled_once_and_in_order_while_members_join_and_leave(
     for partition in range(PARTITIONS):
         in_partition = [value for value in handled if int(value[:-1]) % PARTITIONS == partition]
         assert in_partition == [b"%09d." % number for number in range(partition, written, PARTITIONS)]
-    assert [member.errors for member in [*members, *gone] if isinstance(member, Member) and member.errors] == []
+    assert [member.errors for member in [*members, *ended] if isinstance(member, Member) and member.errors] == []

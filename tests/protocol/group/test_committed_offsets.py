@@ -86,8 +86,8 @@ def coordinator_answering_for(partitions: list[int]) -> FakeKafka:
             topic["partitions"] = [row for row in topic["partitions"] if row["partition_index"] in partitions]
 
     def edit(body: dict[str, Any]) -> dict[str, Any]:
-        for each in body.get("groups", [body]):
-            only_some(each["topics"])
+        for group_body in body.get("groups", [body]):
+            only_some(group_body["topics"])
         return body
 
     for api in (OFFSET_COMMIT, OFFSET_FETCH):

@@ -6,7 +6,6 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +21,11 @@ from protocol.group.committed_offsets import (
     CommittedOffset,
     commit_offsets,
     fetch_offsets,
-    fetch_offsets_and_ids,
+    fetch_positions,
     fetch_start_offsets,
 )
-from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata, GroupMember
+from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.offset_manager import OffsetManager
-from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
@@ -40,7 +38,6 @@ from tests.conftest import KAFKA_VERSION, NEEDS_KIP_848, TopicFactory
 from tests.contract.members import stable
 from tests.protocol.consumer.consuming import client_of
 from tests.support.consumer_groups import coordinator_of
-from tests.support.interrupts import interrupted_at
 from tests.support.older_brokers import limit_version
 from tests.support.wait_until import wait_until
 
@@ -75,7 +72,8 @@ def flushed(client: Client, manager: OffsetManager) -> bool:
 
 def committed(client: Client) -> dict[Any, CommittedOffset]:
     return {
-        key: CommittedOffset(each.offset) for key, each in fetch_offsets(client, GROUP, None, client.deadline()).items()
+        key: CommittedOffset(offset.offset)
+        for key, offset in fetch_offsets(client, GROUP, None, client.deadline()).items()
     }
 
 
@@ -107,15 +105,15 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
 ) -> None:
     tries: list[dict[Any, CommittedOffset]] = []
 
-    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], *others: Any, **options: Any) -> None:
+    def commit(client: Any, group: str, due: dict[Any, CommittedOffset], *further: Any, **options: Any) -> None:
         tries.append(due)
         if len(tries) <= 2:
             raise ZeroDivisionError("as if")
-        commit_offsets(client, group, due, *others, **options)
+        commit_offsets(client, group, due, *further, **options)
 
     monkeypatch.setattr(offset_manager, "commit_offsets", commit)
     with caplog.at_level(logging.WARNING):
-        manager.mark(MARKS)
+        manager.stage(MARKS)
         assert flushed(client, manager)
         manager.close()
     assert tries == [MARKS] * 3
@@ -133,11 +131,11 @@ def test_commit_is_retried_by_the_next_call_if_no_thread_could_start(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start")))
-        manager.mark(MARKS)
+        manager.stage(MARKS)
         assert not manager.healthy
         assert not manager.flush(client.deadline(10))
     if marks_again:
-        manager.mark(MARKS)
+        manager.stage(MARKS)
     assert flushed(client, manager)
     manager.close()
     assert manager.healthy
@@ -145,7 +143,7 @@ def test_commit_is_retried_by_the_next_call_if_no_thread_could_start(
 
 def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     for offsets in (BOTH, BOTH, {**BOTH, ("orders", 1): CommittedOffset(7)}):
-        manager.mark(offsets)
+        manager.stage(offsets)
         assert flushed(client, manager)
     assert committed_partitions(fake) == [[0, 1], [1]]
 
@@ -153,19 +151,19 @@ def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Cl
 def test_commit_is_not_retried_after_close(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     """By then another process may have committed a higher offset."""
     fake.lose_requests(OFFSET_COMMIT, ALWAYS)
-    manager.mark(MARKS)
+    manager.stage(MARKS)
     wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
     manager.close()
     fake.clear_faults()
     commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(7)}, client.deadline())
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name == f"offsets-{GROUP}"])
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == f"offsets-{GROUP}"])
     assert committed(client) == {("orders", 0): CommittedOffset(7)}
 
 
 def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 1, partition=("orders", 0))
-    manager.mark(BOTH)
+    manager.stage(BOTH)
     assert flushed(client, manager)
     assert committed_partitions(fake) == [[0, 1], [0], [0], [0]]
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 3)
@@ -177,7 +175,7 @@ def test_commit_without_group_acl_is_retried_unless_by_a_member(
 ) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, 2)
     manager.set_member(who)
-    manager.mark(MARKS, who)
+    manager.stage(MARKS, who)
     assert flushed(client, manager) == (who == NO_MEMBER)
     assert len(committed_partitions(fake)) == times
 
@@ -185,11 +183,11 @@ def test_commit_without_group_acl_is_retried_unless_by_a_member(
 def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, client: Client) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, partition=("orders", 0))
     manager = OffsetManager(client, GROUP, refresh_ms=10)
-    manager.mark(BOTH)
+    manager.stage(BOTH)
     assert not flushed(client, manager)
     give_up = client.deadline(10_000)
     while len(committed_partitions(fake)) < 4:
-        manager.mark(BOTH)
+        manager.stage(BOTH)
         assert not give_up.passed
     manager.close()
     assert committed_partitions(fake)[:4] == [[0, 1], [1], [1], [1]]
@@ -200,7 +198,7 @@ def test_reset_of_running_reader_group_is_committed_over_and_warned_of_once(
     fake: FakeKafka, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = OffsetManager(client, GROUP, compare_ms=10)
-    manager.mark(BOTH)
+    manager.stage(BOTH)
     assert flushed(client, manager)
     commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(2)}, client.deadline())
     wait_until(lambda: committed(client) == BOTH)
@@ -217,9 +215,9 @@ def test_member_or_reader_without_comparison_requests_no_offsets(fake: FakeKafka
         (OffsetManager(client, GROUP, compare_ms=0), member),
     ):
         manager.set_member(who)
-        manager.mark(MARKS, who)
+        manager.stage(MARKS, who)
         flushed(client, manager)
-        assert not manager._marks_to_check()
+        assert manager._idle_s() > 0
         manager.close()
     assert not fake.request_bodies(OFFSET_FETCH)
 
@@ -239,7 +237,7 @@ def test_commit_too_large_for_one_request_is_split_in_halves(
             fake.faults.clear()
 
     fake.before[OFFSET_COMMIT] = most_of_two
-    manager.mark(offsets)
+    manager.stage(offsets)
     assert flushed(client, manager)
     assert committed(client) == offsets
     assert committed_partitions(fake) == [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [2], [3, 4]]
@@ -251,13 +249,13 @@ def test_commit_that_cannot_be_encoded_is_refused_alone(
     fake.create_topic("many", 5)
     offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
     object.__setattr__(offsets["many", 3], "metadata", "caf\udce9")  # a mistake in this package
-    manager.mark(offsets)
+    manager.stage(offsets)
     assert not flushed(client, manager)
     assert manager.counts.failed == 1
     assert isinstance(manager.failure({("many", 3): offsets["many", 3]}), UsageError)
     faulty = offsets.pop(("many", 3))
     assert committed(client) == offsets
-    manager.mark({("many", 3): replace(faulty, offset=9, metadata="")})
+    manager.stage({("many", 3): replace(faulty, offset=9, metadata="")})
     assert flushed(client, manager)
 
 
@@ -267,14 +265,14 @@ def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
 ) -> None:
     """OffsetCommit names the topic. `when`: the offset is staged before or after the client knows of the deletion."""
     client.metadata(["orders"])
-    manager.commit({("orders", 0): CommittedOffset(4)})
+    manager.stage({("orders", 0): CommittedOffset(4)}, again=True)
     assert flushed(client, manager)
     fake.delete_topic("orders")
     if when != "before":
         client.metadata(["orders"])
     if when == "later":
         fake.create_topic("orders", 2)
-    manager.commit(MARKS)
+    manager.stage(MARKS, again=True)
     if when != "later":
         wait_until(lambda: "UNKNOWN_TOPIC" in str(manager.failure(MARKS)))
         fake.create_topic("orders", 2)
@@ -283,7 +281,7 @@ def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
     assert isinstance(failure, BrokerError)
     assert failure.code == ErrorCode.UNKNOWN_TOPIC_ID
     assert fake.committed_offsets(GROUP) == {}
-    manager.commit({("orders", 0): CommittedOffset(1)})
+    manager.stage({("orders", 0): CommittedOffset(1)}, again=True)
     assert flushed(client, manager), "of the new topic"
 
 
@@ -296,7 +294,7 @@ def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
     with fake.changed:
         fake.delete_topic("orders")
         fake.create_topic("orders", 2)
-    manager.commit(MARKS)
+    manager.stage(MARKS, again=True)
     assert not flushed(client, manager)
     failure = manager.failure(MARKS)
     assert isinstance(failure, BrokerError)
@@ -315,7 +313,7 @@ def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
         fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     else:
         fake.lose_replies(METADATA, ALWAYS)
-    manager.commit(MARKS)
+    manager.stage(MARKS, again=True)
     wait_until(lambda: fake.request_bodies(OFFSET_COMMIT if fault == "refused" else METADATA)[1:])
     with fake.changed:
         fake.delete_topic("orders")
@@ -334,12 +332,12 @@ def test_same_offset_is_committed_again_in_a_recreated_topic(
     def topic_ids() -> dict[tuple[str, int], bytes]:
         return dict.fromkeys(MARKS, client.metadata(["orders"]).topics["orders"].topic_id)
 
-    manager.mark(MARKS, topic_ids=topic_ids())
+    manager.stage(MARKS, topic_ids=topic_ids())
     assert flushed(client, manager)
     with fake.changed:
         fake.delete_topic("orders")
         fake.create_topic("orders", 2)
-    manager.mark(MARKS, topic_ids=topic_ids())
+    manager.stage(MARKS, topic_ids=topic_ids())
     assert flushed(client, manager)
     assert committed(client) == MARKS
 
@@ -354,11 +352,11 @@ def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
 
     old, manager = topic_ids(), OffsetManager(client, GROUP, retry_refused=False)
     fake.delete_topic("orders")
-    manager.mark(MARKS, topic_ids=old)
+    manager.stage(MARKS, topic_ids=old)
     assert not flushed(client, manager)
     fake.create_topic("orders", 2)
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
-    manager.mark(MARKS, topic_ids=topic_ids())
+    manager.stage(MARKS, topic_ids=topic_ids())
     assert flushed(client, manager)
     assert committed(client) == MARKS
     manager.close()
@@ -370,37 +368,27 @@ def test_offsets_of_another_topic_are_no_start(client: Client) -> None:
         fetch_start_offsets(client, GROUP, dict.fromkeys(BOTH, b"." * 16), client.deadline(), unknown_topic_s=0.1)
 
 
+def test_offset_with_the_id_of_another_topic_is_not_committed(client: Client) -> None:
+    offset = CommittedOffset(3, topic_id=b"." * 16)
+    assert offset == CommittedOffset(3)
+    with pytest.raises(DeadlineExceeded, match="UNKNOWN_TOPIC_ID"):
+        commit_offsets(client, GROUP, dict.fromkeys(BOTH, offset), client.deadline(300))
+    assert fetch_offsets(client, GROUP, None, client.deadline()) == {}
+
+
 @pytest.mark.parametrize("last", range(2, OFFSET_FETCH.last + 1))
 def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, client: Client, last: int) -> None:
     limit_version(fake, OFFSET_FETCH, last)
     commit_offsets(client, GROUP, BOTH, client.deadline())
-    found, topic_ids = fetch_offsets_and_ids(client, GROUP, BOTH, client.deadline())
-    assert {key: each.offset for key, each in found.items()} == {key: each.offset for key, each in BOTH.items()}
-    assert topic_ids.keys() == BOTH.keys()
-    assert fetch_start_offsets(client, GROUP, topic_ids, client.deadline()) == found
-    assert fetch_offsets(client, GROUP, None, client.deadline()) == found
-
-
-@pytest.mark.parametrize("idle", [False, True], ids=["no thread yet", "thread is idle"])
-def test_offsets_staged_by_an_interrupted_call_are_flushed(client: Client, idle: bool) -> None:
-    place, reached, staged = 1, True, 0
-    while reached:
-        manager = OffsetManager(client, f"{GROUP}-{place}")
-        try:
-            if idle:
-                manager.mark({("orders", 0): CommittedOffset(1)})
-                assert flushed(client, manager)
-            code = ("protocol.group.offset_manager",)
-            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
-                manager.mark({("orders", 0): CommittedOffset(2)})
-            assert flushed(client, manager)
-            staged += fetch_offsets(client, f"{GROUP}-{place}", None, client.deadline()) == {
-                ("orders", 0): CommittedOffset(2)
-            }
-        finally:
-            manager.close()
-        place, reached = place + 1, was_reached()
-    assert 1 < staged < place
+    offsets, of_unknown_topics = fetch_positions(client, GROUP, BOTH, client.deadline())
+    assert {key: offset.offset for key, offset in offsets.items()} == {
+        key: offset.offset for key, offset in BOTH.items()
+    }
+    assert of_unknown_topics == {}
+    topic_ids = {key: offset.topic_id for key, offset in offsets.items()}
+    assert topic_ids == dict.fromkeys(BOTH, client.topic("orders").topic_id)
+    assert fetch_start_offsets(client, GROUP, topic_ids, client.deadline()) == offsets
+    assert fetch_offsets(client, GROUP, None, client.deadline()) == offsets
 
 
 def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet(
@@ -408,7 +396,7 @@ def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet
 ) -> None:
     client.metadata(["orders"])
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
-    manager.mark(BOTH)
+    manager.stage(BOTH)
     assert flushed(client, manager)
     assert committed(client) == BOTH
     assert committed_partitions(fake) == [[0, 1], [0], [0]]
@@ -420,16 +408,16 @@ def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet
 def test_late_reply_about_a_revoked_partition_changes_nothing(
     fake: FakeKafka, client: Client, manager: OffsetManager, answer: ErrorCode
 ) -> None:
-    held = DelayedCommit(fake)
+    commit = DelayedCommit(fake)
     if answer != ErrorCode.NONE:
         fake.refuse(OFFSET_COMMIT, answer)
-    manager.mark(MARKS)
-    assert held.come.wait(10)
+    manager.stage(MARKS)
+    assert commit.come.wait(10)
     manager.retain([("orders", 1)])
     assert flushed(client, manager), "no offset is left to commit"
     # The partition is assigned again, and read to the same offset.
-    manager.mark(BOTH)
-    held.release()
+    manager.stage(BOTH)
+    commit.release()
     assert flushed(client, manager)
     assert committed_partitions(fake) == [[0], [0, 1]]
     assert committed(client) == BOTH
@@ -438,13 +426,13 @@ def test_late_reply_about_a_revoked_partition_changes_nothing(
 def test_late_error_about_a_revoked_partition_is_not_reported(
     fake: FakeKafka, client: Client, manager: OffsetManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = DelayedCommit(fake)
+    commit = DelayedCommit(fake)
     fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE)
-    manager.mark(MARKS)
-    assert held.come.wait(10)
+    manager.stage(MARKS)
+    assert commit.come.wait(10)
     manager.retain([])
-    held.release()
-    manager.mark({("orders", 1): CommittedOffset(6)})
+    commit.release()
+    manager.stage({("orders", 1): CommittedOffset(6)})
     assert flushed(client, manager)
     assert (manager.counts.succeeded, manager.counts.failed, caplog.records) == (1, 0, [])
 
@@ -456,55 +444,17 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     (joined,) = stable(client, GROUP)
     now = GroupMember(joined.member_id, joined.generation)
     before = GroupMember(joined.member_id, joined.generation - 1)
-    held = DelayedCommit(fake)
+    commit = DelayedCommit(fake)
     manager.set_member(before)
-    manager.mark(MARKS, before)
-    assert held.come.wait(10)
+    manager.stage(MARKS, before)
+    assert commit.come.wait(10)
     manager.set_member(now)
-    manager.mark(MARKS, now)
-    held.release()
+    manager.stage(MARKS, now)
+    commit.release()
     assert flushed(client, manager)
     assert [body["generation_id_or_member_epoch"] for body in fake.request_bodies(OFFSET_COMMIT)] == [0, 1]
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
     assert committed(client) == MARKS
-
-
-def commit_after_a_delayed_one(
-    fake: FakeKafka,
-    client: Client,
-    manager: OffsetManager,
-    newer: dict[tuple[str, int], CommittedOffset],
-    *,
-    connection_lost: bool,
-) -> DelayedCommit:
-    """Commit `newer` while the request of `MARKS`, which has no reply, is on its way."""
-    held = DelayedCommit(fake)
-    manager.mark(MARKS)
-    assert held.come.wait(10)
-    if connection_lost:
-        fake.drop_connections()
-        assert flushed(client, manager)  # by the second attempt
-    manager.mark(newer)
-    assert flushed(client, manager)
-    return held
-
-
-@pytest.mark.parametrize("fault", ["no reply", "connection lost"])
-def test_commit_is_repeated_after_the_coordinator_received_an_older_one_late(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    """The older request has no reply; it is delivered after the newer offset was committed."""
-    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 500 if fault == "no reply" else 30_000)
-    newer = {("orders", 0): CommittedOffset(7)}
-    with client_of(fake.bootstrap_servers, request_timeout_ms=2_000) as client:
-        manager = OffsetManager(client, GROUP)
-        held = commit_after_a_delayed_one(fake, client, manager, newer, connection_lost=fault == "connection lost")
-        assert committed(client) == newer
-        held.release()
-        wait_until(lambda: committed(client) == MARKS)
-        wait_until(lambda: committed(client) == newer)
-        assert len(fake.request_bodies(OFFSET_COMMIT)) == (3 if fault == "no reply" else 4)
-        manager.close()
 
 
 def test_slow_reply_to_a_commit_counts_until_request_timeout(
@@ -513,49 +463,10 @@ def test_slow_reply_to_a_commit_counts_until_request_timeout(
     """As when a coordinator needs eight seconds for ten thousand partitions."""
     monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 100)
     fake.delay_replies(OFFSET_COMMIT, 0.4, times=2)
-    manager.mark(MARKS)
+    manager.stage(MARKS)
     assert flushed(client, manager)
     assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
     assert committed_partitions(fake) == [[0]]
-
-
-def test_commit_of_another_program_is_kept_after_an_unanswered_one(fake: FakeKafka) -> None:
-    """Also that of a transaction with the group's metadata, which is another request."""
-    with client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client:
-        manager = OffsetManager(client, GROUP)
-        fake.lose_requests(OFFSET_COMMIT, 1)
-        manager.mark(MARKS)
-        assert flushed(client, manager)
-        manager.mark({("orders", 0): CommittedOffset(7)})
-        assert flushed(client, manager)
-        commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(20)}, client.deadline())
-        wait_until(lambda: fake.request_bodies(OFFSET_FETCH))
-        # The thread commits this one after the check, together with the other one if that were repeated.
-        manager.mark({("orders", 1): CommittedOffset(1)})
-        assert flushed(client, manager)
-        assert fake.committed_offsets(GROUP) == {("orders", 0): 20, ("orders", 1): 1}
-        manager.close()
-
-
-def test_offset_is_checked_again_after_the_end_of_a_transaction(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Meanwhile the group's offset is unstable, so the older offset cannot be seen."""
-    monkeypatch.setattr(commit_marks, "CHECK_AGAIN_S", 0.2)
-    newer = {("orders", 0): CommittedOffset(7)}
-    with client_of(fake.bootstrap_servers, request_timeout_ms=4_000) as client:
-        manager = OffsetManager(client, GROUP)
-        held = commit_after_a_delayed_one(fake, client, manager, newer, connection_lost=True)
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"}
-        with TransactionalProducer(properties) as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(20)}, ConsumerGroupMetadata(GROUP))
-            held.release()
-            wait_until(lambda: len(fake.request_bodies(OFFSET_FETCH)) > 1)
-            producer.abort_transaction()
-        wait_until(lambda: committed(client) == newer)
-        manager.close()
 
 
 def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
@@ -566,7 +477,7 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1, assigned_since=0)
     manager.set_member(before)
-    manager.mark(MARKS, before)
+    manager.stage(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
     wait_until(lambda: manager.counts.failed)
     assert isinstance(manager.failure(MARKS), DeadlineExceeded)
@@ -587,7 +498,7 @@ def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one
     member = GroupMember(joined.member_id, joined.generation)
     manager.set_member(member)
     fake.refuse(OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION)
-    manager.mark(MARKS, member)
+    manager.stage(MARKS, member)
     assert flushed(client, manager)
     assert committed(client) == MARKS
 
@@ -598,7 +509,7 @@ def test_commit_refused_for_a_stale_generation_fails_if_partitions_were_lost(
     (joined,) = stable(client, GROUP)
     before = GroupMember(joined.member_id, joined.generation - 1)
     manager.set_member(before)
-    manager.mark(MARKS, before)
+    manager.stage(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
     manager.set_member(GroupMember(joined.member_id, joined.generation))
     assert flushed(client, manager)
@@ -613,7 +524,7 @@ def test_commit_of_a_member_without_generation_is_refused_at_once(
     (joined,) = stable(client, GROUP)
     nowhere = GroupMember(joined.member_id)
     manager.set_member(nowhere)
-    manager.mark(MARKS, nowhere)
+    manager.stage(MARKS, nowhere)
     assert not flushed(client, manager)
     assert isinstance(manager.failure(MARKS), BrokerError)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
@@ -623,11 +534,11 @@ def test_member_commits_go_to_the_current_coordinator(fake: FakeKafka, client: C
     (joined,) = stable(client, GROUP)
     who = GroupMember(joined.member_id, joined.generation)
     manager.set_member(who)
-    manager.mark(MARKS, who)
+    manager.stage(MARKS, who)
     assert flushed(client, manager)
     fake.move_coordinator(GROUP, client.coordinator(group_coordinator(GROUP), client.deadline()).node_id % 3 + 1)
     fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-    manager.mark(BOTH, who)
+    manager.stage(BOTH, who)
     assert flushed(client, manager)
     assert committed(client) == BOTH
     assert (manager.counts.succeeded, manager.counts.failed) == (2, 0)
@@ -643,7 +554,7 @@ class TestConsumerProtocol:
     ) -> None:
         fake.handlers[OFFSET_COMMIT] = self.answer
         manager.set_member(self.OLD)
-        manager.mark(MARKS, self.OLD)
+        manager.stage(MARKS, self.OLD)
         assert not manager.flush(client.deadline(300))
         wait_until(lambda: manager.counts.failed)
         assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
@@ -656,16 +567,16 @@ class TestConsumerProtocol:
         fake.handlers[OFFSET_COMMIT] = self.answer
         manager.set_member(self.OLD)
         manager.set_member(self.NEW)
-        manager.mark(MARKS, self.OLD)
+        manager.stage(MARKS, self.OLD)
         assert flushed(client, manager)
         assert committed_partitions(fake) == [[0]]
 
     def test_fenced_epoch_drops_all_marks(self, fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
         fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_MEMBER_EPOCH)
         manager.set_member(self.OLD)
-        manager.mark(BOTH, self.OLD)
+        manager.stage(BOTH, self.OLD)
         assert not flushed(client, manager)
-        manager.mark(BOTH, self.OLD)
+        manager.stage(BOTH, self.OLD)
         assert not flushed(client, manager)
         assert committed_partitions(fake) == [[0, 1]]
 
@@ -684,7 +595,7 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
         manager = OffsetManager(client, group)
         old, owned = heartbeat(client, group, GroupMember(member_id, member_epoch=0), name)
         manager.set_member(old)
-        manager.mark({(name, 0): CommittedOffset(5)}, old)
+        manager.stage({(name, 0): CommittedOffset(5)}, old)
         assert flushed(client, manager)
         second, new = GroupMember(str(uuid.uuid4()), member_epoch=0), old
         # The first member revokes a partition, and only then gets the next epoch. Since Kafka 4.3 the coordinator
@@ -692,8 +603,8 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
         while new.member_epoch == old.member_epoch or len(owned) != 1:
             second, _ = heartbeat(client, group, second, name)
             new, owned = heartbeat(client, group, new, name, owned=owned)
-        kept = (name, owned[0])
-        manager.mark({kept: CommittedOffset(6)}, old)
+        retained = (name, owned[0])
+        manager.stage({retained: CommittedOffset(6)}, old)
         # Since Kafka 4.3 the epoch may be any since the partition was assigned (KIP-1251).
         if version_numbers(KAFKA_VERSION) < (4, 3):
             assert not manager.flush(client.deadline(300))
@@ -701,7 +612,7 @@ def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topi
             assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
             manager.set_member(new)
         assert flushed(client, manager)
-        assert fetch_offsets(client, group, None, client.deadline())[kept].offset == 6
+        assert fetch_offsets(client, group, None, client.deadline())[retained].offset == 6
         manager.close()
 
 
@@ -728,12 +639,12 @@ def test_commits_continue_while_the_coordinators_host_is_unreachable(kafka: Loca
     name, group = topic(1, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
     with client_of(kafka) as client:
         manager = OffsetManager(client, group)
-        manager.mark({(name, 0): CommittedOffset(0)})
+        manager.stage({(name, 0): CommittedOffset(0)})
         assert manager.flush(client.deadline())
         dark = coordinator_of(kafka, group)
         kafka.pause(dark)
         try:
-            manager.mark({(name, 0): CommittedOffset(1)})
+            manager.stage({(name, 0): CommittedOffset(1)})
             assert manager.flush(client.deadline(30_000)), manager.counts
             assert fetch_offsets(client, group, None, client.deadline(5_000))[name, 0].offset == 1
         finally:

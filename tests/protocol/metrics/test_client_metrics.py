@@ -53,7 +53,7 @@ def test_totals_equal_what_was_written_and_read(kafka1: LocalKafka, topic1: Topi
     latency_ms = value_of(written, "request-latency-avg", "producer-metrics")
     assert 0 < latency_ms <= value_of(written, "request-latency-max", "producer-metrics")
     assert value_of(written, "outgoing-byte-total", "client-metrics") > log_bytes
-    assert {each.tags["client-id"] for each in written} == {"writer"}
+    assert {metric.tags["client-id"] for metric in written} == {"writer"}
     node = {"node-id": "node-1", "broker": kafka1.bootstrap_servers}
     assert value_of(written, "outgoing-byte-total", **node) > log_bytes
 
@@ -105,13 +105,13 @@ def test_metrics_of_shared_client_are_those_of_all_its_users(kafka1: LocalKafka,
         with KafkaConsumer(client, CONFIG) as consumer:
             consumer.assign([(topic, 0), (topic, 1)])
             _read(consumer, 200)
-            assert {each.group.split("-")[0] for each in consumer.metrics()} == {"client", "consumer"}
-        found = client.metrics()
-        assert value_of(found, "record-send-total", "producer-metrics") == 200
-        assert value_of(found, "records-consumed-total") == 200
+            assert {metric.group.split("-")[0] for metric in consumer.metrics()} == {"client", "consumer"}
+        metrics = client.metrics()
+        assert value_of(metrics, "record-send-total", "producer-metrics") == 200
+        assert value_of(metrics, "records-consumed-total") == 200
         assert client.metrics(["producer-metrics"]) != []
-        assert {each.group for each in client.metrics(["producer-metrics"])} == {"producer-metrics"}
-        assert value_of(found, "connection-count") >= 1
+        assert {metric.group for metric in client.metrics(["producer-metrics"])} == {"producer-metrics"}
+        assert value_of(metrics, "connection-count") >= 1
         client.close()
         assert value_of(client.metrics(), "connection-count") == 0
 
@@ -124,7 +124,7 @@ def _write(producer: Producer, topic: str, records: int, partitions: int) -> Non
 
 
 def _columns(*sizes_bytes: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"value": pa.array([bytes(each) for each in sizes_bytes], pa.binary())})
+    return pa.RecordBatch.from_pydict({"value": pa.array([bytes(sample) for sample in sizes_bytes], pa.binary())})
 
 
 def _read(consumer: KafkaConsumer, records: int) -> None:
@@ -141,7 +141,7 @@ def _read(consumer: KafkaConsumer, records: int) -> None:
 def _log_bytes(kafka: LocalKafka, topic: str) -> int:
     tool = "org.apache.kafka.tools.LogDirsCommand"
     where = ("--bootstrap-server", kafka.bootstrap_servers, "--describe", "--topic-list", topic)
-    (line,) = (each for each in kafka.run_tool(tool, *where).splitlines() if each.startswith("{"))
+    (line,) = (line for line in kafka.run_tool(tool, *where).splitlines() if line.startswith("{"))
     folders = [folder for broker in json.loads(line)["brokers"] for folder in broker["logDirs"]]
     return sum(partition["size"] for folder in folders for partition in folder["partitions"])
 
@@ -153,15 +153,16 @@ def _lags_of_tool(kafka: LocalKafka, group: str) -> dict[int, int]:
 
 
 def _batch_sizes(consumer: KafkaConsumer) -> Histogram:
-    (sizes,) = (each.value for each in consumer.metrics() if each.name == "consumer-batch-size")
+    (sizes,) = (metric.value for metric in consumer.metrics() if metric.name == "consumer-batch-size")
     assert isinstance(sizes, Histogram)
     return sizes
 
 
 def _lags(consumer: KafkaConsumer) -> dict[int, float]:
-    found = [each for each in consumer.metrics() if each.name == "records-lag"]
+    metrics = [metric for metric in consumer.metrics() if metric.name == "records-lag"]
     return {
-        int(each.tags["partition"]): value_of([each], "records-lag", **_without_client(each.tags)) for each in found
+        int(metric.tags["partition"]): value_of([metric], "records-lag", **_without_client(metric.tags))
+        for metric in metrics
     }
 
 
@@ -178,9 +179,9 @@ def test_producer_counts_the_time_of_its_calls_that_return() -> None:
 
             def spent() -> set[str]:
                 return {
-                    each.name.removesuffix("-time-ns-total")
-                    for each in producer.metrics()
-                    if each.name.endswith("-time-ns-total") and each.value
+                    metric.name.removesuffix("-time-ns-total")
+                    for metric in producer.metrics()
+                    if metric.name.endswith("-time-ns-total") and metric.value
                 }
 
             assert spent() == set()
@@ -202,7 +203,7 @@ def test_producer_counts_the_time_of_its_calls_that_return() -> None:
             producer.begin_transaction()
             producer.prepare_transaction()
             assert spent() >= {"flush", "txn-abort", "txn-prepare"}
-            (commit,) = [each for each in producer.metrics() if each.name == "txn-commit-time-ns-total"]
+            (commit,) = [metric for metric in producer.metrics() if metric.name == "txn-commit-time-ns-total"]
             assert isinstance(commit.value, float)
             assert 10_000 < commit.value < 20e9
 
@@ -213,24 +214,24 @@ def test_splits_and_sizes_of_records_are_measured() -> None:
         with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
             producer.send_columns("orders", _columns(200, 200, 200, 600))
             producer.flush()
-            found = producer.metrics()
-            assert value_of(found, "batch-split-total") == 1
-            assert value_of(found, "record-retry-total", "producer-metrics") == 0
-            assert 600 < value_of(found, "record-size-max") < 620
-            assert 300 < value_of(found, "record-size-avg") < 320
-            assert 0 <= value_of(found, "metadata-age") < 60
+            metrics = producer.metrics()
+            assert value_of(metrics, "batch-split-total") == 1
+            assert value_of(metrics, "record-retry-total", "producer-metrics") == 0
+            assert 600 < value_of(metrics, "record-size-max") < 620
+            assert 300 < value_of(metrics, "record-size-avg") < 320
+            assert 0 <= value_of(metrics, "metadata-age") < 60
             fake.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS)
             producer.send("orders", bytes(700)).result(25)
-            found = producer.metrics()
-            assert 700 < value_of(found, "record-size-max") < 720
-            assert value_of(found, "record-retry-total", "producer-metrics") == 1
-            assert value_of(found, "batch-split-total") == 1
+            metrics = producer.metrics()
+            assert 700 < value_of(metrics, "record-size-max") < 720
+            assert value_of(metrics, "record-retry-total", "producer-metrics") == 1
+            assert value_of(metrics, "batch-split-total") == 1
 
 
 def test_waits_for_buffer_memory_are_measured() -> None:
     small = {"buffer.memory": 20_000, "max.request.size": 10_000, "max.block.ms": 400}
     go_on = threading.Event()
-    with FakeKafka() as fake, ThreadPoolExecutor(1) as other:
+    with FakeKafka() as fake, ThreadPoolExecutor(1) as executor:
         fake.create_topic("orders", 1)
         with Producer({"bootstrap.servers": fake.bootstrap_servers}, small) as producer:
 
@@ -241,7 +242,7 @@ def test_waits_for_buffer_memory_are_measured() -> None:
             fake.before[PRODUCE] = lambda body: go_on.wait(25)
             producer.send_columns("orders", _columns(*[1_000] * 18))
             assert value("bufferpool-wait-time-ns-total") == value("bufferpool-wait-ratio") == 0
-            refused = other.submit(producer.send_columns, "orders", _columns(*[1_000] * 5))
+            refused = executor.submit(producer.send_columns, "orders", _columns(*[1_000] * 5))
             wait_until(lambda: value("waiting-threads") == 1)
             with pytest.raises(DeadlineExceeded, match=r"buffer\.memory is 20000"):
                 refused.result(25)
@@ -258,9 +259,9 @@ def test_names_of_producer_metrics_are_those_of_java(kafka1: LocalKafka, topic1:
     settings += ["--record-size", "10", "--throughput", "-1", "--print-metrics", "--transaction-duration-ms", "100"]
     output = kafka1.run_tool("org.apache.kafka.tools.ProducerPerformance", *settings)
     java = set(re.findall(r"^producer-metrics:([a-z-]+)", output, re.MULTILINE))
-    ours = {each.name for each in DEFINITIONS if each.group == "producer-metrics"}
+    ours = {definition.name for definition in DEFINITIONS if definition.group == "producer-metrics"}
     assert "txn-commit-time-ns-total" in java
     assert ours <= java
-    missing = java - ours - {each.name for each in DEFINITIONS if each.group == "client-metrics"}
+    missing = java - ours - {definition.name for definition in DEFINITIONS if definition.group == "client-metrics"}
     absent = ("io-", "network-io-", "select-", "connection-close-")  # docs/metrics.md says so
     assert {name for name in missing if not name.startswith(absent) and "authentication" not in name} == set()

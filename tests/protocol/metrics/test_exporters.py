@@ -112,7 +112,7 @@ def test_prometheus_has_no_series_twice(consumer: KafkaConsumer) -> None:
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     series = [line.rsplit(" ", 1)[0] for line in lines]
     assert len(series) == len(set(series)) > 50
-    names = [prometheus_name(each) for each in DEFINITIONS]
+    names = [prometheus_name(definition) for definition in DEFINITIONS]
     assert len({name for name in names if names.count(name) > 1}) == len(DEFINITIONS) - len(most_specific())
 
 
@@ -152,7 +152,7 @@ def test_opentelemetry_reads_instruments_of_consumer(consumer: KafkaConsumer) ->
     attributes = {"client-id": "etl", "topic": "orders"}
     assert points["kafka.consumer_fetch_manager.records_consumed_total"] == [(PARTITIONS * END, attributes)]
     assert points["kafka.client.request_rate"][0][0] > 0
-    assert not any(math.isnan(value) for each in points.values() for value, _ in each)
+    assert not any(math.isnan(value) for point in points.values() for value, _ in point)
     provider.shutdown()
 
 

@@ -6,20 +6,22 @@ import urllib.request
 from typing import Any
 
 from protocol.metrics.definitions import DEFINITIONS
-from protocol.metrics_page import markdown
+from tests.protocol.metrics.metrics_page import markdown
 from tests.support.documents import ROOT, block
 from tests.support.small_cluster import SmallCluster
 
 
 def test_docs_page_of_metrics_is_current() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert page == markdown() + "\n", "run: python -m protocol.metrics_page > docs/metrics.md"
+    assert page == markdown() + "\n", "run: python -m tests.protocol.metrics.metrics_page > docs/metrics.md"
 
 
 def test_docs_page_has_every_metric_once() -> None:
     rows = [line.split("|")[1:4] for line in markdown().splitlines() if line.startswith("| `") and "` | `" in line]
     named = [tuple(cell.strip().strip("`") for cell in row) for row in rows]
-    assert sorted(named) == sorted((each.name, each.group, ", ".join(each.tags)) for each in DEFINITIONS)
+    assert sorted(named) == sorted(
+        (definition.name, definition.group, ", ".join(definition.tags)) for definition in DEFINITIONS
+    )
     assert len(named) == len(set(named))
 
 

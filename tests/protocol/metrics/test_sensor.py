@@ -91,7 +91,7 @@ def test_queue_of_events_stays_short_without_a_reader() -> None:
     finally:
         tracemalloc.stop()
     ours = allocated.filter_traces([tracemalloc.Filter(True, name) for name in (__file__, sensor_module.__file__)])
-    held_bytes = sum(each.size for each in ours.traces)
+    held_bytes = sum(trace.size for trace in ours.traces)
     assert held_bytes < 60_000, "9,000 events take about a megabyte, their samples 100 kB"
 
 
@@ -100,10 +100,10 @@ def test_reading_of_a_family_adds_its_sensors() -> None:
     for topic, records in (("orders", 10), ("payments", 30)):
         sensors.consumed[topic].record((1.0, records, 100))
     sensors.use(["consumer-fetch-manager-metrics"])
-    found = sensors.read(2.0, {}, ["consumer-fetch-manager-metrics"])
-    totals = {each.tags.get("topic"): each.value for each in found if each.name == "records-consumed-total"}
+    metrics = sensors.read(2.0, {}, ["consumer-fetch-manager-metrics"])
+    totals = {metric.tags.get("topic"): metric.value for metric in metrics if metric.name == "records-consumed-total"}
     assert totals == {None: 40, "orders": 10, "payments": 30}
-    assert {each.tags["client-id"] for each in found} == {"etl"}
+    assert {metric.tags["client-id"] for metric in metrics} == {"etl"}
 
 
 def test_replies_count_for_their_broker_and_their_api() -> None:
@@ -111,12 +111,12 @@ def test_replies_count_for_their_broker_and_their_api() -> None:
     sensors.use(["consumer-fetch-manager-metrics"])
     sensors.replies[ADDRESS, 1].record((1.0, 5.0, 1_000, 0))
     sensors.replies[ADDRESS, 3].record((1.0, 50.0, 10, 100))
-    found = sensors.read(2.0, {ADDRESS: 7})
-    assert _value(found, "fetch-latency-max") == 5.0
-    assert _value(found, "request-latency-max") == 50.0
-    assert _value(found, "response-total", **{"node-id": "node-7", "broker": "broker-1:9092"}) == 2
-    assert _value(found, "throttle-time-avg") == 50.0
-    assert _value(found, "incoming-byte-total") == 1_010
+    metrics = sensors.read(2.0, {ADDRESS: 7})
+    assert _value(metrics, "fetch-latency-max") == 5.0
+    assert _value(metrics, "request-latency-max") == 50.0
+    assert _value(metrics, "response-total", **{"node-id": "node-7", "broker": "broker-1:9092"}) == 2
+    assert _value(metrics, "throttle-time-avg") == 50.0
+    assert _value(metrics, "incoming-byte-total") == 1_010
 
 
 def test_address_without_metadata_is_node_minus_one() -> None:
@@ -127,27 +127,27 @@ def test_address_without_metadata_is_node_minus_one() -> None:
 
 def test_groups_without_use_are_not_reported() -> None:
     sensors = ClientSensors()
-    assert {each.group for each in sensors.read(0.0, {})} == {"client-metrics"}
+    assert {metric.group for metric in sensors.read(0.0, {})} == {"client-metrics"}
     sensors.use(["producer-metrics"])
-    assert {each.group for each in sensors.read(0.0, {})} == {"client-metrics", "producer-metrics"}
+    assert {metric.group for metric in sensors.read(0.0, {})} == {"client-metrics", "producer-metrics"}
 
 
 def test_gauge_ends_with_its_owner() -> None:
     class Owner:
         size = 3
 
-    sensors, owner, other = ClientSensors(), Owner(), Owner()
-    for each in (owner, other):
-        sensors.add_gauge("connection-count", each, lambda this: [((), this.size)])
+    sensors, owner, second = ClientSensors(), Owner(), Owner()
+    for gauge_owner in (owner, second):
+        sensors.add_gauge("connection-count", gauge_owner, lambda owner: [((), owner.size)])
     assert _value(sensors.read(0.0, {}), "connection-count") == 6
-    del other, each
+    del second, gauge_owner
     assert _value(sensors.read(0.0, {}), "connection-count") == 3
 
 
 def test_mean_and_maximum_without_events_are_nan() -> None:
-    found = ClientSensors().read(0.0, {})
-    assert str(_value(found, "request-latency-avg")) == str(_value(found, "request-latency-max")) == "nan"
-    assert _value(found, "request-rate") == 0
+    metrics = ClientSensors().read(0.0, {})
+    assert str(_value(metrics, "request-latency-avg")) == str(_value(metrics, "request-latency-max")) == "nan"
+    assert _value(metrics, "request-rate") == 0
 
 
 def test_wait_ratio_is_the_share_of_elapsed_time() -> None:
@@ -155,9 +155,9 @@ def test_wait_ratio_is_the_share_of_elapsed_time() -> None:
     sensors.use(["producer-metrics"])
     for end_s in (100.0, 120.0):
         sensors.memory_waits.record((end_s, 3e9))
-    found = sensors.read(130.0, {})
-    assert _value(found, "bufferpool-wait-ratio") == pytest.approx(0.2)
-    assert _value(found, "bufferpool-wait-time-ns-total") == 6e9
+    metrics = sensors.read(130.0, {})
+    assert _value(metrics, "bufferpool-wait-ratio") == pytest.approx(0.2)
+    assert _value(metrics, "bufferpool-wait-time-ns-total") == 6e9
 
 
 def test_mean_size_of_records_is_that_of_records_not_of_calls() -> None:
@@ -165,8 +165,8 @@ def test_mean_size_of_records_is_that_of_records_not_of_calls() -> None:
     sensors.use(["producer-metrics"])
     sensors.record_sizes.record((1.0, 100, 900, 9))
     sensors.record_sizes.record((2.0, 300, 300, 1))
-    found = sensors.read(3.0, {})
-    assert (_value(found, "record-size-avg"), _value(found, "record-size-max")) == (120, 300)
+    metrics = sensors.read(3.0, {})
+    assert (_value(metrics, "record-size-avg"), _value(metrics, "record-size-max")) == (120, 300)
 
 
 def test_metadata_age_begins_with_the_last_reply_to_metadata() -> None:
@@ -184,9 +184,9 @@ def test_largest_lag_is_also_that_of_a_partition_without_deliveries() -> None:
     sensors.lag.record((1.0, 40.0))
     tags = (("topic", "orders"), ("partition", "0"))
     sensors.add_gauge("records-lag", sensors, lambda _: [(tags, 900.0)])
-    found = sensors.read(2.0, {})
-    assert _value(found, "records-lag-max") == 900
-    assert _value(found, "records-lag", topic="orders", partition="0") == 900
+    metrics = sensors.read(2.0, {})
+    assert _value(metrics, "records-lag-max") == 900
+    assert _value(metrics, "records-lag", topic="orders", partition="0") == 900
 
 
 def test_histogram_counts_values_up_to_each_bound() -> None:
@@ -212,8 +212,8 @@ def test_sensor_of_a_family_is_the_same_for_all_threads() -> None:
 
 def _value(metrics: list[Metric], name: str, **tags: str) -> float | Histogram:
     """The value of the only metric with this name and, besides the client id, exactly or at least these tags."""
-    found = [each for each in metrics if each.name == name and tags.items() <= each.tags.items()]
+    collected = [metric for metric in metrics if metric.name == name and tags.items() <= metric.tags.items()]
     if not tags:
-        found = [each for each in found if set(each.tags) == {"client-id"}]
-    (metric,) = found
+        collected = [metric for metric in collected if set(metric.tags) == {"client-id"}]
+    (metric,) = collected
     return metric.value

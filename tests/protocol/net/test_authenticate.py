@@ -63,13 +63,13 @@ def test_session_is_renewed_before_it_expires_but_not_within_a_second(
 
 def test_refused_credentials_are_retried_with_growing_delays() -> None:
     clock, broker = ManualClock(), Broker(REFUSED)
-    authenticator, seen = Authenticator(ALICE, clock), []
+    authenticator, observed = Authenticator(ALICE, clock), []
     for _ in range(200):
         with pytest.raises(AuthenticationFailed, match="no such user"):
             sign_in(authenticator, broker, clock)
-        seen.append(broker.tries)
+        observed.append(broker.tries)
         clock.advance(1)
-    tries_at_s = [second for second in range(1, 200) if seen[second] > seen[second - 1]]
+    tries_at_s = [second for second in range(1, 200) if observed[second] > observed[second - 1]]
     assert 8 <= tries_at_s[0] <= 13
     assert 16 <= tries_at_s[1] - tries_at_s[0] <= 25
     assert broker.tries <= 6
@@ -105,11 +105,11 @@ def test_password_file_missing_during_replacement_keeps_the_old_password(
 
 def test_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that sign tokens may change long before a token expires."""
-    given: list[str] = []
+    properties: list[str] = []
 
     def token() -> tuple[str, float]:
-        given.append(f"token{len(given)}")
-        return given[-1], clock.wall_ms() / 1000 + 3_600
+        properties.append(f"token{len(properties)}")
+        return properties[-1], clock.wall_ms() / 1000 + 3_600
 
     monkeypatch.setattr("tests.support.token_of_alice.token", token)
     clock, broker = ManualClock(), Broker()
@@ -117,14 +117,14 @@ def test_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
     authenticator = Authenticator(source, clock)
     for _ in range(2):
         sign_in(authenticator, broker, clock)
-    assert given == ["token0"]
+    assert properties == ["token0"]
     broker.answer = REFUSED
     with pytest.raises(AuthenticationFailed):
         sign_in(authenticator, broker, clock)
     broker.answer = TAKEN
     clock.advance(20)
     sign_in(authenticator, broker, clock)
-    assert given == ["token0", "token1"]
+    assert properties == ["token0", "token1"]
 
 
 @pytest.mark.parametrize("failure", [ConnectionLost("gone"), RequestTimedOut("late")])
@@ -149,10 +149,10 @@ def test_failure_of_the_broker_while_authenticating_is_no_refusal() -> None:
 def test_connections_wait_for_the_first_authentication() -> None:
     clock, first, second = ManualClock(), Broker(), Broker()
     authenticator = Authenticator(ALICE, clock)
-    asked, answered = threading.Event(), threading.Event()
+    event, answered = threading.Event(), threading.Event()
 
     def slowly(api: Api, at_least: int, body: dict[str, Any], deadline: Deadline) -> Mapping[str, Any]:
-        asked.set()
+        event.set()
         answered.wait(10)
         return first.ask(api, at_least, body, deadline)
 
@@ -160,7 +160,7 @@ def test_connections_wait_for_the_first_authentication() -> None:
         authenticator.authenticate("broker:9093", slowly, Deadline.after_ms(10_000, clock))
 
     with background(sign_in_slowly):
-        asked.wait(10)
+        event.wait(10)
         with pytest.raises(RequestTimedOut, match="another connection was still trying"):
             sign_in(authenticator, second, clock, timeout_ms=10)
         answered.set()
@@ -181,7 +181,7 @@ EXTRAS = {
 def test_missing_package_is_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = ("gssapi", "aws_msk_iam_sasl_signer", "botocore", "azure", "google.auth")
     # Other tests of this process may have imported their modules.
-    imported = [name for name in sys.modules if name.startswith(tuple(f"{each}." for each in packages))]
+    imported = [name for name in sys.modules if name.startswith(tuple(f"{package}." for package in packages))]
     for name in (*packages, *imported):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("AWS_REGION", "eu-north-1")

@@ -18,6 +18,7 @@ import pytest
 
 from protocol.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import ConnectionLost, FrameTooLarge, RequestTimedOut
+from protocol.net import byte_stream
 from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection, Reply
 from protocol.net.readiness import ready
@@ -78,11 +79,11 @@ def pair(request: pytest.FixtureRequest, ends: Ends) -> Iterator[Pair]:
 
 def received(stream: ByteStream, count: int, deadline: Deadline | None = None) -> bytes:
     buffer = bytearray(count)
-    left = memoryview(buffer)
-    while left:
-        got = stream.receive_some(left)
-        left = left[got:]
-        if left and not got:
+    remaining = memoryview(buffer)
+    while remaining:
+        got = stream.receive_some(remaining)
+        remaining = remaining[got:]
+        if remaining and not got:
             stream.wait_readable(deadline or after(20_000))
     return bytes(buffer)
 
@@ -117,8 +118,8 @@ class TestBytes:
             arrived = threads.submit(received, peers, len(rng), after(60_000))
             assert received(ours, len(rng), after(60_000)) == rng
             assert arrived.result() == rng
-            for each in sent:
-                each.result()
+            for future in sent:
+                future.result()
 
     def test_threads_send_and_receive_concurrently(self, pair: Pair) -> None:
         """As in a connection: small requests and larger replies, many in flight."""
@@ -139,8 +140,8 @@ class TestBytes:
             running = [threads.submit(answer), threads.submit(ask)]
             for request in requests:
                 assert received(ours, 2 * len(request)) == request[::-1] + request
-            for each in running:
-                each.result()
+            for future in running:
+                future.result()
 
 
 class TestDeadlines:
@@ -217,7 +218,10 @@ class TestClose:
             received(ours, 1)
 
     @pytest.mark.parametrize("waiting_for", ["bytes", "room"])
-    def test_waiting_thread_is_woken_by_close_in_another_thread(self, pair: Pair, waiting_for: str) -> None:
+    def test_waiting_thread_is_woken_by_close_in_another_thread(
+        self, pair: Pair, waiting_for: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(byte_stream, "SILENCE_MS", 10)
         ours, peers = pair()
         silent = threading.Event()
         ours.on_silence = lambda deadline: silent.set()

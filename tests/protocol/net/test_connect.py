@@ -44,8 +44,8 @@ def black_hole() -> Iterator[tuple[str, int]]:
             except TimeoutError:
                 break
         yield address
-        for each in waiting:
-            each.close()
+        for sock in waiting:
+            sock.close()
 
 
 def test_connect_uses_the_next_address_if_the_first_is_a_black_hole(
@@ -62,8 +62,8 @@ def test_failed_addresses_are_named_with_their_errors(
     monkeypatch: pytest.MonkeyPatch, black_hole: tuple[str, int]
 ) -> None:
     monkeypatch.setattr("protocol.net.connect.BETWEEN_ATTEMPTS_MS", 1)
-    with kept_port() as kept:
-        resolves_to(monkeypatch, black_hole, kept.getsockname())
+    with kept_port() as closed_port:
+        resolves_to(monkeypatch, black_hole, closed_port.getsockname())
         started_s = time.monotonic()
         with pytest.raises(
             ConnectFailed, match=r"broker\.example:9092: cannot connect \(.*refused; .*no answer in time"
@@ -82,12 +82,12 @@ def test_connect_after_a_failure_starts_with_the_next_address(monkeypatch: pytes
 
 def test_hanging_resolver_is_called_once_and_awaited_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    asked: list[str] = []
+    requested: list[str] = []
 
     def getaddrinfo(host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
         if flags & socket.AI_NUMERICHOST:
             raise socket.gaierror(socket.EAI_NONAME, "not numeric")
-        asked.append(host)
+        requested.append(host)
         release.wait(30)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
@@ -99,8 +99,8 @@ def test_hanging_resolver_is_called_once_and_awaited_until_the_deadline(monkeypa
             with pytest.raises(ConnectFailed, match=r"hangs\.example:\d+: the host name was not resolved in time"):
                 connect("hangs.example", port, Deadline.after_ms(100))
         assert time.monotonic() - started_s < 15
-        assert asked == ["hangs.example"]
-        assert [each.name for each in threading.enumerate()].count("resolve-hangs.example") == 1
+        assert requested == ["hangs.example"]
+        assert [thread.name for thread in threading.enumerate()].count("resolve-hangs.example") == 1
         release.set()
         connect("hangs.example", port, Deadline.after_ms(5_000)).close()
 

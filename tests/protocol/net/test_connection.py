@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
+from protocol.net import byte_stream
 from protocol.net.byte_stream import Buffer, ByteStream
-from protocol.net.connection import Connection
+from protocol.net.connection import BrokerIdentity, Connection
 from protocol.net.pool import ConnectionPool
 from protocol.net.reachability import Reachability
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -27,6 +29,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.support.no_broker import no_broker
+from tests.support.older_brokers import limit_handshake
 from tests.support.wait_until import wait_until
 
 
@@ -82,6 +85,69 @@ def test_broker_is_told_the_name_and_version_of_this_package(fake: FakeKafka) ->
     assert (body["client_software_name"], body["client_software_version"]) == ("spark-kafka-source", __version__)
     # KIP-511: brokers refuse other characters.
     assert re.fullmatch(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", __version__)
+
+
+def versions_of_handshakes(fake: FakeKafka) -> list[int]:
+    return [version for api, version, _ in fake.listeners[1].requests if api == "ApiVersions"]
+
+
+@pytest.mark.parametrize(
+    ("last", "names_versions", "first_connection"),
+    [(5, True, [4]), (4, True, [4]), (3, True, [4, 3]), (1, False, [4, 0])],
+)
+def test_handshake_falls_back_to_the_brokers_newest_version_and_remembers_it(
+    fake: FakeKafka, last: int, names_versions: bool, first_connection: list[int]
+) -> None:
+    limit_handshake(fake, last, names_versions=names_versions)
+    connections, intended = pool(), BrokerIdentity("fake", 1)
+    connections.get(*fake.addresses[1], "control", after(5_000))
+    features = [
+        connections.get(*fake.addresses[1], purpose, after(5_000), intended).features
+        for purpose in ("fetch", "produce")
+    ]
+    assert versions_of_handshakes(fake) == [*first_connection, last, last]
+    assert features == [{"group.version": 1} if last >= 3 else {}] * 2
+
+
+def test_upgraded_and_downgraded_brokers_are_noticed_and_their_ids_compared(fake: FakeKafka) -> None:
+    connections, another = pool(reconnect_backoff_ms=0), BrokerIdentity("fake", 2)
+    limit_handshake(fake, 4)
+    connections.get(*fake.addresses[1], "control", after(5_000), another)
+    del fake.handlers[API_VERSIONS]
+    for _ in range(2):
+        with pytest.raises(ConnectFailed, match=r"this is not broker 2 of cluster fake \(REBOOTSTRAP_REQUIRED\)"):
+            connections.get(*fake.addresses[1], "fetch", after(5_000), another)
+    connections.get(*fake.addresses[1], "fetch", after(5_000), BrokerIdentity("fake", 1))
+    limit_handshake(fake, 4)
+    connections.get(*fake.addresses[1], "produce", after(5_000), another)
+    assert versions_of_handshakes(fake) == [4, *[4, 5] * 3, 5, 4]
+
+
+def test_connection_serves_only_the_broker_that_it_was_opened_for(fake: FakeKafka) -> None:
+    limit_handshake(fake, 4)
+    connections = pool()
+
+    def opened() -> list[Connection]:
+        brokers = (BrokerIdentity("fake", 1), BrokerIdentity("fake", 2))
+        return [connections.get(*fake.addresses[1], "control", after(5_000), broker) for broker in brokers]
+
+    first, second = opened()
+    assert first is not second
+    assert opened() == [first, second]
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_connection_to_a_bootstrap_server_serves_a_broker_after_comparison(fake: FakeKafka, is_older: bool) -> None:
+    if is_older:
+        limit_handshake(fake, 4)
+    address, connections = fake.addresses[1], pool(reconnect_backoff_ms=0)
+    bootstrap = connections.get(*address, "control", after(5_000))
+    with nullcontext() if is_older else pytest.raises(ConnectFailed, match="this is not broker 2 of"):
+        assert connections.get(*address, "control", after(5_000), BrokerIdentity("fake", 2)) is bootstrap
+    assert bootstrap.closed is not is_older
+    bootstrap = connections.get(*address, "control", after(5_000))
+    assert connections.get(*address, "control", after(5_000), BrokerIdentity("fake", 1)) is bootstrap
+    assert versions_of_handshakes(fake) == ([4, 4] if is_older else [4, 5, 5, 5])
 
 
 def test_threads_share_one_connection(fake: FakeKafka) -> None:
@@ -151,8 +217,8 @@ def test_reply_to_another_request_is_refused(fake: FakeKafka) -> None:
 
 
 def test_refused_connection_names_the_address() -> None:
-    with kept_port() as kept:
-        host, port = kept.getsockname()
+    with kept_port() as closed_port:
+        host, port = closed_port.getsockname()
         with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
             pool().get(host, port, "control", after(2000))
 
@@ -161,9 +227,8 @@ def test_purposes_have_separate_connections_and_idle_ones_are_replaced(fake: Fak
     connections = pool(connections_max_idle_ms=50)
     first = connections.get(*fake.addresses[1], "fetch", after(2000))
     assert connections.get(*fake.addresses[1], "group", after(2000)) is not first
-    deadline = after(5000)
-    while connections.get(*fake.addresses[1], "fetch", after(2000)) is first and not deadline.passed:
-        time.sleep(0.06)
+    replaced = lambda: connections.get(*fake.addresses[1], "fetch", after(2000)) is not first  # noqa: E731
+    wait_until(replaced, every_s=0.06)
     assert first.closed
 
 
@@ -193,14 +258,18 @@ def test_long_poll_does_not_hold_up_another_purpose(fake: FakeKafka) -> None:
     fake.handlers[METADATA] = slow
     fake.handlers[FIND_COORDINATOR] = lambda body, version: {"coordinators": []}
     waiting = connections.get(*fake.addresses[1], "fetch", after(2000)).send(METADATA, 9, {"topics": []}, after(9000))
-    other = connections.get(*fake.addresses[1], "group", after(2000))
-    other.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
+    connection = connections.get(*fake.addresses[1], "group", after(2000))
+    connection.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
     release.set()
     assert waiting.result(after(5000))["cluster_id"] == "slow"
 
 
 class TestWaitingThreads:
     """Several threads use one connection; each has its own deadline."""
+
+    @pytest.fixture(autouse=True)
+    def _silence_is_noticed_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(byte_stream, "SILENCE_MS", 10)
 
     def test_waiter_times_out_while_another_thread_reads_longer(self, fake: FakeKafka) -> None:
         connection = connect(fake)
@@ -250,7 +319,7 @@ class TestWaitingThreads:
             waiting = [threads.submit(reply.result, after(20_000)) for reply in replies]
             wait_for_a_reader(connection)
             release.set()
-            assert [each.result(10)["cluster_id"] for each in waiting] == ["c"] * 5
+            assert [future.result(10)["cluster_id"] for future in waiting] == ["c"] * 5
 
     def test_waiters_fail_when_the_connection_breaks(self, fake: FakeKafka) -> None:
         connection = connect(fake)
@@ -259,9 +328,9 @@ class TestWaitingThreads:
             waiting = [threads.submit(reply.result, after(60_000)) for reply in replies]
             wait_for_a_reader(connection)
             fake.drop_connections()
-            for each in waiting:
+            for future in waiting:
                 with pytest.raises(ConnectionLost, match="the broker closed the connection"):
-                    each.result(10)
+                    future.result(10)
 
     def test_send_behind_a_blocked_request_times_out(self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         release = threading.Event()
@@ -271,7 +340,7 @@ class TestWaitingThreads:
         large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
         with ThreadPoolExecutor() as threads:
             begun, send = threading.Event(), connection.stream.send
-            monkeypatch.setattr(connection.stream, "send", lambda *given: (begun.set(), send(*given))[1])
+            monkeypatch.setattr(connection.stream, "send", lambda *arguments: (begun.set(), send(*arguments))[1])
             sending = threads.submit(connection.send, METADATA, 9, large, after(20_000))
             assert begun.wait(20)
             started_s = time.monotonic()
@@ -285,9 +354,9 @@ class TestWaitingThreads:
 
 def wait_for_a_reader(connection: Connection) -> None:
     """Wait until a thread reads from the broker."""
-    asked = threading.Event()
-    connection.stream.on_silence = lambda deadline: asked.set()
-    assert asked.wait(10)
+    event = threading.Event()
+    connection.stream.on_silence = lambda deadline: event.set()
+    assert event.wait(10)
 
 
 class Interrupting(ByteStream):
@@ -299,10 +368,10 @@ class Interrupting(ByteStream):
         self.left = step
 
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        whole = b"".join(buffers)
-        super().send([whole[: len(whole) // 2]], deadline)
+        complete = b"".join(buffers)
+        super().send([complete[: len(complete) // 2]], deadline)
         self._interrupt("send")
-        super().send([whole[len(whole) // 2 :]], deadline)
+        super().send([complete[len(complete) // 2 :]], deadline)
 
     def receive_some(self, view: memoryview) -> int:
         count = super().receive_some(view)
@@ -348,16 +417,16 @@ class TestReconnecting:
                     reachability.failed(address, ConnectFailed("b:9092: refused"), now_s)
             now_s += 0.001
         waits = [after - before for before, after in pairwise(tries)]
-        for wait, wanted in zip(waits, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=False):
-            assert wanted * 0.8 <= wait <= wanted * 1.2 + 0.002
+        for wait, expected in zip(waits, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=False):
+            assert expected * 0.8 <= wait <= expected * 1.2 + 0.002
         reachability.answered(address)
         assert reachability.current_backoff(address, now_s) is None
         assert reachability.failures(address) == 0
 
     @pytest.fixture
     def dead_address(self) -> Iterator[tuple[str, int]]:
-        with kept_port() as kept:
-            yield kept.getsockname()
+        with kept_port() as closed_port:
+            yield closed_port.getsockname()
 
     def test_connect_during_reconnect_backoff_fails_at_once_with_the_reason(
         self, dead_address: tuple[str, int]
@@ -394,29 +463,30 @@ class TestReconnecting:
 
     def test_returned_broker_is_used_and_its_failures_are_forgotten(self, fake: FakeKafka) -> None:
         fake.handlers[METADATA] = lambda body, version: metadata("c")
-        connections = pool(reconnect_backoff_ms=1)
-        lost = connections.get(*fake.addresses[1], "control", after(5_000))
+        clock, address = ManualClock(1_000), fake.addresses[1]
+        connections = ConnectionPool(ClientConfig((address,)), clock)
+        lost = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         fake.drop_connections()
         with pytest.raises(ConnectionLost):
             lost.send(METADATA, 9, {"topics": []}, after(5_000)).result(after(5_000))
-        assert connections.failed_at_s(*fake.addresses[1]) > 0
-        time.sleep(0.002)
-        connections.get(*fake.addresses[1], "control", after(5_000))
-        assert connections.failed_at_s(*fake.addresses[1]) < 0
+        assert connections.failed_at_s(*address) > 0
+        clock.advance(1)
+        connections.get(*address, "control", Deadline.after_ms(5_000, clock))
+        assert connections.failed_at_s(*address) < 0
 
 
 class TestDepartedBrokers:
     def test_idle_connection_to_a_departed_broker_is_closed_soon(self, fake: FakeKafka) -> None:
         clock, address = ManualClock(), fake.addresses[1]
         connections = ConnectionPool(ClientConfig((address,)), clock)
-        kept = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
+        connection = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         clock.advance(4)
         assert connections.close_departed([address]) == {address}, "a caller may be about to use the connection"
         clock.advance(2)
         assert connections.close_departed([]) == set()
-        assert not kept.closed
+        assert not connection.closed
         assert connections.close_departed([address]) == set()
-        assert (kept.closed, len(connections)) == (True, 0)
+        assert (connection.closed, len(connections)) == (True, 0)
 
     def test_connection_to_a_departed_broker_is_kept_while_a_request_is_in_flight(self, fake: FakeKafka) -> None:
         fake.handlers[METADATA] = lambda body, version: None

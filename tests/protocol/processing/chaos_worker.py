@@ -49,11 +49,11 @@ class Logged(ConsumerRebalanceListener):
             raise ValueError("chaos")
         self._note("end", message)
 
-    def _note(self, what: str, message: ConsumerMessage) -> None:
-        self._event(what, message.partition, message.offset, (message.key or b"").decode())
+    def _note(self, label: str, message: ConsumerMessage) -> None:
+        self._event(label, message.partition, message.offset, (message.key or b"").decode())
 
-    def _event(self, what: str, partition: int, offset: int = -1, key: str = "") -> None:
-        self.write(f"{time.monotonic_ns()} {what} {partition} {offset} {key}\n")
+    def _event(self, label: str, partition: int, offset: int = -1, key: str = "") -> None:
+        self.write(f"{time.monotonic_ns()} {label} {partition} {offset} {key}\n")
 
     def write(self, line: str) -> None:
         os.write(self._file, line.encode())
@@ -79,11 +79,11 @@ class CommitsLogged(KafkaConsumer):
         self._logged.committed(as_committed_offsets(offsets or {}))
 
     def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
-        def called(given: Offsets, error: CommitFailed | None) -> None:
+        def called(inputs: Offsets, error: CommitFailed | None) -> None:
             if error is None:
-                self._logged.committed(given)
+                self._logged.committed(inputs)
             if callback is not None:
-                callback(given, error)
+                callback(inputs, error)
 
         super().commit_async(offsets, called)
 

@@ -152,8 +152,8 @@ def start(client: Client) -> Iterator[Start]:
         return made[-1]
 
     yield run
-    for each in made:
-        each.close()
+    for running in made:
+        running.close()
 
 
 StartObserved = Callable[..., tuple[Running, ObservedConsumer]]
@@ -204,8 +204,8 @@ def committed(client: Client) -> Committed:
     """Return `committed()`: the group's offsets of "orders" by partition."""
 
     def fetch() -> dict[int, int]:
-        found = fetch_offsets(client, GROUP, None, client.deadline())
-        return {partition: each.offset for (_, partition), each in found.items()}
+        offsets = fetch_offsets(client, GROUP, None, client.deadline())
+        return {partition: offset.offset for (_, partition), offset in offsets.items()}
 
     return fetch
 
@@ -244,7 +244,7 @@ class Handler:
             self.values.append(value)
 
     def has_begun(self, value: bytes) -> bool:
-        return any(each.value == value for each in list(self.begun))
+        return any(message.value == value for message in list(self.begun))
 
 
 @pytest.fixture

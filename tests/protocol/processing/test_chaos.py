@@ -109,8 +109,8 @@ def events_of(runs: list[Run]) -> Iterator[Event]:
                 continue  # killed while it was written
             if line == READY:
                 continue
-            time_ns, what, partition, offset, key = line.rstrip("\n").split(" ")
-            yield Event(int(time_ns), what, int(partition), int(offset), key, number)
+            time_ns, label, partition, offset, key = line.rstrip("\n").split(" ")
+            yield Event(int(time_ns), label, int(partition), int(offset), key, number)
 
 
 @variants("protocol", [EAGER | SESSION, COOPERATIVE | SESSION, KIP_848], COOPERATIVE | SESSION)
@@ -146,7 +146,7 @@ def test_records_survive_kills_and_rebalances(
         dead_values = {value for value, _, _ in written_records(client, dead).values()}
     assert len(written) == source.count
     events = list(events_of(runs))
-    assert sum(each.what == "committed" for each in events) >= KILLS, "workers do not commit in time"
+    assert sum(event.what == "committed" for event in events) >= KILLS, "workers do not commit in time"
     duplicates = check(events, runs, written, dead_values)
     print(f"{source.count} records, {chaos.counts}, {duplicates} handled again")
 
@@ -155,27 +155,27 @@ def wait_for_more(runs: list[Run], count: int) -> None:
     """Wait until so many more records are finished."""
 
     def finished() -> int:
-        return sum(each.log.read_bytes().count(b" end ") for each in runs)
+        return sum(run.log.read_bytes().count(b" end ") for run in runs)
 
     enough = finished() + count
     wait_until(lambda: finished() >= enough, lambda: f"{finished()} of {enough}", 120, 0.05)
 
 
 def committed(client: Client, group: str) -> int:
-    return sum(each.offset for each in fetch_offsets(client, group, None, client.deadline()).values())
+    return sum(offset.offset for offset in fetch_offsets(client, group, None, client.deadline()).values())
 
 
 def written_records(client: Client, topic: str) -> dict[tuple[int, int], tuple[bytes, str, int]]:
     """Return value, key and number among the records of the key, by partition and offset."""
-    found: dict[tuple[int, int], tuple[bytes, str, int]] = {}
+    result: dict[tuple[int, int], tuple[bytes, str, int]] = {}
     numbers: dict[str, int] = defaultdict(int)
     with Consumer(client, {}) as consumer:
         for partition in range(len(client.metadata([topic]).topics[topic].partitions)):
-            for each in consumer.consume_partition(topic, partition, EARLIEST).messages(timeout_ms=1_000):
-                key = (each.key or b"").decode()
-                found[partition, each.offset] = each.value or b"", key, numbers[key]
+            for message in consumer.consume_partition(topic, partition, EARLIEST).messages(timeout_ms=1_000):
+                key = (message.key or b"").decode()
+                result[partition, message.offset] = message.value or b"", key, numbers[key]
                 numbers[key] += 1
-    return found
+    return result
 
 
 def check(
@@ -186,7 +186,7 @@ def check(
 ) -> int:
     """Check losses, order and duplicates; return the number of records that were handled again."""
     poison = {place for place, (value, _, _) in written.items() if is_poison(value)}
-    ended = {(each.partition, each.offset) for each in events if each.what == "end"}
+    ended = {(event.partition, event.offset) for event in events if event.what == "end"}
     assert ended == set(written) - poison, "lost records"
     assert dead_values >= {written[place][0] for place in poison}, "lost dead letters"
     check_order(events, runs, written, poison)
@@ -203,7 +203,7 @@ def check_order(
     done: dict[str, int] = defaultdict(int)  # number of records of the key that have ended, from its first one on
     finished: set[tuple[str, int]] = set()
     running: dict[str, Event] = {}
-    for event in sorted(events, key=lambda each: each.time_ns):
+    for event in sorted(events, key=lambda event: event.time_ns):
         if event.what in ("assigned", "committed"):
             continue
         place = event.partition, event.offset
@@ -229,16 +229,16 @@ def check_duplicates(events: list[Event], runs: list[Run], poison: set[tuple[int
     """
     again: set[tuple[int, int]] = set()
     by_partition: dict[int, list[Event]] = defaultdict(list)
-    for event in sorted(events, key=lambda each: each.time_ns):
+    for event in sorted(events, key=lambda event: event.time_ns):
         by_partition[event.partition].append(event)
-    for partition, found in by_partition.items():
+    for partition, result in by_partition.items():
         finished: set[int] = set()
         # Of the present assignment: finished offsets, and the lowest other one.
         done: set[int] = set()
         start = lowest = acknowledged = unfinished = 0
         failures = Counter[int]()
         last = runs[0]
-        for event in found:
+        for event in result:
             if event.what == "committed":
                 while unfinished in finished:
                     unfinished += 1

@@ -114,8 +114,8 @@ def test_failure_stops_and_is_raised_by_run(
     write(NUMBERS)
     failing = Failing(_25=3)
 
-    def handle(given: Any) -> None:
-        for message in [given] if batch_size is None else given.messages():
+    def handle(inputs: Any) -> None:
+        for message in [inputs] if batch_size is None else inputs.messages():
             failing(message)
 
     raised = start(handle, order="partition", batch_size=batch_size, retry=AT_ONCE).join()
@@ -135,8 +135,8 @@ def test_no_later_record_is_handled_after_a_failure(
         time.sleep(0.2)  # another thread may take the next batch meanwhile
         fail(pool, error)
 
-    def handle(given: Any) -> None:
-        firsts.append(min(message.offset for message in given.messages()))
+    def handle(inputs: Any) -> None:
+        firsts.append(min(message.offset for message in inputs.messages()))
         if firsts[-1] == 20:
             raise ZeroDivisionError
 
@@ -183,11 +183,11 @@ def test_failing_record_is_skipped_logged_and_counted(
     running = start(failing, on_failure="skip", retry=AT_ONCE)
     wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
     assert sorted(failing.values) == sorted(set(NUMBERS) - {b"7", b"42"})
-    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert sorted(each.getMessage() for each in errors) == [
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert sorted(error.getMessage() for error in errors) == [
         f"orders-0, offset {offset}: the handler has failed; the record is skipped" for offset in (42, 7)
     ]
-    assert all(each.exc_info and "ZeroDivisionError" in repr(each.exc_info) for each in errors)
+    assert all(error.exc_info and "ZeroDivisionError" in repr(error.exc_info) for error in errors)
     wait_until(lambda: running.processor.metrics.handled == 98)
     assert (running.processor.metrics.skipped, running.processor.metrics.retries) == (2, 4)
 
@@ -214,12 +214,12 @@ def test_poison_record_goes_to_the_dead_letter_topic(
     assert running.raised is None
     assert sorted(failing.values) == sorted(NUMBERS)
     assert running.processor.metrics.dead_letters == 2
-    found = sorted(dead_letters(client), key=lambda each: each.value is None)
-    assert [(each.key, each.value, each.timestamp_ms) for each in found] == [
+    result = sorted(dead_letters(client), key=lambda letter: letter.value is None)
+    assert [(record.key, record.value, record.timestamp_ms) for record in result] == [
         (b"key", b"\x00poison\xff", 1_000),
         (None, None, 1_001),
     ]
-    assert [each.headers for each in found] == [
+    assert [record.headers for record in result] == [
         [
             ("trace", b"\x01\xff"),
             ("none", None),
@@ -247,7 +247,7 @@ def test_dead_letter_keeps_its_timestamp_or_has_that_of_its_writing(
     began_ms = client.clock.wall_ms()
     running = start(handler, order="partition", dead_letter_topic="dead", retry=NEVER)
     wait_until(lambda: committed() == {0: 3} or running.ended, committed, every_s=0.02)
-    old, recent, without = (each.timestamp_ms for each in dead_letters(client))
+    old, recent, without = (letter.timestamp_ms for letter in dead_letters(client))
     assert (old, recent) == (0, 1_764_000_000_000)
     assert without is not None
     assert began_ms <= without <= client.clock.wall_ms()
@@ -291,7 +291,7 @@ def test_failing_batch_is_bisected_to_its_poison_records(
 ) -> None:
     write(NUMBERS, KEYS)
     poison = {b"7", b"42", b"43"}
-    seen: list[int] = []
+    observed: list[int] = []
     calls: list[int] = []
     lock = threading.Lock()
 
@@ -301,19 +301,21 @@ def test_failing_batch_is_bisected_to_its_poison_records(
         if poison & set(values):
             raise ZeroDivisionError
         with lock:
-            seen.extend(map(int, values))
+            observed.extend(map(int, values))
 
     running = start(handle, order=order, batch_size=32, dead_letter_topic="dead", retry=AT_ONCE)
     wait_until(lambda: committed() == {0: 100} or running.ended, committed, every_s=0.02)
     assert running.raised is None
-    assert {each.value for each in dead_letters(client)} == poison
-    assert sorted(seen) == sorted(set(range(100)) - {7, 42, 43}), "each good record once"
+    assert {letter.value for letter in dead_letters(client)} == poison
+    assert sorted(observed) == sorted(set(range(100)) - {7, 42, 43}), "each good record once"
     if order == "partition":
-        assert seen == sorted(seen)
+        assert observed == sorted(observed)
         # Two of each of two batches, and two of each poison record, but none of a part of a batch.
         assert running.processor.metrics.retries == 10
     if order == "key":
-        assert all((of_key := [each for each in seen if each % 10 == key]) == sorted(of_key) for key in range(10))
+        assert all(
+            (of_key := [value for value in observed if value % 10 == key]) == sorted(of_key) for key in range(10)
+        )
 
 
 def test_given_producer_stays_open(client: Client, write: Write, handler: Handler, start: Start) -> None:
@@ -324,6 +326,6 @@ def test_given_producer_stays_open(client: Client, write: Write, handler: Handle
         wait_until(lambda: running.processor.metrics.dead_letters == 1)
         running.close()
         producer.send_and_wait("dead", b"later")
-    assert [each.value for each in dead_letters(client)] == [b"7", b"later"]
+    assert [letter.value for letter in dead_letters(client)] == [b"7", b"later"]
     with pytest.raises(UsageError, match="no dead_letter_topic"):
         Processor(client, handler, ["orders"], config={"group.id": "g"}, producer=producer)

@@ -1,4 +1,4 @@
-"""Ctrl-C anywhere in `Processor.run`: it ends all threads, leaves the group, and commits handled records only."""
+"""Ctrl-C in waits of `Processor.run`, and other ends of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.consumer_group.kafka_consumer import KafkaConsumer
 from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError, WakeUp
+from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
@@ -26,18 +26,13 @@ from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.processing.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.processing.conftest import COOPERATIVE, EAGER, KIP_848, Recording
 from tests.support.forked_child import check_in_child
-from tests.support.interrupts import interrupted_at
-from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
 RECORDS = 8
-_CODE = ("protocol.processing", "protocol.consumer_group", "protocol.interrupts", "contextlib")
-# Interrupt at every `_STEP`-th place.
-_STEP = 1 if SOAK else 31
 
 
 @pytest.fixture
@@ -55,87 +50,12 @@ def properties_of(fake: FakeKafka, group: str) -> dict[str, object]:
     return {"bootstrap.servers": fake.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
 
 
-class Handler:
-    """Keeps the offsets of handled records; with `fails`, raises for the second one."""
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self.offsets: list[int] = []
-        self.all_handled = threading.Event()
-        self._fails = fails
-
-    def __call__(self, message: ConsumerMessage) -> None:
-        self.offsets.append(message.offset)
-        if len(self.offsets) == RECORDS:
-            self.all_handled.set()
-        if self._fails and message.offset == 1:
-            raise ValueError("no")
-
-    def close_at_the_end(self, processor: Processor) -> None:
-        self.all_handled.wait(20)
-        processor.close()
-
-
-def test_interrupted_run_ends_threads_leaves_the_group_and_commits_only_handled_records(fake: FakeKafka) -> None:
-    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as other:
-        admin.describe_groups(["etl"])
-        other.submit(int).result()
-        others = set(threading.enumerate())
-        place, reached = 1, True
-        while reached:
-            handle = Handler(fails=True)
-            group = f"etl-{place}"
-            properties = properties_of(fake, group)
-            options = {"threads": 2, "dead_letter_topic": "failed", "retry": NO_RETRIES}
-            processor = Processor(properties, handle, ["orders"], **options)  # type: ignore[arg-type]
-            closing = other.submit(handle.close_at_the_end, processor)
-            with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
-                processor.run()
-            reached = was_reached()
-            processor.close()
-            handle.all_handled.set()
-            closing.result(20)
-            with pytest.raises(UsageError, match="was run or closed before"):
-                processor.run()
-            wait_until(lambda: set(_client_threads()) <= others, lambda: str(_client_threads()))
-            assert not admin.describe_groups([group])[group].members, place
-            for committed in admin.list_consumer_group_offsets(group).values():
-                assert committed is not None
-                assert set(range(committed.offset)) <= set(handle.offsets), place
-            place += _STEP
-    assert place > 100, "run was interrupted"
-
-
-def _client_threads() -> list[threading.Thread]:
-    """Threads but those of the fake broker."""
-    return [thread for thread in threading.enumerate() if "(_serve)" not in thread.name]
-
-
-def test_consumer_given_to_a_processor_interrupted_anywhere_reads_all_other_records(fake: FakeKafka) -> None:
-    place, reached = 1, True
-    while reached:
-        handle = Handler()
-        given = {**properties_of(fake, f"etl-{place}"), "enable.auto.commit": False, "fetch.max.wait.ms": 10}
-        with KafkaConsumer(given) as consumer, ThreadPoolExecutor(1) as other:
-            consumer.assign([("orders", 0)])
-            processor = Processor(consumer, handle, threads=1)
-            closing = other.submit(handle.close_at_the_end, processor)
-            with suppress(KeyboardInterrupt), interrupted_at(place, _CODE) as was_reached:
-                processor.run()
-            reached = was_reached()
-            processor.close()
-            handle.all_handled.set()
-            closing.result(20)
-            assert handle.offsets + read_offsets(consumer, RECORDS - len(handle.offsets)) == list(range(RECORDS)), place
-        place += _STEP
-    assert place > 100, "run was interrupted"
-
-
 def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(fake: FakeKafka) -> None:
     fake.create_topic("other", 2)
     for partition in range(2):
         fake.produce("other", *["value"] * 3, partition=partition)
-    given = {**properties_of(fake, "etl"), "enable.auto.commit": False}
-    with KafkaConsumer(given, columns=["offset", "value"]) as consumer:
+    properties = {**properties_of(fake, "etl"), "enable.auto.commit": False}
+    with KafkaConsumer(properties, columns=["offset", "value"]) as consumer:
         consumer.assign([("other", 0), ("other", 1)])
         with pytest.raises(UsageError, match="needs the column key"):
             Processor(consumer, lambda message: None).run()
@@ -166,21 +86,20 @@ def test_consumer_given_to_a_processor_interrupted_in_a_pause_reads_all_other_re
 
 def read_offsets(consumer: KafkaConsumer, count: int) -> list[int]:
     """Return the offsets of this number of records."""
-    found: list[int] = []
+    collected: list[int] = []
     deadline = consumer.client.deadline(20_000)
-    while len(found) < count and not deadline.passed:
+    while len(collected) < count and not deadline.passed:
         for several in consumer.poll(100).values():
-            found += [offset for each in several for offset in each["offset"].to_pylist()]
-    return found
+            collected += [offset for value in several for offset in value["offset"].to_pylist()]
+    return collected
 
 
 def test_all_consumers_leave_the_group_after_several_interrupts(
     fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile the other consumer is in a rebalance, and waits for its handlers."""
-    fake.create_topic("wide", 4)
-    for partition in range(4):
-        fake.produce("wide", *["value"] * 2, partition=partition)
+    """Meanwhile the other consumer is in a rebalance, and waits for its handlers until `close` is interrupted."""
+    fake.create_topic("wide", 2)
+    listener = Recording()
     release, begun, ended = threading.Event(), set[int](), threading.Event()
 
     def handle(message: ConsumerMessage) -> None:
@@ -189,7 +108,10 @@ def test_all_consumers_leave_the_group_after_several_interrupts(
 
     def interrupt() -> None:
         try:
-            wait_until(lambda: len(begun) == 4)
+            wait_until(listener.partitions_are_shared)
+            for partition in range(2):
+                fake.produce("wide", *["value"] * 2, partition=partition)
+            wait_until(lambda: len(begun) == 2)
             joining.subscribe(["wide"])
             joining.poll(0)
             assert revoking.wait(20)
@@ -200,27 +122,30 @@ def test_all_consumers_leave_the_group_after_several_interrupts(
         while not ended.wait(0.3):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    def raise_in_run(*_: object) -> None:
+    def raise_in_call(*_: object) -> None:
         if not ended.is_set():
             raise KeyboardInterrupt
 
-    def note_and_release(loop: ConsumerLoop, *given: Any, **named: Any) -> None:
+    def note_and_release(loop: ConsumerLoop, *arguments: Any, **named: Any) -> None:
         if threading.current_thread().name == "processor-consumer-2":
             revoking.set()
-        original(loop, *given, **named)
+        original(loop, *arguments, **named)
 
     original, revoking = ConsumerLoop.release, threading.Event()
     monkeypatch.setattr(ConsumerLoop, "release", note_and_release)
-    former = signal.signal(signal.SIGUSR1, raise_in_run)
+    former = signal.signal(signal.SIGUSR1, raise_in_call)
     joining = KafkaConsumer(properties_of(fake, "etl"))
-    processor = Processor(properties_of(fake, "etl"), handle, ["wide"], threads=8, consumers=2, drain_timeout_ms=60_000)
+    options: dict[str, Any] = {"threads": 8, "consumers": 2, "drain_timeout_ms": 60_000, "listener": listener}
+    processor = Processor(properties_of(fake, "etl"), handle, ["wide"], **options)
     try:
-        with ThreadPoolExecutor(1) as other:
-            interrupting = other.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                processor.run()
+        with ThreadPoolExecutor(1) as executor:
+            interrupting = executor.submit(interrupt)
+            for call in (processor.run, processor.close):
+                with pytest.raises(KeyboardInterrupt):
+                    call()
             ended.set()
             interrupting.result(20)
+        processor.close()
         with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
             assert len(admin.describe_groups(["etl"])["etl"].members) == 1, "that of `joining`"
     finally:
@@ -228,6 +153,32 @@ def test_all_consumers_leave_the_group_after_several_interrupts(
         release.set()
         joining.close()
         signal.signal(signal.SIGUSR1, former)
+
+
+def test_member_leaves_before_its_client_closes_after_an_interrupt_of_its_end(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member leaves after `run` has raised, so the client would be closed before if nothing waited for it."""
+    raised = threading.Event()
+
+    class Interrupted(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            raise KeyboardInterrupt
+
+    def leave(*arguments: Any) -> None:
+        raised.wait(20)
+        original(*arguments)
+
+    original = Membership.close
+    monkeypatch.setattr(Membership, "close", leave)
+    properties = properties_of(fake, "etl")
+    processor = Processor(properties, lambda message: processor.close(), ["orders"], listener=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        processor.run()
+    raised.set()
+    processor.close()
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        assert not admin.describe_groups(["etl"])["etl"].members
 
 
 def test_consumer_is_given_back_without_the_listener_of_the_processor(
@@ -247,8 +198,8 @@ def test_consumer_is_given_back_without_the_listener_of_the_processor(
 def test_processor_is_refused_in_a_forked_child(fake: FakeKafka) -> None:
     running = threading.Event()
     processor = Processor(properties_of(fake, "etl"), lambda message: running.set(), ["orders"])
-    with ThreadPoolExecutor(1) as other:
-        ran = other.submit(processor.run)
+    with ThreadPoolExecutor(1) as executor:
+        ran = executor.submit(processor.run)
         assert running.wait(20)
 
         def check() -> None:
@@ -284,9 +235,9 @@ def test_consumer_given_to_an_interrupted_processor_reads_unhandled_records(
 
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-@pytest.mark.parametrize("given", [True, False], ids=["given consumer", "own consumer"])
+@pytest.mark.parametrize("inputs", [True, False], ids=["given consumer", "own consumer"])
 def test_exactly_handled_records_are_committed_after_an_interrupt_in_a_revocation(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, object], given: bool
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, protocol: dict[str, object], inputs: bool
 ) -> None:
     """One partition is revoked, or both."""
     fake.create_topic("pair", 2)
@@ -313,20 +264,20 @@ def test_exactly_handled_records_are_committed_after_an_interrupt_in_a_revocatio
         joining.subscribe(["pair"])
         joining.poll(0)
 
-    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as other:
-        processor = Processor(consumer if given else properties, handle, ["pair"], order="partition")
-        joined = other.submit(join)
+    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as executor:
+        processor = Processor(consumer if inputs else properties, handle, ["pair"], order="partition")
+        joined = executor.submit(join)
         with pytest.raises(KeyboardInterrupt):
             processor.run()
         joined.result(20)
-        if given:
+        if inputs:
             consumer.commit_sync()
         with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
             committed = admin.list_consumer_group_offsets("etl")
     for partition in range(2):
         offset = committed["pair", partition]
         assert offset is not None
-        assert [each for in_partition, each in handled if in_partition == partition] == list(range(offset.offset))
+        assert [record for in_partition, record in handled if in_partition == partition] == list(range(offset.offset))
     assert len(handled) >= 8
 
 
@@ -343,9 +294,9 @@ def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(fake: 
         release.wait(60)
 
     properties = {**properties_of(fake, "etl"), "enable.auto.commit": False}
-    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as other:
+    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining, ThreadPoolExecutor(1) as executor:
         processor = Processor(consumer, handle, ["orders"], listener=Committing(), drain_timeout_ms=100)
-        ran = other.submit(processor.run)
+        ran = executor.submit(processor.run)
         assert begun.wait(20)
         joining.subscribe(["orders"])
         wait_until(lambda: joining.poll(20) or revoked.is_set())
@@ -392,8 +343,8 @@ def test_close_does_not_wait_for_the_delivery_of_dead_letters(fake: FakeKafka) -
 
     options: dict[str, Any] = {"dead_letter_topic": "failed", "retry": NO_RETRIES, "drain_timeout_ms": 100}
     processor = Processor(properties_of(fake, "etl"), handle, ["orders"], **options)
-    with ThreadPoolExecutor(1) as other:
-        ran = other.submit(processor.run)
+    with ThreadPoolExecutor(1) as executor:
+        ran = executor.submit(processor.run)
         assert failed.wait(20)
         began_s = time.monotonic()
         processor.close()

@@ -89,19 +89,19 @@ def test_each_lane_is_handled_in_order_and_once(data: st.DataObject) -> None:
         for run in list(model.taken):
             model.finish(run)
         model.now_s += 6
-    assert [each.running for each in model.partitions] == [0, 0]
+    assert [partition.running for partition in model.partitions] == [0, 0]
     for (_, lane), rows in model.finished.items():
         assert lane is None or rows == sorted(rows)
         assert len(rows) == len(set(rows))
     for (partition, lane), count in model.added.items():
         assert model.partitions[partition].dropped or len(model.finished[partition, lane]) == count
-    assert not any(each.waiting for each in model.partitions)
+    assert not any(partition.waiting for partition in model.partitions)
 
 
 def test_drop_removes_the_runs_of_its_partitions_only() -> None:
     lanes: Lanes[None] = Lanes()
-    kept, dropped = LanePartition(), LanePartition()
-    for partition in (dropped, kept):
+    retained, dropped = LanePartition(), LanePartition()
+    for partition in (dropped, retained):
         for lane in (0, 1):
             lanes.add(Run(partition, None, [lane], lane))
         taken = [lanes.take(0.0), lanes.take(0.0)]
@@ -109,27 +109,27 @@ def test_drop_removes_the_runs_of_its_partitions_only() -> None:
         for until_s, run in zip((5.0, 4.0), taken, strict=True):
             assert run is not None
             lanes.delay(run, until_s)
-    for partition in (dropped, kept):
+    for partition in (dropped, retained):
         lanes.add(Run(partition, None, [2]))
         lanes.add(Run(partition, None, [3], 2))
     assert len(lanes) == 4
     lanes.drop([dropped])
-    assert (dropped.dropped, kept.dropped, len(lanes), lanes.next_due_s) == (True, False, 2, 4.0)
-    left: list[Run[None]] = []
+    assert (dropped.dropped, retained.dropped, len(lanes), lanes.next_due_s) == (True, False, 2, 4.0)
+    remaining: list[Run[None]] = []
     while (next_run := lanes.take(9.0)) is not None:
-        left.append(next_run)
-    assert [(run.partition is kept, list(run.rows)) for run in left] == [(True, [row]) for row in (1, 0, 2, 3)]
-    assert (dropped.running, kept.running, dropped.waiting) == (0, 4, {})
+        remaining.append(next_run)
+    assert [(run.partition is retained, list(run.rows)) for run in remaining] == [(True, [row]) for row in (1, 0, 2, 3)]
+    assert (dropped.running, retained.running, dropped.waiting) == (0, 4, {})
 
 
 @given(KEYS, st.integers(1, 50), st.integers(0, 49))
 def test_equal_keys_share_a_lane_in_order(keys: list[bytes | None], lanes: int, turn: int) -> None:
-    found = dict(split_by_key(pa.array(keys, pa.binary()), lanes, turn % lanes))
-    assert sorted(row for rows in found.values() for row in rows) == list(range(len(keys)))
-    assert all(rows == sorted(rows) and rows for rows in found.values())
-    assert found.keys() <= set(range(lanes))
+    result = dict(split_by_key(pa.array(keys, pa.binary()), lanes, turn % lanes))
+    assert sorted(row for rows in result.values() for row in rows) == list(range(len(keys)))
+    assert all(rows == sorted(rows) and rows for rows in result.values())
+    assert result.keys() <= set(range(lanes))
     lane_of: dict[bytes, int] = {}
-    for lane, rows in found.items():
+    for lane, rows in result.items():
         for row in rows:
             if (key := keys[row]) is not None:
                 assert lane_of.setdefault(key, lane) == lane
@@ -145,5 +145,5 @@ def test_keys_of_one_partition_use_all_lanes() -> None:
 
 
 def test_rows_without_a_key_are_spread() -> None:
-    found = dict(split_by_key(pa.nulls(10, pa.binary()), 4, 2))
-    assert {lane: len(rows) for lane, rows in found.items()} == {2: 3, 3: 3, 0: 2, 1: 2}
+    result = dict(split_by_key(pa.nulls(10, pa.binary()), 4, 2))
+    assert {lane: len(rows) for lane, rows in result.items()} == {2: 3, 3: 3, 0: 2, 1: 2}

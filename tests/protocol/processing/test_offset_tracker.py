@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consumer.log_offsets import LeaderEpochs
 from protocol.group.committed_offsets import CommittedOffset
+from protocol.position import Position, RecordPositions
 from protocol.processing.offset_tracker import OffsetTracker, TrackedRecords
 
 pytestmark = pytest.mark.soak
@@ -35,11 +35,11 @@ def test_committable_offset_is_that_of_the_first_unfinished_record_still_in_the_
             finished.add(number)
         tracker.advance()
         first = next((number for number in range(len(model)) if number not in finished), None)
-        left = [number for number in range(len(model)) if number not in finished | replaced]
-        assert tracker.committable == CommittedOffset(model[left[0]][2] if left else next_offset)
+        numbers = [number for number in range(len(model)) if number not in finished | replaced]
+        assert tracker.committable == CommittedOffset(model[numbers[0]][2] if numbers else next_offset)
         assert tracker.uncommitted_rows == (0 if first is None else len(model) - first)
-        held = {} if first is None else {id(each): len(each) for each, _, _ in model[first:]}
-        assert tracker.size_bytes == sum(held.values())
+        pending = {} if first is None else {id(records): len(records) for records, _, _ in model[first:]}
+        assert tracker.size_bytes == sum(pending.values())
 
 
 def test_nothing_is_committable_before_the_first_batch() -> None:
@@ -50,21 +50,21 @@ def test_nothing_is_committable_before_the_first_batch() -> None:
 
 def test_committable_offset_has_the_leader_epoch_of_the_record_before_it() -> None:
     tracker = OffsetTracker()
-    batch = tracker.append(np.array([5, 6, 7]), epochs=LeaderEpochs(2, ((5, 3), (7, 4), (8, 5))))
-    found = [tracker.committable]
+    batch = tracker.append(np.array([5, 6, 7]), positions=RecordPositions(Position(5, 2), ((5, 3), (7, 4), (8, 5))))
+    collected = [tracker.committable]
     for row in range(3):
         batch.finish(row)
-        found.append(tracker.committable)
+        collected.append(tracker.committable)
     tracker.advance()
-    assert found == [CommittedOffset(5, 2), CommittedOffset(6, 3), CommittedOffset(7, 3), CommittedOffset(8, 4)]
+    assert collected == [CommittedOffset(5, 2), CommittedOffset(6, 3), CommittedOffset(7, 3), CommittedOffset(8, 4)]
     assert tracker.committable == CommittedOffset(8, 4)
 
 
 def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
     """They are not in the log any more; those before the truncation are."""
     tracker = OffsetTracker()
-    before = tracker.append(np.array([5, 10, 11]), epochs=LeaderEpochs(0, ((5, 0),)))
-    after = tracker.append(np.array([7, 8]), epochs=LeaderEpochs(0, ((7, 1),)))
+    before = tracker.append(np.array([5, 10, 11]), positions=RecordPositions(Position(5, 0), ((5, 0),)))
+    after = tracker.append(np.array([7, 8]), positions=RecordPositions(Position(5, 0), ((7, 1),)))
     assert tracker.committable == CommittedOffset(5, 0)
     before.finish(0)
     assert tracker.committable == CommittedOffset(7, 0)
@@ -79,21 +79,25 @@ def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
 def test_records_above_the_position_of_the_reader_do_not_decide_the_offset() -> None:
     tracker = OffsetTracker()
     batch = tracker.append(np.array([5, 6, 10, 11]))
-    tracker.truncate(CommittedOffset(20, 4))
+    tracker.truncate(Position(20, 4))
     batch.finish(0)
     assert tracker.committable == CommittedOffset(6)
-    tracker.truncate(CommittedOffset(10, 2))
+    tracker.truncate(Position(10, 2))
     assert tracker.committable == CommittedOffset(6)
     batch.finish(1)
     assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(10, 2), 2)
 
 
-def test_records_of_a_replaced_log_do_not_decide_the_offset() -> None:
-    tracker = OffsetTracker()
-    before = tracker.append(np.array([5, 6]), size_bytes=2)
-    tracker.replace_log(CommittedOffset(8))
-    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(8), 2, 2)
-    after = tracker.append(np.array([8, 9]), size_bytes=2)
+@pytest.mark.parametrize("polls_first", [True, False], ids=["position", "records"])
+def test_records_of_a_deleted_topic_do_not_decide_the_offset(polls_first: bool) -> None:
+    """The first sign of the new topic is the position of the reader, or records."""
+    tracker, start = OffsetTracker(), Position(8, topic_id=b"second topic id.")
+    deleted = RecordPositions(Position(5, topic_id=b"first topic id.."))
+    before = tracker.append(np.array([5, 6]), size_bytes=2, positions=deleted)
+    if polls_first:
+        tracker.truncate(start)
+        assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(8), 2, 2)
+    after = tracker.append(np.array([8, 9]), size_bytes=2, positions=RecordPositions(start))
     after.finish(0)
     assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9), 4)
     before.finish_rows([0, 1])
@@ -108,10 +112,10 @@ def test_unfinished_records_below_the_last_finished_one_are_found_by_batch() -> 
     batches[0].finish_rows(range(4))
     batches[1].finish(3)
     batches[2].finish_rows([1, 2])
-    found = tracker.unfinished_below_finished()
-    assert {batches.index(batch): rows.tolist() for batch, rows in found.items()} == {1: [0, 1, 2], 2: [0]}
-    tracker.truncate(CommittedOffset(22))
-    found = tracker.unfinished_below_finished()
-    assert {batches.index(batch): rows.tolist() for batch, rows in found.items()} == {1: [0, 1, 2], 2: [0]}
-    tracker.truncate(CommittedOffset(12))
+    below_finished = tracker.unfinished_below_finished()
+    assert {batches.index(batch): rows.tolist() for batch, rows in below_finished.items()} == {1: [0, 1, 2], 2: [0]}
+    tracker.truncate(Position(22))
+    below_finished = tracker.unfinished_below_finished()
+    assert {batches.index(batch): rows.tolist() for batch, rows in below_finished.items()} == {1: [0, 1, 2], 2: [0]}
+    tracker.truncate(Position(12))
     assert tracker.unfinished_below_finished() == {}

@@ -52,8 +52,8 @@ class Other:
         with self.consumer as consumer:
             consumer.subscribe(["orders"])
             while not self._closing.is_set():
-                for each in consumer.poll(20).messages():
-                    self.first_offsets.setdefault(each.partition, each.offset)
+                for message in consumer.poll(20).messages():
+                    self.first_offsets.setdefault(message.partition, message.offset)
                 self.owned = consumer.assignment
 
     def close(self) -> None:
@@ -74,8 +74,8 @@ def join(client: Client) -> Iterator[Join]:
         return made[-1]
 
     yield create
-    for each in made:
-        each.close()
+    for member in made:
+        member.close()
 
 
 @PROTOCOLS
@@ -92,16 +92,16 @@ def test_revocation_waits_for_running_handlers_and_commits(
     release = handler.block(b"3")
     running = start(handler, order="partition", **protocol, **{"auto.commit.interval.ms": 60_000})
     wait_until(lambda: handler.at_once == 2)
-    other = join(**protocol)
+    second = join(**protocol)
     time.sleep(0.5)
-    assert not other.first_offsets
+    assert not second.first_offsets
     release.set()
-    wait_until(lambda: other.first_offsets)
-    (revoked,) = other.first_offsets
-    mine = [each.offset for each in handler.begun if each.partition == revoked]
-    assert other.first_offsets == {revoked: mine[-1] + 1}, "nothing is handled by both, and nothing is left out"
-    wait_until(lambda: len([each for each in handler.begun if each.partition != revoked]) == 50)
-    assert [each.offset for each in handler.begun if each.partition != revoked] == list(range(50))
+    wait_until(lambda: second.first_offsets)
+    (revoked,) = second.first_offsets
+    own = [message.offset for message in handler.begun if message.partition == revoked]
+    assert second.first_offsets == {revoked: own[-1] + 1}, "nothing is handled by both, and nothing is left out"
+    wait_until(lambda: len([message for message in handler.begun if message.partition != revoked]) == 50)
+    assert [message.offset for message in handler.begun if message.partition != revoked] == list(range(50))
     running.close()
     assert committed()[1 - revoked] == 50
 
@@ -132,17 +132,17 @@ def test_no_record_is_handled_again_after_a_revocation(
         wait_until(lambda: handler.at_once == 4)
     else:
         wait_until(lambda: handler.at_once >= 2 and len(handler.values) >= 50)
-    other = join(**protocol)
+    second = join(**protocol)
     time.sleep(0.5)
-    for each in release:
-        each.set()
-    wait_until(lambda: other.owned)
+    for event in release:
+        event.set()
+    wait_until(lambda: second.owned)
     for partition in (0, 1):  # the released partition may have been handled to its end
         write([b"last"], partition=partition)
-    wait_until(lambda: other.first_offsets)
-    ((revoked, first_offset),) = other.first_offsets.items()
-    mine = sorted(each.offset for each in list(handler.begun) if each.partition == revoked)
-    assert mine == list(range(first_offset))
+    wait_until(lambda: second.first_offsets)
+    ((revoked, first_offset),) = second.first_offsets.items()
+    own = sorted(message.offset for message in list(handler.begun) if message.partition == revoked)
+    assert own == list(range(first_offset))
     assert first_offset > 20
     running.close()
 
@@ -173,11 +173,11 @@ def test_records_behind_a_failed_one_are_left_to_the_next_member(
     handler.failing[fails] = ValueError("as if")
     running = start(handler, threads=4, retry=RetryPolicy(retries=1_000), **EAGER)
     wait_until(lambda: handler.at_once == 2 and len(handler.values) >= 50)
-    other = join(**EAGER)
+    second = join(**EAGER)
     time.sleep(0.5)
     release.set()
-    wait_until(lambda: other.first_offsets)
-    assert set(other.first_offsets.values()) == {int(fails)}
+    wait_until(lambda: second.first_offsets)
+    assert set(second.first_offsets.values()) == {int(fails)}
     running.close()
 
 
@@ -197,17 +197,19 @@ def test_results_after_the_limit_are_dropped(
     release = handler.block(b"3")
     start(handler, order="partition", drain_timeout_ms=200, **protocol)
     wait_until(lambda: handler.at_once == 2)
-    other = join(**protocol)
-    wait_until(lambda: other.first_offsets)
-    (revoked,) = other.first_offsets
-    assert other.first_offsets == {revoked: 3}
+    second = join(**protocol)
+    wait_until(lambda: second.first_offsets)
+    (revoked,) = second.first_offsets
+    assert second.first_offsets == {revoked: 3}
     assert "handlers still run when the partitions are released; their results are dropped" in caplog.text
     time.sleep(0.5)
     assert len(handler.begun) == 8, "no record is handled beside the late ones"
     release.set()
     wait_until(lambda: committed() == {revoked: 3, 1 - revoked: 50}, committed, every_s=0.02)
-    kept = [each.offset for each in handler.begun if each.partition != revoked]
-    assert kept == list(range(50)) or kept == [*range(4), *range(3, 50)], "a late record is handled again, in order"
+    retained = [message.offset for message in handler.begun if message.partition != revoked]
+    assert retained == list(range(50)) or retained == [*range(4), *range(3, 50)], (
+        "a late record is handled again, in order"
+    )
 
 
 def test_failure_in_a_revocation_is_left_to_the_next_owner(
@@ -220,11 +222,11 @@ def test_failure_in_a_revocation_is_left_to_the_next_owner(
     handler.failing[b"3"] = ZeroDivisionError()
     running = start(handler, order="partition", dead_letter_topic="dead", retry=RetryPolicy(retries=0), **EAGER)
     wait_until(lambda: handler.at_once == 2)
-    other = join(**EAGER)
+    second = join(**EAGER)
     wait_until(lambda: not processed_partitions(running.processor))
     release.set()
-    wait_until(lambda: other.first_offsets)
-    assert list(other.first_offsets.values()) == [3]
+    wait_until(lambda: second.first_offsets)
+    assert list(second.first_offsets.values()) == [3]
 
 
 def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start, handler: Handler, join: Join) -> None:
@@ -233,8 +235,8 @@ def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start,
     handler.failing[b"3"] = ZeroDivisionError()
     running = start(handler, order="partition", retry=RetryPolicy(backoff_ms=60_000, backoff_max_ms=60_000), **EAGER)
     wait_until(lambda: running.processor.metrics.retries == 2)
-    other = join(**EAGER)
-    wait_until(lambda: list(other.first_offsets.values()) == [3])
+    second = join(**EAGER)
+    wait_until(lambda: list(second.first_offsets.values()) == [3])
 
 
 def test_lost_partitions_are_neither_waited_for_nor_committed(
@@ -258,7 +260,7 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
     assert "offsets were not committed" not in caplog.text
     release.set()
     wait_until(lambda: committed() == {0: 50}, committed, every_s=0.02)
-    assert [each.offset for each in handler.begun] == [*range(4), *range(3, 50)]
+    assert [message.offset for message in handler.begun] == [*range(4), *range(3, 50)]
 
 
 def test_listener_is_called_after_the_commit(
@@ -266,14 +268,14 @@ def test_listener_is_called_after_the_commit(
 ) -> None:
     for partition in (0, 1):
         write(NUMBERS, partition=partition)
-    seen: list[dict[int, int]] = []
+    observed: list[dict[int, int]] = []
 
     class Listener(ConsumerRebalanceListener):
         def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-            seen.append(committed())
+            observed.append(committed())
 
     start(handler, listener=Listener(), **EAGER, **{"auto.commit.interval.ms": 60_000})
     wait_until(lambda: len(handler.values) == 100)
     join(**EAGER)
-    wait_until(lambda: seen)
-    assert seen[0] == {0: 50, 1: 50}
+    wait_until(lambda: observed)
+    assert observed[0] == {0: 50, 1: 50}

@@ -77,7 +77,7 @@ def test_unfinished_record_that_the_log_has_lost_does_not_decide_the_offset(
     fake.write(*KEY, records(15, 10, epoch=1))
     handler.blocked[value(16)].set()
     wait_until(lambda: committed(client) == CommittedOffset(25, 1), lambda: str(committed(client)))
-    assert [each.offset for each in handler.begun].count(12) == 2
+    assert [message.offset for message in handler.begun].count(12) == 2
 
 
 def test_consumer_handed_back_within_a_batch_notices_a_truncation(
@@ -94,11 +94,11 @@ def test_consumer_handed_back_within_a_batch_notices_a_truncation(
         consumer.commit_sync()
         assert committed(client) == CommittedOffset(16, 0)
         truncate(fake, 10, 30)
-        found: list[int] = []
+        collected: list[int] = []
 
         def poll() -> bool:
-            found.extend(each.offset for each in consumer.poll(50).messages())
-            return len(found) >= 20
+            collected.extend(message.offset for message in consumer.poll(50).messages())
+            return len(collected) >= 20
 
         wait_until(poll)
-        assert found == list(range(10, 30))
+        assert collected == list(range(10, 30))

@@ -52,7 +52,7 @@ class Setup:
         self.tracker = OffsetTracker()
         offsets = np.arange(rows)
         columns = pa.RecordBatch.from_pydict(
-            {"offset": pa.array(offsets), "value": pa.array([b"%d" % each for each in offsets], pa.binary())}
+            {"offset": pa.array(offsets), "value": pa.array([b"%d" % offset for offset in offsets], pa.binary())}
         )
         self.batch = PolledBatch(("orders", 0), columns, self.tracker.append(offsets))
 
@@ -81,14 +81,14 @@ def create() -> Iterator[Create]:
     """Yield `create(handler, rows, ...)`, whose pools are started, and stopped after the test."""
     made: list[Setup] = []
 
-    def call(*given: Any, **options: Any) -> Setup:
-        made.append(Setup(*given, **options))
+    def call(*arguments: Any, **options: Any) -> Setup:
+        made.append(Setup(*arguments, **options))
         made[-1].pool.start()
         return made[-1]
 
     yield call
-    for each in made:
-        each.pool.stop(Deadline.after_ms(WAIT_MS))
+    for setup in made:
+        setup.pool.stop(Deadline.after_ms(WAIT_MS))
 
 
 class Calls:
@@ -102,8 +102,8 @@ class Calls:
         self.ended: list[int] = []
         self.threads: set[str] = set()
 
-    def __call__(self, given: Any) -> None:
-        numbers = [given.offset] if isinstance(given, ConsumerMessage) else given.columns["offset"].to_pylist()
+    def __call__(self, inputs: Any) -> None:
+        numbers = [inputs.offset] if isinstance(inputs, ConsumerMessage) else inputs.columns["offset"].to_pylist()
         with self.lock:
             self.begun.append(numbers)
             self.threads.add(threading.current_thread().name)
@@ -160,11 +160,11 @@ def test_metrics_are_a_copy(create: Create) -> None:
 
 
 def test_only_threads_of_the_pool_are_workers(create: Create) -> None:
-    seen: list[bool] = []
-    setup: Setup = create(lambda message: seen.append(setup.pool.in_worker), 1)
+    observed: list[bool] = []
+    setup: Setup = create(lambda message: observed.append(setup.pool.in_worker), 1)
     setup.add([0])
     setup.wait_for(1)
-    assert seen == [True]
+    assert observed == [True]
     assert not setup.pool.in_worker
 
 
@@ -187,22 +187,22 @@ def test_rows_of_a_dropped_partition_are_not_taken_from_their_thread(create: Cre
     """The dropped partition has more rows left than the other one."""
     calls = Calls(blocked=[0, 100])
     setup = create(calls, 101, threads=1)
-    other = Setup(calls, 3)
-    other.pool = setup.pool
+    second = Setup(calls, 3)
+    second.pool = setup.pool
     setup.add([100, *range(1, 100)])
     wait_until(lambda: calls.begun)
     setup.pool.drop([setup.partition])
     helpers = [threading.Thread(target=setup.pool._run) for _ in range(2)]
-    for each in helpers:
-        each.start()
-    other.add([0, 1, 2])
+    for helper in helpers:
+        helper.start()
+    second.add([0, 1, 2])
     wait_until(lambda: sorted(calls.ended) == [1, 2])
     for event in calls.blocked.values():
         event.set()
-    other.wait_for(3)
+    second.wait_for(3)
     setup.pool.stop(Deadline.after_ms(WAIT_MS))
-    for each in helpers:
-        each.join(30)
+    for helper in helpers:
+        helper.join(30)
     assert sorted(calls.ended) == [0, 1, 2, 100]
 
 
@@ -270,9 +270,9 @@ def test_failed_batch_is_retried_whole_then_bisected(create: Create) -> None:
     setup.add(range(8), lane=0)
     setup.wait_for(8)
     setup.wait_for_end()
-    whole = list(range(8))
+    complete = list(range(8))
     assert calls.begun == [
-        *([whole] * 3),
+        *([complete] * 3),
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [4, 5],
@@ -303,7 +303,7 @@ def test_failure_without_a_recovery_stops_the_pool(
     setup.add([0, 1], [2, 3], [4, 5], lane=0)
     wait_until(lambda: setup.failures)
     setup.pool.stop(Deadline.after_ms(WAIT_MS))
-    assert [repr(each) for each in setup.failures] == ["ZeroDivisionError(2)"]
+    assert [repr(failure) for failure in setup.failures] == ["ZeroDivisionError(2)"]
     assert calls.ended == [0, 1]
     assert setup.committable == 2
     assert setup.partition.running == 0
@@ -313,14 +313,14 @@ def test_failure_without_a_recovery_stops_the_pool(
 
 @pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
 def test_exit_stops_the_pool_without_a_recovery(create: Create, batches: bool) -> None:
-    def handle(given: Any) -> None:
+    def handle(inputs: Any) -> None:
         raise SystemExit(3)
 
     recovered: list[object] = []
     setup = create(handle, 2, batches=batches, retry=AT_ONCE, recover=lambda message, error: recovered.append(message))
     setup.add([0, 1], lane=0)
     wait_until(lambda: setup.failures)
-    assert [repr(each) for each in setup.failures] == ["SystemExit(3)"]
+    assert [repr(failure) for failure in setup.failures] == ["SystemExit(3)"]
     assert recovered == []
 
 

@@ -16,11 +16,11 @@ def _no_sender_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     deadline_s = time.monotonic() + 20
-    while left := [each.name for each in _senders() if each not in before]:
+    while remaining := [sender.name for sender in _senders() if sender not in before]:
         gc.collect()
-        assert time.monotonic() < deadline_s, left
+        assert time.monotonic() < deadline_s, remaining
         time.sleep(0.01)
 
 
 def _senders() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("produce-")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("produce-")]

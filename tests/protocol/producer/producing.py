@@ -26,8 +26,8 @@ def producer_of(
     **options: Any,
 ) -> Producer:
     """Return a producer with small record batches by default, so that a few thousand rows are many requests."""
-    known = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
-    return Producer(Client(parse_client(known), clock), parse_producer(known), **options)
+    remembered = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
+    return Producer(Client(parse_client(remembered), clock), parse_producer(remembered), **options)
 
 
 def servers(addresses: Sequence[tuple[str, int]]) -> str:
@@ -48,7 +48,7 @@ def send_numbered(producer: Producer, topic: str, first: int, count: int, partit
 
 def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitions: int) -> None:
     """Assert that every number below `count` is in its partition, once, and in order."""
-    found: dict[int, list[int]] = {number: [] for number in range(partitions)}
+    values_by_key: dict[int, list[int]] = {number: [] for number in range(partitions)}
     # A million of them take minutes on a busy machine.
     records, deadline_s = read_back(kafka, topic, 60 + count / 2_000), time.monotonic() + 20
     while len(records) < count and time.monotonic() < deadline_s:
@@ -56,8 +56,8 @@ def assert_all_once_in_order(kafka: LocalKafka, topic: str, count: int, partitio
         records = read_back(kafka, topic)
     for record in records:
         assert record.value is not None
-        found[record.partition].append(int(record.value[:9]))
-    for partition, numbers in found.items():
+        values_by_key[record.partition].append(int(record.value[:9]))
+    for partition, numbers in values_by_key.items():
         expected = list(range(partition, count, partitions))
         assert sorted(numbers) == expected, (
             f"partition {partition}: {len(set(expected) - set(numbers))} missing, "

@@ -40,23 +40,25 @@ def append(
 
 def batches(ready: Iterable[ReadyBatches]) -> Iterator[tuple[BatchSlice, list[int]]]:
     """Yield the record batches, each with its values."""
-    for each in ready:
+    for batches in ready:
         rows = iter(
-            (each.rows() if each.order is None else each.rows().take(pa.array(each.order)))["value"].to_pylist()
+            (batches.rows() if batches.order is None else batches.rows().take(pa.array(batches.order)))[
+                "value"
+            ].to_pylist()
         )
-        yield from ((batch, [int(value) for value in islice(rows, batch.count)]) for batch in each.batch_slices)
+        yield from ((batch, [int(value) for value in islice(rows, batch.count)]) for batch in batches.batch_slices)
         assert next(rows, None) is None
 
 
 def values(ready: Iterable[ReadyBatches]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    values_by_key: dict[int, list[int]] = {}
     for batch, numbers in batches(ready):
-        found.setdefault(batch.partition, []).extend(numbers)
-    return found
+        values_by_key.setdefault(batch.partition, []).extend(numbers)
+    return values_by_key
 
 
 def counts(ready: Iterable[ReadyBatches]) -> list[int]:
-    return [batch.count for each in ready for batch in each.batch_slices]
+    return [batch.count for batches in ready for batch in batches.batch_slices]
 
 
 def limit(rows: int) -> int:
@@ -68,7 +70,7 @@ def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
     assert append(accumulator, 0, [0, 1, 0]) == []
     assert append(accumulator, 3, [1, 0, 0]) == []
     full = append(accumulator, 6, [0, 0])
-    assert [each.batch_slices for each in full] == [[BatchSlice("t", 0, 6, limit(6))]]
+    assert [batches.batch_slices for batches in full] == [[BatchSlice("t", 0, 6, limit(6))]]
     assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
     assert values(accumulator.drain()) == {1: [1, 3]}
     assert not accumulator.drain()
@@ -87,8 +89,8 @@ def test_rows_of_several_partitions_are_returned_together() -> None:
     assert [(batch.partition, batch.count) for batch in ready.batch_slices] == [(0, 2), (1, 2)]
     assert values([ready]) == {0: [1, 3], 1: [0, 4]}
     append(accumulator, 5, [3])
-    (rest,) = accumulator.drain()
-    assert values([rest]) == {2: [2], 3: [5]}
+    (remainder,) = accumulator.drain()
+    assert values([remainder]) == {2: [2], 3: [5]}
 
 
 def test_long_rows_are_sorted_during_encoding_unless_most_of_them_wait() -> None:
@@ -96,12 +98,12 @@ def test_long_rows_are_sorted_during_encoding_unless_most_of_them_wait() -> None
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)
     (out,) = append(accumulator, 0, partitions, size=300)
     assert out.rows().num_rows == 3_000
-    found = values([out])
+    result = values([out])
     for partition, rows in values(accumulator.drain()).items():
-        found.setdefault(partition, []).extend(rows)
-    assert found == {p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)}
+        result.setdefault(partition, []).extend(rows)
+    assert result == {p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)}
     few = append(Accumulator(HEADER_BYTES + 1_000 * 300), 0, [0] * 1_100 + [n % 10 + 1 for n in range(1_900)], size=300)
-    assert [each.order for each in few] == [None], "sorting would copy the other rows needlessly"
+    assert [batches.order for batches in few] == [None], "sorting would copy the other rows needlessly"
 
 
 def test_rows_returned_together_have_at_most_3_mib() -> None:
@@ -109,7 +111,7 @@ def test_rows_returned_together_have_at_most_3_mib() -> None:
     out = append(accumulator_of(100), 0, [n % 3 for n in range(rows)])
     assert sum(counts(out)) == rows
     assert 1 < len(out) < 10
-    assert all(sum(batch.size_bytes for batch in each.batch_slices) <= 3 << 20 for each in out)
+    assert all(sum(batch.size_bytes for batch in batches.batch_slices) <= 3 << 20 for batches in out)
 
 
 def test_rows_of_one_partition_are_not_copied() -> None:
@@ -138,7 +140,7 @@ def test_columns_of_different_schemas_do_not_share_a_record_batch() -> None:
     full = accumulator.append("t", keyed, np.zeros(1, np.int32), np.array([SIZE], np.int64), 0.0)
     assert values(full) == {0: [0, 1]}
     append(accumulator, 3, [1])
-    assert [each.rows().schema.names for each in accumulator.drain()] == [["key", "value"], ["value"]]
+    assert [batches.rows().schema.names for batches in accumulator.drain()] == [["key", "value"], ["value"]]
 
 
 def test_linger_releases_only_rows_that_waited_long_enough() -> None:
@@ -157,7 +159,7 @@ def test_rows_of_partitions_with_a_queue_stay_until_they_fill_a_batch() -> None:
     assert (accumulator.oldest_s(), accumulator.oldest_s(5.0)) == (1.0, None)
     (full,) = append(accumulator, 2, [0], now_s=6.0)
     assert values([full]) == {0: [0, 2]}
-    assert [each.since_s for each in full.batch_slices] == [1.0]
+    assert [batch_slice.since_s for batch_slice in full.batch_slices] == [1.0]
 
 
 def test_memory_is_held_for_waiting_rows_until_the_receiver_frees_it() -> None:
@@ -170,7 +172,7 @@ def test_memory_is_held_for_waiting_rows_until_the_receiver_frees_it() -> None:
     assert memory.held_bytes == 4 * SIZE + full.held_bytes == 7 * SIZE
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
     accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0)
-    assert [each.held_bytes for each in accumulator.drain()] == [4 * SIZE, SIZE]
+    assert [batches.held_bytes for batches in accumulator.drain()] == [4 * SIZE, SIZE]
     assert accumulator.waiting_bytes == 0
     assert memory.held_bytes == 8 * SIZE
 
@@ -181,8 +183,8 @@ def test_long_runs_of_a_partition_fill_record_batches() -> None:
     partitions = [number for number in (0, 1, 0, 1, 0, 1) for _ in range(40)]
     full = append(accumulator, 0, partitions)
     assert counts(full) == [80, 80]
-    left = accumulator.drain()
-    assert values([*full, *left]) == {
+    batcheses = accumulator.drain()
+    assert values([*full, *batcheses]) == {
         0: [number for number, partition in enumerate(partitions) if partition == 0],
         1: [number for number, partition in enumerate(partitions) if partition == 1],
     }
@@ -209,10 +211,10 @@ def test_rows_are_returned_once_in_order(calls: list[list[int]], rows: int, high
         out += append(accumulator, number, [partition + high for partition in call])
         number += len(call)
     out += accumulator.drain()
-    assert all(batch.size_bytes <= limit(rows) for each in out for batch in each.batch_slices)
+    assert all(batch.size_bytes <= limit(rows) for batches in out for batch in batches.batch_slices)
     assert values(out) == expected
     for partition in expected:
-        sizes = [batch.count for each in out for batch in each.batch_slices if batch.partition == partition]
+        sizes = [batch.count for batches in out for batch in batches.batch_slices if batch.partition == partition]
         assert all(sum(three) > rows for three in zip(sizes, sizes[1:], sizes[2:], strict=False)), (
             "the batches could have been one"
         )

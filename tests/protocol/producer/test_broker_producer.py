@@ -172,12 +172,12 @@ class TestReplies:
                 producer.flush()
             # Another partition without errors keeps its epoch.
             producer.send_columns(TOPIC, numbered(6, 3), np.ones(3, np.int32))
-        seen = [
+        observed = [
             (part["index"], int(header["producer_epoch"]), int(header["base_sequence"]))
             for _, body in produce_requests(broker)
             for part, header in zip(body["topic_data"][0]["partition_data"], headers_of(body), strict=True)
         ]
-        assert seen == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
+        assert observed == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
 
     def test_batches_without_a_reply_until_delivery_timeout_have_an_unknown_outcome(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
@@ -207,7 +207,7 @@ def test_partitioners_of_two_topics_share_one_random_generator() -> None:
             kafka.create_topic(topic, 2)
             producer.send(topic, b"x").result(30)
         partitioners = assembler_of(producer).choice._partitioners.values()
-        assert len({id(each._rng) for each in partitioners}) == 1
+        assert len({id(partitioner._rng) for partitioner in partitioners}) == 1
         assert len(partitioners) == 2
 
 

@@ -57,7 +57,7 @@ def producer_with_compressors(broker: FakeKafka) -> Producer:
 
 
 def compressors() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("produce-compress")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("produce-compress")]
 
 
 def test_rows_sent_at_exit_are_written(broker: FakeKafka) -> None:

@@ -189,17 +189,17 @@ class TestLostReplies:
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
         name = topic(1)
-        held = threading.Event()
+        event = threading.Event()
         with producer_of(servers(proxy.bootstrap_servers)) as producer:
             send_numbered(producer, name, 0, 10, 1)
             producer.flush()
-            proxy.replies[PRODUCE] = lambda reply: Fate.PASS if held.wait(30) else Fate.CUT
+            proxy.replies[PRODUCE] = lambda reply: Fate.PASS if event.wait(30) else Fate.CUT
             send_numbered(producer, name, 10, 10, 1)
             started_s = time.monotonic()
             with pytest.raises(DeadlineExceeded, match=f"{name}-0"):
                 producer.flush(300)
             assert time.monotonic() - started_s < 15
-            held.set()
+            event.set()
             producer.flush()
         assert_all_once_in_order(kafka, name, 20, 1)
 

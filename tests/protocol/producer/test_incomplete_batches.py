@@ -43,11 +43,11 @@ def test_acknowledged_range_is_updated_before_the_call_is_completed() -> None:
 def test_memory_of_a_split_batch_is_held_until_all_parts_are_complete() -> None:
     incomplete, call = IncompleteBatches(), call_of(3)
     call.incomplete = incomplete
-    whole = ProducerBatch("orders", 1, bytearray(100), 3, 0.0, [SentRows(call, 0, 3)])
-    incomplete.begin([whole])
+    batch = ProducerBatch("orders", 1, bytearray(100), 3, 0.0, [SentRows(call, 0, 3)])
+    incomplete.begin([batch])
     for first, count in ((0, 1), (1, 2)):
         assert (incomplete.empty, incomplete.memory.held_bytes, call.done) == (False, 100, False)
-        part = ProducerBatch("orders", 1, bytearray(50), count, 0.0, whole=whole, first_row=first)
+        part = ProducerBatch("orders", 1, bytearray(50), count, 0.0, whole=batch, first_row=first)
         part.result = BatchResult(base_offset=10 + first)
         incomplete.end([part])
     assert (incomplete.empty, incomplete.memory.held_bytes) == (True, 0)
@@ -61,15 +61,15 @@ def test_calls_of_other_threads_do_not_extend_the_wait_for_memory() -> None:
         while not ended.wait(0.02):
             incomplete.wake()
 
-    other = threading.Thread(target=disturb)
-    other.start()
+    thread = threading.Thread(target=disturb)
+    thread.start()
     try:
         deadline = Deadline.after_ms(20_000)
         assert not incomplete.wait_for_room(lambda: False, 0.2, despite_failures=True, deadline=deadline)
         assert not deadline.passed
     finally:
         ended.set()
-        other.join()
+        thread.join()
 
 
 def test_completed_batch_extends_the_wait_for_memory() -> None:
@@ -116,10 +116,10 @@ def test_failure_of_two_calls_is_unreported_until_both_results_were_requested(re
 def test_part_of_a_split_batch_fails_only_the_calls_of_its_rows() -> None:
     incomplete = IncompleteBatches()
     calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), incomplete.mark_reported) for _ in "ab"]
-    whole = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
-    incomplete.begin([whole])
+    batch = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
+    incomplete.begin([batch])
     for first, error in ((0, None), (2, KafkaError("too large"))):
-        part = ProducerBatch("orders", 1, bytearray(50), 2, 0.0, whole=whole, first_row=first)
+        part = ProducerBatch("orders", 1, bytearray(50), 2, 0.0, whole=batch, first_row=first)
         part.result = BatchResult(base_offset=10 + first) if error is None else BatchResult(error=error)
         incomplete.end([part])
     assert calls[0].errors() == {}

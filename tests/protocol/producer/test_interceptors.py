@@ -78,7 +78,7 @@ def fake() -> Iterator[FakeKafka]:
 
 
 def values_in(fake: FakeKafka, topic: str = "orders") -> list[bytes | None]:
-    return [each.value for each in fake.records(topic)]
+    return [record.value for record in fake.records(topic)]
 
 
 def test_message_passes_the_chain_in_order_and_acknowledgement_comes_before_callbacks(fake: FakeKafka) -> None:
@@ -129,9 +129,9 @@ def test_exceptions_of_interceptors_are_logged_and_change_nothing(
         assert producer.send_and_wait("orders", "w").offset == 4
     assert values_in(fake) == [b"va", b"1a", b"2a", b"3a", b"wa"]
     assert calls[-1] == ("a", "close")
-    found = {record.message.split(" of ")[0] for record in caplog.records}
+    result = {record.message.split(" of ")[0] for record in caplog.records}
     before = set() if isinstance(error, SystemExit) else {"on_send", "on_send_columns"}
-    assert found == {"on_acknowledgement", "on_acknowledgement_columns", "close", *before}
+    assert result == {"on_acknowledgement", "on_acknowledgement_columns", "close", *before}
 
 
 @pytest.mark.parametrize("returned", [None, COLUMNS.slice(1), "columns"], ids=["none", "fewer rows", "text"])
@@ -165,15 +165,15 @@ def test_failed_sends_are_acknowledged_with_their_error(fake: FakeKafka) -> None
         errors = sent.errors(30_000)
         with pytest.raises(UsageError, match="2 partitions were given"):
             producer.send_columns("orders", COLUMNS, pa.array([0, 0], pa.int32()))
-    results = [each for each in calls if len(each) == 4]
-    assert [each[1] for each in results[:2]] == [
+    results = [call for call in calls if len(call) == 4]
+    assert [result[1] for result in results[:2]] == [
         RecordMetadata("orders", -1, -1, -1),
         RecordMetadata("orders", 0, -1, -1),
     ]
     assert "only a name" in str(results[0][2])
     assert results[1][2] is failure
-    assert (BatchMetadata("orders", -1, -1, 1), errors[1]) in [each[1:3] for each in results]
-    assert (BatchMetadata("orders", 0, 0, 1), None) in [each[1:3] for each in results]
+    assert (BatchMetadata("orders", -1, -1, 1), errors[1]) in [result[1:3] for result in results]
+    assert (BatchMetadata("orders", 0, 0, 1), None) in [result[1:3] for result in results]
     assert results[-1][1] == BatchMetadata("orders", -1, -1, 3)
     assert results[-1][3] == "MainThread"
 
@@ -205,6 +205,6 @@ def test_interceptors_of_a_transaction_see_the_abort(fake: FakeKafka) -> None:
         producer.begin_transaction()
         producer.send("orders", "v")
         producer.abort_transaction()
-    ((_, metadata, error, _),) = [each for each in calls if len(each) == 4]
+    ((_, metadata, error, _),) = [call for call in calls if len(call) == 4]
     assert metadata == RecordMetadata("orders", -1, -1, -1)
     assert "aborted" in str(error)

@@ -198,8 +198,8 @@ class TestMemory:
 
     def test_columns_waiting_for_memory_raise_an_unreported_failure(self, full: Producer) -> None:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
-        with ThreadPoolExecutor(1) as other:
-            sent = other.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
+        with ThreadPoolExecutor(1) as executor:
+            sent = executor.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
             wait_until(lambda: incomplete_of(full).awaited or sent.done())
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))

@@ -47,8 +47,8 @@ def batch(values: list[int], now_s: float = 0.0) -> ProducerBatch:
     return ProducerBatch("t", 0, records, len(values), now_s)
 
 
-def values_of(each: ProducerBatch) -> list[int]:
-    chunks = decode(read_batch_headers(each.records), first_offset=0, end_offset=each.record_count, check_crc=False)
+def values_of(batch: ProducerBatch) -> list[int]:
+    chunks = decode(read_batch_headers(batch.records), first_offset=0, end_offset=batch.record_count, check_crc=False)
     return [int(value) for chunk in chunks for value in chunk.column("value").to_pylist()]
 
 
@@ -59,9 +59,9 @@ def fill(made: PartitionProducer, count: int, rows: int = 10) -> None:
 
 def send_all(made: PartitionProducer, now_s: float = 0.0) -> list[ProducerBatch]:
     sent = []
-    while (each := made.next_batch(now_s)) is not None:
-        made.sending(each, leader_id=1, now_s=now_s)
-        sent.append(each)
+    while (batch := made.next_batch(now_s)) is not None:
+        made.sending(batch, leader_id=1, now_s=now_s)
+        sent.append(batch)
     return sent
 
 
@@ -78,16 +78,16 @@ def numbers_of_the_rest(made: PartitionProducer) -> list[int]:
     """Return the sequence numbers of the remaining batches, sent to a broker that accepts all."""
     numbers = []
     while not made.idle:
-        for each in send_all(made, 1e9):
-            numbers.append(each.base_sequence)
-            made.written(each, -1)
+        for batch in send_all(made, 1e9):
+            numbers.append(batch.base_sequence)
+            made.written(batch, -1)
     return numbers
 
 
 def failures_of(made: PartitionProducer) -> list[KafkaError]:
     """Return each failure once, though several record batches may share it."""
-    outcomes = [each.result for each in made.completed]
-    return list(dict.fromkeys(each.error for each in outcomes if each and each.error))
+    outcomes = [batch.result for batch in made.completed]
+    return list(dict.fromkeys(outcome.error for outcome in outcomes if outcome and outcome.error))
 
 
 class TestSending:
@@ -97,13 +97,13 @@ class TestSending:
         (first,) = send_all(made)
         assert values_of(first)[0] == 0
         made.written(first, 0)
-        assert [values_of(each)[0] for each in send_all(made)] == [10, 20]
+        assert [values_of(batch)[0] for batch in send_all(made)] == [10, 20]
 
     def test_at_most_five_batches_are_in_flight_with_consecutive_numbers(self) -> None:
         made, sent = confirmed(7)
-        assert [each.base_sequence for each in sent] == [10, 20, 30, 40, 50]
+        assert [batch.base_sequence for batch in sent] == [10, 20, 30, 40, 50]
         made.written(sent[0], 10)
-        assert [each.base_sequence for each in send_all(made)] == [60]
+        assert [batch.base_sequence for batch in send_all(made)] == [60]
 
     def test_sequence_numbers_wrap_after_the_largest_int32(self) -> None:
         assert sequence_after(2**31 - 5, 10) == 5
@@ -132,7 +132,7 @@ class TestRetries:
             assert len(sent) == 1, "a retried batch is alone in flight"
             again += sent
             made.written(sent[0], 0)
-        assert [each.base_sequence for each in again] == [10, 20, 30, 40]
+        assert [batch.base_sequence for batch in again] == [10, 20, 30, 40]
         assert not failures_of(made)
 
     def test_new_rows_wait_for_all_replies_after_a_failure(self) -> None:
@@ -145,9 +145,9 @@ class TestRetries:
 
     def test_lost_connection_resends_all_batches_with_the_same_numbers(self) -> None:
         made, sent = confirmed(3)
-        for each in sent:
-            made.lost(each, LOST, 1.0)
-        assert all(each.maybe_written for each in sent)
+        for batch in sent:
+            made.lost(batch, LOST, 1.0)
+        assert all(batch.maybe_written for batch in sent)
         assert numbers_of_the_rest(made) == [10, 20, 30]
 
     def test_unsent_batch_counts_no_attempt(self) -> None:
@@ -167,8 +167,8 @@ class TestRetries:
         made = producer(retries=1)
         fill(made, 1)
         for _ in range(2):
-            (each,) = send_all(made, 100.0)
-            made.refused(each, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, 0.0)
+            (batch,) = send_all(made, 100.0)
+            made.refused(batch, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, 0.0)
         assert [error.name for error in failures_of(made)] == ["NOT_ENOUGH_REPLICAS"]  # type: ignore[attr-defined]
         assert made.idle
 
@@ -216,8 +216,8 @@ class TestFailures:
     def test_permanently_refused_batch_leaves_no_sequence_gap(self) -> None:
         made, sent = confirmed(3)
         made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, 1.0, "record 3: no key")
-        for each in sent[1:]:
-            made.refused(each, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        for batch in sent[1:]:
+            made.refused(batch, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
         assert numbers_of_the_rest(made) == [10, 20]
         (error,) = failures_of(made)
         assert "10 records to t-0 at broker 1" in str(error)
@@ -228,8 +228,8 @@ class TestFailures:
         made, sent = confirmed(3)
         made.refused(sent[0], ErrorCode.UNKNOWN_SERVER_ERROR, WHERE, 1.0)
         assert not made.idle
-        for each in sent[1:]:
-            made.refused(each, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
+        for batch in sent[1:]:
+            made.refused(batch, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
         (error,) = failures_of(made)
         assert error.context["unknown_records"] == 10
         assert error.context["unwritten_records"] == 20
@@ -248,12 +248,12 @@ class TestFailures:
 
     def test_unknown_producer_id_restarts_at_0_with_the_next_identity(self) -> None:
         made, sent = confirmed(2)
-        for each in sent:
-            made.refused(each, ErrorCode.UNKNOWN_PRODUCER_ID, WHERE, 1.0)
+        for batch in sent:
+            made.refused(batch, ErrorCode.UNKNOWN_PRODUCER_ID, WHERE, 1.0)
         assert made.broken_identity == IDENTITY
         assert not failures_of(made)
         made.begin(ProducerIdentity(7, 1))
-        assert [each.base_sequence for each in send_all(made, 2.0)] == [0], "the first batch is again alone in flight"
+        assert [batch.base_sequence for batch in send_all(made, 2.0)] == [0], "the first batch is again alone in flight"
 
     def test_unknown_producer_id_after_an_unknown_outcome_is_not_resent(self) -> None:
         made, sent = confirmed(1)
@@ -275,7 +275,7 @@ class TestFailures:
         assert isinstance(error, DeadlineExceeded)
         assert "(delivery.timeout.ms)" in str(error)
         assert "the connection was reset" in str(error)
-        assert [values_of(each) for each in send_all(made, 12.0)] == [[2]]
+        assert [values_of(batch) for batch in send_all(made, 12.0)] == [[2]]
 
     def test_delivery_timeout_of_a_lost_batch_is_an_unknown_outcome(self) -> None:
         made, sent = confirmed(2)
@@ -301,12 +301,12 @@ class TestTooLarge:
         made.refused(sent[0], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
         made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
         halves = send_all(made, 2.0)
-        assert [(values_of(each), each.base_sequence) for each in halves] == [
+        assert [(values_of(halve), halve.base_sequence) for halve in halves] == [
             (list(range(10, 15)), 10),
             (list(range(15, 20)), 15),
         ]
-        for each in halves:
-            made.written(each, 10)
+        for halve in halves:
+            made.written(halve, 10)
         assert numbers_of_the_rest(made) == [20]
 
     def test_too_large_record_fails_alone_with_size_and_property(self) -> None:
@@ -317,7 +317,7 @@ class TestTooLarge:
         (error,) = failures_of(made)
         assert "4321 bytes" in str(error)
         assert "max.message.bytes" in str(error)
-        assert [each.base_sequence for each in send_all(made, 2.0)] == [1]
+        assert [batch.base_sequence for batch in send_all(made, 2.0)] == [1]
 
     def test_unwritten_batches_before_a_too_large_one_keep_sequence_numbers(self) -> None:
         """They may be written with these numbers."""
@@ -372,43 +372,43 @@ class Simulation:
             self.lose_connection()
         elif self.in_flight and choice in (2, 3, 4):
             self.answer(fail=choice)
-        elif (each := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.in_flight):
-            self.made.sending(each, 1, self.now_s)
-            self.in_flight.append(each)
+        elif (batch := self.made.next_batch(1e9)) is not None and (choice % 2 or not self.in_flight):
+            self.made.sending(batch, 1, self.now_s)
+            self.in_flight.append(batch)
         elif self.in_flight:
             self.answer()
 
-    def request(self, each: ProducerBatch) -> tuple[int, int, int, list[int]]:
+    def request(self, batch: ProducerBatch) -> tuple[int, int, int, list[int]]:
         assert self.made.sequences is not None
         identity = self.made.sequences.identity
-        return identity.producer_id, identity.producer_epoch, each.base_sequence, values_of(each)
+        return identity.producer_id, identity.producer_epoch, batch.base_sequence, values_of(batch)
 
     def answer(self, fail: int = 0) -> None:
-        each = self.in_flight.pop(0)
+        batch = self.in_flight.pop(0)
         if fail == 2:
-            self.made.refused(each, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, self.now_s)
+            self.made.refused(batch, ErrorCode.NOT_ENOUGH_REPLICAS, WHERE, self.now_s)
             return
-        code, offset = self.log.append(*self.request(each))
+        code, offset = self.log.append(*self.request(batch))
         if fail == 3 and code == ErrorCode.NONE:
             code = ErrorCode.REQUEST_TIMED_OUT
         if fail == 4 and code == ErrorCode.NONE:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if code == ErrorCode.NONE:
-            self.acknowledged += values_of(each)
-            self.made.written(each, offset)
+            self.acknowledged += values_of(batch)
+            self.made.written(batch, offset)
         else:
-            self.made.refused(each, code, WHERE, self.now_s)
+            self.made.refused(batch, code, WHERE, self.now_s)
 
     def lose_connection(self) -> None:
         lost, self.in_flight = self.in_flight, []
-        requests = [self.request(each) for each in lost]
+        requests = [self.request(batch) for batch in lost]
         arrived = self.choose(len(requests) + 1)
         for request in requests[:arrived]:
             self.log.append(*request)
         if requests[arrived:]:
             self.strays.append(requests[arrived:])
-        for each in lost:
-            self.made.lost(each, LOST, self.now_s)
+        for batch in lost:
+            self.made.lost(batch, LOST, self.now_s)
 
     def arrive_late(self) -> None:
         stray = self.strays[0]
@@ -460,7 +460,7 @@ class TestWithModelBroker:
             simulation.log.too_large = frozenset(rng.sample(range(14), rng.randint(1, 4)))
             simulation.run(steps=300)
             completed = simulation.made.completed
-            failed = {value for each in completed if each.result and each.result.error for value in values_of(each)}
+            failed = {value for batch in completed if batch.result and batch.result.error for value in values_of(batch)}
             written, acknowledged = simulation.log.values, simulation.acknowledged
             assert written == sorted(set(written)), seed
             assert len(acknowledged) == len(set(acknowledged)), seed

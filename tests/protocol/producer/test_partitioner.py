@@ -88,10 +88,10 @@ class TestRowsWithoutKey:
         assert chosen.tolist() == [partition for partition in runs for _ in range(10)]
 
     def test_sticky_partition_continues_in_the_next_call(self) -> None:
-        whole = Partitioner(sticky_bytes=1_000, rng=random.Random(3)).choose(None, ones(64), 4)
+        complete = Partitioner(sticky_bytes=1_000, rng=random.Random(3)).choose(None, ones(64), 4)
         partitioner = Partitioner(sticky_bytes=1_000, rng=random.Random(3))
         parts = [partitioner.choose(None, ones(count), 4) for count in (3, 17, 30, 14)]
-        assert np.concatenate(parts).tolist() == whole.tolist()
+        assert np.concatenate(parts).tolist() == complete.tolist()
 
     def test_rows_are_spread_evenly_in_the_long_run(self) -> None:
         chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(12_000), 12)
@@ -136,14 +136,14 @@ class TestRowsWithoutKey:
         partitioner = Partitioner(sticky_bytes=1_000)
         (first,) = set(partitioner.choose(None, ones(5), 4, available=[0, 1, 2, 3]).tolist())
         queued = [9 if number == first else 0 for number in range(4)]
-        rest = partitioner.choose(None, ones(6), 4, available=[0, 1, 2, 3], queued=queued).tolist()
-        assert rest[:5] == [first] * 5
+        remainder = partitioner.choose(None, ones(6), 4, available=[0, 1, 2, 3], queued=queued).tolist()
+        assert remainder[:5] == [first] * 5
 
     def test_sticky_partition_is_left_without_a_leader(self) -> None:
         partitioner = Partitioner(sticky_bytes=1_000)
         (first,) = set(partitioner.choose(None, ones(5), 3, available=[0, 1, 2]).tolist())
-        others = [number for number in range(3) if number != first]
-        assert set(partitioner.choose(None, ones(4), 3, available=others).tolist()) < set(others)
+        numbers = [number for number in range(3) if number != first]
+        assert set(partitioner.choose(None, ones(4), 3, available=numbers).tolist()) < set(numbers)
 
 
 class TestStrategies:

@@ -104,12 +104,16 @@ class TestRowsRead:
     def test_keys_go_to_the_partitions_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         rng = random.Random(5)
         keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
-        for ours, theirs in (("murmur2", "murmur2_random"), ("fnv1a", "fnv1a_random"), ("crc32", "consistent_random")):
+        for ours, reference in (
+            ("murmur2", "murmur2_random"),
+            ("fnv1a", "fnv1a_random"),
+            ("crc32", "consistent_random"),
+        ):
             name = topic(7)
-            other = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": theirs})
+            second = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": reference})
             for key in keys:
-                other.produce(name, key=key, value=b"theirs")
-            assert other.flush(30) == 0
+                second.produce(name, key=key, value=b"theirs")
+            assert second.flush(30) == 0
             with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "partitioner.class": ours}) as producer:
                 columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"ours"] * len(keys), pa.binary())}
                 producer.send_columns(name, pa.RecordBatch.from_pydict(columns))
@@ -133,9 +137,9 @@ class TestRowsRead:
         name = topic(5)
         keys = [b"key-%d" % number for number in range(200)]
         columns = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(keys)})
-        given = pa.array([3 if number % 2 else None for number in range(200)], pa.int32())
+        inputs = pa.array([3 if number % 2 else None for number in range(200)], pa.int32())
         with producer_of(kafka.bootstrap_servers) as producer:
-            producer.send_columns(name, columns, given)
+            producer.send_columns(name, columns, inputs)
             producer.send_columns(name, columns)
         by_key: dict[bytes | None, list[int]] = {}
         for record in read_back(kafka, name):
@@ -224,7 +228,7 @@ class TestRefusals:
         partitions = np.arange(100, dtype=np.int32) % 2
         with producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "batch.size": 100}) as producer:
             sent = producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}), partitions)
-            errors, found = sent.errors(), sent.columns()
+            errors, result = sent.errors(), sent.columns()
         assert list(errors) == [50, 70]
         for part in (
             name,
@@ -236,8 +240,8 @@ class TestRefusals:
             assert part in str(errors[50])
         offsets = iter(range(48)), iter(range(50))
         expected = [(-1, -1) if row in errors else (row % 2, next(offsets[row % 2])) for row in range(100)]
-        assert list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)) == expected
-        written = {(each.partition, each.offset): each.value for each in read_back(kafka, name)}
+        assert list(zip(result["partition"].to_pylist(), result["offset"].to_pylist(), strict=True)) == expected
+        written = {(record.partition, record.offset): record.value for record in read_back(kafka, name)}
         assert written == {where: values[row] for row, where in enumerate(expected) if row not in errors}
 
     def test_unreported_record_above_the_request_size_is_raised_by_close(
@@ -249,7 +253,7 @@ class TestRefusals:
             producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
             with pytest.raises(UsageError, match=r"row \d of its batch.*more than max.request.size"):
                 (producer.flush if len(values) == 1 else producer.close)()
-        assert [each.value for each in read_back(kafka, name)] == [b"a", b"b"]
+        assert [record.value for record in read_back(kafka, name)] == [b"a", b"b"]
 
     def test_record_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})
@@ -282,9 +286,9 @@ class TestRefusals:
                     producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
             with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
                 producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
-            for given in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"]), 3):
+            for inputs in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"]), 3):
                 with pytest.raises(UsageError, match="partitions that are no 32-bit integers were given for 1 rows"):
-                    producer.send_columns(name, numbered(0, 1), given)
+                    producer.send_columns(name, numbered(0, 1), inputs)
 
     def test_unknown_topic_is_named(self, kafka: LocalKafka) -> None:
         with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:

@@ -22,7 +22,7 @@ WAIT_S = 20.0
 
 def in_log(kafka: LocalKafka, topic: str) -> dict[bytes | None, tuple[int, int, int]]:
     """Return (partition, offset, timestamp) by value."""
-    return {each.value: (each.partition, each.offset, each.timestamp_ms) for each in read_back(kafka, topic)}
+    return {record.value: (record.partition, record.offset, record.timestamp_ms) for record in read_back(kafka, topic)}
 
 
 def in_result(columns: pa.RecordBatch, result: pa.RecordBatch) -> dict[bytes | None, tuple[int, int, int]]:
@@ -37,7 +37,7 @@ class TestColumns:
     ) -> None:
         name = topic(7, config={"max.message.bytes": "2500", **settings})
         rng, now_ms = random.Random(3), int(time.time() * 1_000)
-        found = {}
+        values_by_key = {}
         # The broker refuses some record batches, which are split.
         with producer_of(kafka.bootstrap_servers, {"batch.size": 6_000}) as producer:
             calls = []
@@ -45,12 +45,12 @@ class TestColumns:
                 columns = numbered(first, 250)
                 times = [rng.choice([None, now_ms - 5_000 - first]) for _ in range(250)]
                 columns = columns.append_column("timestamp_ms", pa.array(times, pa.int64()))
-                given = pa.array([rng.choice([None, 0, 3]) for _ in range(250)], pa.int32())
-                calls.append((columns, producer.send_columns(name, columns, given)))
+                inputs = pa.array([rng.choice([None, 0, 3]) for _ in range(250)], pa.int32())
+                calls.append((columns, producer.send_columns(name, columns, inputs)))
             for columns, sent in calls:
-                found.update(in_result(columns, sent.result(20_000)))
-        assert found == in_log(kafka, name)
-        assert len(found) == 2_000
+                values_by_key.update(in_result(columns, sent.result(20_000)))
+        assert values_by_key == in_log(kafka, name)
+        assert len(values_by_key) == 2_000
 
     def test_results_with_acks_0_have_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         with producer_of(kafka.bootstrap_servers, {"acks": "0"}) as producer:
@@ -67,11 +67,11 @@ class TestColumns:
             with pytest.raises(BrokerError) as raised:
                 sent.result()
             assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
-            found = in_result(columns, sent.columns())
+            result = in_result(columns, sent.columns())
             # A failure read from the result is not raised again.
             producer.flush()
-        assert found.pop(values[70])[1] == -1
-        assert found == in_log(kafka, name)
+        assert result.pop(values[70])[1] == -1
+        assert result == in_log(kafka, name)
 
     def test_result_is_awaited_until_its_deadline(self) -> None:
         producer = producer_of("127.0.0.1:1", {"max.block.ms": 100})
@@ -95,13 +95,15 @@ class TestMessages:
                 b"%05d" % number: producer.send(name, b"%05d" % number, key=b"key-%d" % (number % 50))
                 for number in range(3_000)
             }
-            found = {value: future.result(WAIT_S) for value, future in futures.items()}
-        there = in_log(kafka, name)
-        assert {value: (each.partition, each.offset, each.timestamp_ms) for value, each in found.items()} == there
-        assert all(began_ms <= each.timestamp_ms <= time.time() * 1_000 for each in found.values())
+            results = {value: future.result(WAIT_S) for value, future in futures.items()}
+        present = in_log(kafka, name)
+        assert {
+            value: (metadata.partition, metadata.offset, metadata.timestamp_ms) for value, metadata in results.items()
+        } == present
+        assert all(began_ms <= metadata.timestamp_ms <= time.time() * 1_000 for metadata in results.values())
         by_key: dict[bytes, set[int]] = {}
-        for value, each in found.items():
-            by_key.setdefault(b"%d" % (int(value) % 50), set()).add(each.partition)
+        for value, metadata in results.items():
+            by_key.setdefault(b"%d" % (int(value) % 50), set()).add(metadata.partition)
         assert all(len(partitions) == 1 for partitions in by_key.values())
 
     def test_fields_of_messages_are_written(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -113,7 +115,7 @@ class TestMessages:
             producer.send(name, b"", partition=1)
             assert first.result(WAIT_S) == RecordMetadata(name, 1, 0, 5)
         records = read_back(kafka, name)
-        assert [(each.key, each.value) for each in records] == [(b"k", b"text"), (b"gone", None), (None, b"")]
+        assert [(record.key, record.value) for record in records] == [(b"k", b"text"), (b"gone", None), (None, b"")]
         assert records[0].headers == tuple(headers)
         assert records[0].timestamp_ms == 5
 
@@ -124,7 +126,7 @@ class TestMessages:
                 for number in range(first, first + 3):
                     producer.send(name, b"%09d" % number)
                 producer.send_columns(name, numbered(first + 3, 3))
-        assert [int((each.value or b"")[:9]) for each in read_back(kafka, name)] == list(range(60))
+        assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == list(range(60))
 
     def test_message_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})
@@ -137,7 +139,7 @@ class TestMessages:
             offsets = [future.result(WAIT_S).offset for future in futures if future is not futures[7]]
             assert offsets == list(range(19))
             producer.flush()
-        assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
+        assert [record.value for record in read_back(kafka, name)] == values[:7] + values[8:]
 
     def test_message_too_large_for_a_request_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
@@ -148,7 +150,7 @@ class TestMessages:
             assert isinstance(error, UsageError)
             assert "more than max.request.size (5000)" in str(error)
             producer.flush()
-        assert [each.value for each in read_back(kafka, name)] == values[:7] + values[8:]
+        assert [record.value for record in read_back(kafka, name)] == values[:7] + values[8:]
 
     def test_message_to_an_unknown_partition_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
@@ -176,7 +178,11 @@ class TestMessages:
             assert "I do not like it" in str(futures[0].exception(WAIT_S))
             assert "more than max.request.size" in str(futures[3].exception(WAIT_S))
             written = [futures[number].result(WAIT_S) for number in (1, 2, 4)]
-            assert [(each.partition, each.offset) for each in written] == [(1, 1), (0, 0), (1, 2)]
+            assert [(metadata.partition, metadata.offset) for metadata in written] == [
+                (1, 1),
+                (0, 0),
+                (1, 2),
+            ]
             assert columns.result().column("offset").to_pylist() == [0]
             with pytest.raises(type(error), match="I do not like it"):
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": [b"bad"]}))

@@ -41,11 +41,11 @@ def ours(strategy: PartitionStrategy, count: int, keys: list[bytes | None] | Non
 def test_murmur2_partitions_equal_javas() -> None:
     command = java_command(Path(__file__).with_name("JavaPartitioner.java"))
     output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-    theirs = [[int(number) for number in line.split()] for line in output.splitlines()]
-    assert len(theirs) == len(KEYS)
+    reference = [[int(number) for number in line.split()] for line in output.splitlines()]
+    assert len(reference) == len(KEYS)
     for nth, count in enumerate(COUNTS):
-        assert ours("murmur2", count) == [row[nth] for row in theirs]
-    assert [partition_of(key, 7) for key in KEYS[:50]] == [row[0] for row in theirs[:50]]
+        assert ours("murmur2", count) == [row[nth] for row in reference]
+    assert [partition_of(key, 7) for key in KEYS[:50]] == [row[0] for row in reference[:50]]
 
 
 def test_partitions_equal_saramas() -> None:
@@ -54,10 +54,10 @@ def test_partitions_equal_saramas() -> None:
     for count in COUNTS:
         command = [str(program), "partition", str(count)]
         output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-        theirs = [[int(number) for number in line.split()] for line in output.splitlines()]
-        assert len(theirs) == len(KEYS)
+        reference = [[int(number) for number in line.split()] for line in output.splitlines()]
+        assert len(reference) == len(KEYS)
         for nth, strategy in enumerate(strategies):
-            assert ours(strategy, count) == [row[nth] for row in theirs], strategy
+            assert ours(strategy, count) == [row[nth] for row in reference], strategy
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,10 @@ def librdkafka() -> ctypes.CDLL:
     spec = importlib.util.find_spec("confluent_kafka")
     assert spec is not None
     assert spec.origin is not None
-    (found,) = Path(spec.origin).parent.parent.glob("confluent_kafka.libs/librdkafka*")
+    (path,) = Path(spec.origin).parent.parent.glob("confluent_kafka.libs/librdkafka*")
     import confluent_kafka  # noqa: F401  what the library needs is loaded with it
 
-    return ctypes.CDLL(str(found))
+    return ctypes.CDLL(str(path))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_partitions_equal_librdkafkas(librdkafka: ctypes.CDLL, name: str) -> Non
     # Without a topic, librdkafka cannot choose at random, which it does for keys that it does not hash.
     hashed = [key for key in KEYS if key or name != "consistent_random"]
     for count in COUNTS:
-        theirs = [function(None, key, len(key), count, None, None) for key in hashed]
-        assert ours(strategy, count, list(hashed)) == theirs
+        reference = [function(None, key, len(key), count, None, None) for key in hashed]
+        assert ours(strategy, count, list(hashed)) == reference
         if not name.endswith("_random"):
             of_null = function(None, None, 0, count, None, None)
             assert ours(strategy, count, [None, b"k", None])[::2] == [of_null] * 2

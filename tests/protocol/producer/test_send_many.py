@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,33 @@ class TestSendMany:
         with producer_of(fake.bootstrap_servers, {"linger.ms": 600_000}) as producer:
             written = producer.send_many(messages)
             assert producer.send_many([]) == []
-        assert [(each.partition, each.offset) for each in written] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+        assert [(record_metadata.partition, record_metadata.offset) for record_metadata in written] == [
+            (0, 0),
+            (1, 0),
+            (0, 1),
+            (1, 1),
+            (0, 2),
+            (1, 2),
+        ]
+
+    def test_waiting_iterable_is_interrupted_and_other_values_are_refused(self, fake: FakeKafka) -> None:
+        """The former in a timer's signal: the call must not defer it."""
+
+        def wait() -> Iterator[ProducerMessage]:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            threading.Event().wait(WAIT_S)
+            yield ProducerMessage(TOPIC, "late")
+
+        def raise_timeout(*_: object) -> None:
+            raise TimeoutError
+
+        former = signal.signal(signal.SIGALRM, raise_timeout)
+        with producer_of(fake.bootstrap_servers) as producer:
+            with pytest.raises(TimeoutError):
+                producer.send_many(wait())
+            with pytest.raises(TypeError):
+                producer.send_many([None])  # type: ignore[list-item]
+        signal.signal(signal.SIGALRM, former)
 
     def test_failed_messages_are_named_with_their_causes(self, fake: FakeKafka) -> None:
         fake.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=(TOPIC, 1))
@@ -70,18 +97,18 @@ class TestSendMany:
         assert isinstance(errors[2], BrokerError)
         assert errors[2].code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert "max.request.size" in str(errors[3])
-        assert {index: each.offset for index, each in raised.value.results.items()} == {0: 0, 4: 1}
+        assert {index: result.offset for index, result in raised.value.results.items()} == {0: 0, 4: 1}
 
     def test_messages_not_acknowledged_in_time_fail(self, fake: FakeKafka) -> None:
-        held = threading.Event()
-        fake.before[PRODUCE] = lambda body: held.wait(WAIT_S)
+        event = threading.Event()
+        fake.before[PRODUCE] = lambda body: event.wait(WAIT_S)
         with producer_of(fake.bootstrap_servers) as producer:
             try:
                 with pytest.raises(SendFailed) as raised:
                     producer.send_many([ProducerMessage(TOPIC, "0"), ProducerMessage(TOPIC, "1")], timeout_ms=100)
             finally:
-                held.set()
-        assert [type(each) for each in raised.value.errors.values()] == [DeadlineExceeded, DeadlineExceeded]
+                event.set()
+        assert [type(error) for error in raised.value.errors.values()] == [DeadlineExceeded, DeadlineExceeded]
 
 
 class TestDeadlines:
@@ -104,7 +131,7 @@ class TestDeadlines:
             producer.send_and_wait(TOPIC, bytes(10_000), partition=1, timeout_ms=100)
         with pytest.raises(SendFailed) as raised:
             producer.send_many([ProducerMessage(TOPIC, bytes(10_000), partition=1)] * 3, timeout_ms=100)
-        assert {type(each) for each in raised.value.errors.values()} == {DeadlineExceeded}
+        assert {type(error) for error in raised.value.errors.values()} == {DeadlineExceeded}
 
     @pytest.mark.timeout(10)
     def test_wait_for_metadata_ends(self, fake: FakeKafka, producer: Producer) -> None:
@@ -113,7 +140,7 @@ class TestDeadlines:
             producer.send_and_wait("other", "v", timeout_ms=100)
         with pytest.raises(SendFailed) as raised:
             producer.send_many([ProducerMessage("other", "v")] * 3, timeout_ms=100)
-        assert {type(each) for each in raised.value.errors.values()} == {DeadlineExceeded}
+        assert {type(error) for error in raised.value.errors.values()} == {DeadlineExceeded}
 
     def test_short_wait_does_not_prove_that_a_topic_is_missing(self, fake: FakeKafka) -> None:
         with producer_of(fake.bootstrap_servers, {"retry.backoff.max.ms": 20_000}) as producer:
@@ -237,7 +264,7 @@ class TestMissingTopics:
             leaderless = {"error_code": ErrorCode.LEADER_NOT_AVAILABLE, "partitions": []}
             fake.edit_replies(
                 METADATA,
-                lambda body: {**body, "topics": [{**each, **leaderless} for each in body["topics"]]},
+                lambda body: {**body, "topics": [{**topic, **leaderless} for topic in body["topics"]]},
                 2,
             )
             assert producer.send_and_wait("later", "v").offset == 0

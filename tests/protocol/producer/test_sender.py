@@ -64,7 +64,7 @@ def broker() -> Iterator[FakeKafka]:
 
 
 def values_of(broker: FakeKafka) -> list[bytes]:
-    return [each.value or b"" for each in broker.records(TOPIC, isolation_level="read_uncommitted")]
+    return [record.value or b"" for record in broker.records(TOPIC, isolation_level="read_uncommitted")]
 
 
 def send_slowly(producer: Producer, clock: SkippingClock, count: int) -> list[Future[RecordMetadata]]:
@@ -95,7 +95,7 @@ def nothing_written(broker: FakeKafka) -> Iterator[None]:
 
 
 def sender_threads() -> set[threading.Thread]:
-    return {each for each in threading.enumerate() if each.name.startswith("produce-")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("produce-")}
 
 
 def before_each_wait(monkeypatch: pytest.MonkeyPatch, action: Callable[..., object]) -> None:
@@ -118,11 +118,11 @@ def fail_sender(monkeypatch: pytest.MonkeyPatch, when: Callable[[Sender], object
 
 
 def open_sockets() -> int:
-    found = 0
+    result = 0
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # another thread has closed it meanwhile
-            found += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
-    return found
+            result += os.readlink(f"/proc/self/fd/{number}").startswith("socket:")
+    return result
 
 
 class TestWhileCallersAreAway:
@@ -166,7 +166,7 @@ class TestWhileCallersAreAway:
             assert incomplete_of(producer).count((TOPIC, 0)) == 6
             broker.clear_faults()
             clock.skip(50)
-            assert [each.result(WAIT_S).offset for each in futures] == list(range(30))
+            assert [future.result(WAIT_S).offset for future in futures] == list(range(30))
             assert incomplete_of(producer).count((TOPIC, 0)) == 0
         assert values_of(broker) == [b"%d" % number for number in range(30)]
 
@@ -178,8 +178,8 @@ class TestWhileCallersAreAway:
         futures = send_slowly(producer, clock, 9)
         clock.skip(61)
         sender_of(producer).wake()
-        for each in futures:
-            assert isinstance(each.exception(WAIT_S), DeadlineExceeded)
+        for future in futures:
+            assert isinstance(future.exception(WAIT_S), DeadlineExceeded)
         producer.abort()
 
     def test_delivery_timeout_fails_rows_that_cannot_be_written(self, broker: FakeKafka) -> None:
@@ -228,24 +228,24 @@ class TestWhileCallersAreAway:
                     producer.send_columns(TOPIC, numbered(first, 10), np.zeros(10, np.int32))
 
             threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
-            for each in threads:
-                each.start()
-            for each in threads:
-                each.join()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         written = [int(value[:9]) for value in values_of(broker)]
         assert len(written) == 1_200
         for number in range(4):
-            of_thread = [each for each in written if each // 1_000 == number]
+            of_thread = [value for value in written if value // 1_000 == number]
             assert of_thread == list(range(number * 1_000, number * 1_000 + 300))
 
 
 class TestMemory:
     @pytest.mark.parametrize("messages", [False, True])
     def test_rows_passed_to_the_sender_are_always_counted(self, broker: FakeKafka, messages: bool) -> None:
-        rows, held = 15, list[int]()
+        rows, pending = 15, list[int]()
 
         def looked_at(call: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *arguments: (held.append(producer.held_bytes), call(*arguments))[1]
+            return lambda *arguments: (pending.append(producer.held_bytes), call(*arguments))[1]
 
         clock = SkippingClock()
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock) as producer:
@@ -261,8 +261,8 @@ class TestMemory:
             sender_of(producer).wake()
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
             wait_until(lambda: producer.held_bytes == 0)
-        assert held
-        assert min(held) >= rows * 100
+        assert pending
+        assert min(pending) >= rows * 100
 
     def test_released_rows_do_not_wait_for_memory_again(self, broker: FakeKafka) -> None:
         """They already have memory: waiting for replies would slow the producer down."""
@@ -339,7 +339,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         raise raised
 
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "batch.size": 2_000}) as producer:
-        earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, each, np.int32)) for each in (0, 1)]
+        earlier = [producer.send_columns(TOPIC, numbered(0, 3), np.full(3, number, np.int32)) for number in (0, 1)]
         if where == "encoding":
             monkeypatch.setattr(assembler_of(producer), "encode", come_between)
         else:
@@ -350,7 +350,7 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         monkeypatch.undo()
         with pytest.raises(UsageError, match=f"rows of {TOPIC} were not sent because of another error"):
             producer.flush()
-        assert all(len(each.errors(20_000)) == 3 for each in earlier)
+        assert all(len(columns.errors(20_000)) == 3 for columns in earlier)
         producer.send_columns(TOPIC, numbered(7, 1), np.zeros(1, np.int32))
     assert [int(value[:9]) for value in values_of(broker)] == [7]
 
@@ -388,7 +388,7 @@ def test_signal_handler_may_flush_while_its_thread_resets_sequence_numbers(
 
         monkeypatch.setattr("protocol.producer.sender.Event", come_between)
         producer.reset_sequences(Deadline.after_ms(20_000))
-        assert [each.result(0).offset for each in written] == [0]
+        assert [future.result(0).offset for future in written] == [0]
 
 
 class TestClose:
@@ -473,20 +473,20 @@ class TestClose:
                 with pytest.raises(UsageError, match="before a fork"):
                     call()
 
-        held, over = threading.Event(), threading.Event()
+        event, over = threading.Event(), threading.Event()
 
         def hold(batches: IncompleteBatches) -> None:
-            batches.wait_for_room(lambda: held.set() or over.wait(WAIT_S), 0.0, despite_failures=True)
+            batches.wait_for_room(lambda: event.set() or over.wait(WAIT_S), 0.0, despite_failures=True)
 
         with producer_of(broker.bootstrap_servers) as producer:
-            other = threading.Thread(target=hold, args=(incomplete_of(producer),))
-            other.start()
-            assert held.wait(WAIT_S)
+            thread = threading.Thread(target=hold, args=(incomplete_of(producer),))
+            thread.start()
+            assert event.wait(WAIT_S)
             try:
                 check_in_child(refused)
             finally:
                 over.set()
-                other.join()
+                thread.join()
 
     def test_close_in_several_threads_raises_nothing_if_all_is_written(self, broker: FakeKafka) -> None:
         for _ in range(10):
@@ -495,8 +495,8 @@ class TestClose:
             futures = [producer.send(TOPIC, b"v", partition=number % 2) for number in range(8)]
             with ThreadPoolExecutor(3) as threads:
                 closed = [threads.submit(producer.close) for _ in range(3)]
-            assert [each.result(WAIT_S) for each in closed] == [None] * 3
-            assert all(each.result(WAIT_S) for each in futures)
+            assert [future.result(WAIT_S) for future in closed] == [None] * 3
+            assert all(future.result(WAIT_S) for future in futures)
 
 
 def _in_the_child(producer: Producer) -> None:
@@ -534,8 +534,8 @@ def test_delivery_timeout_applies_while_the_coordinator_does_not_reply(version: 
             producer.begin_transaction()
             fake.edit_replies(ADD_PARTITIONS_TO_TXN, lambda body: None)
         begin_s = time.monotonic()
-        futures = [producer.send(TOPIC, b"unanswered", partition=each) for each in range(4)]
-        assert {type(each.exception(WAIT_S)) for each in futures} <= {DeadlineExceeded, TransactionFailed}
+        futures = [producer.send(TOPIC, b"unanswered", partition=number) for number in range(4)]
+        assert {type(future.exception(WAIT_S)) for future in futures} <= {DeadlineExceeded, TransactionFailed}
         assert time.monotonic() - begin_s < 10
         producer.abort()
 
@@ -576,7 +576,7 @@ class TestStop:
             monkeypatch.undo()
             raise MemoryError("as if")
 
-        earlier = [producer.send_columns(TOPIC, numbered(9, 3), np.full(3, each, np.int32)) for each in (0, 1)]
+        earlier = [producer.send_columns(TOPIC, numbered(9, 3), np.full(3, number, np.int32)) for number in (0, 1)]
         futures = [producer.send(topic, b"value", partition=0) for topic in (TOPIC, "other")]
         monkeypatch.setattr(f"protocol.producer.accumulator.{place}", no_memory)
         with suppress(MemoryError, UsageError):
@@ -616,7 +616,7 @@ class TestStop:
         for _ in range(2):
             with suppress(UsageError):
                 producer.flush()
-        results = [type(each.exception(WAIT_S)) for each in futures]
+        results = [type(future.exception(WAIT_S)) for future in futures]
         assert results == [type(None)] * 3 if next(count) <= nth else UsageError in results
         monkeypatch.undo()
 
@@ -644,7 +644,7 @@ class TestStop:
 
         producer = producer_of(broker.bootstrap_servers, {"linger.ms": 500})
         monkeypatch.setattr("protocol.producer.accumulator._take_rows", no_memory)
-        futures = [producer.send(TOPIC, b"value", partition=each) for each in (0, 1)]
+        futures = [producer.send(TOPIC, b"value", partition=number) for number in (0, 1)]
         assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError] * 2
         with pytest.raises(UsageError, match="cannot continue"):
             producer.close()
@@ -657,8 +657,8 @@ class TestStop:
             monkeypatch.undo()
             raise MemoryError("as if")
 
-        given = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "transactional.id": "etl"}
-        producer = TransactionalProducer(given)
+        properties = {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 60_000, "transactional.id": "etl"}
+        producer = TransactionalProducer(properties)
         producer.init_transactions()
         producer.begin_transaction()
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
@@ -670,7 +670,7 @@ class TestStop:
                 producer.commit_transaction()
         with suppress(KafkaError):
             producer.close()
-        with TransactionalProducer(given) as later:
+        with TransactionalProducer(properties) as later:
             later.init_transactions()
         assert not broker.records(TOPIC)
 

@@ -95,9 +95,9 @@ def test_size_of_the_cap_is_accepted_and_one_more_byte_refused(codec: Codec, cap
 def test_truncated_data_is_an_error_or_a_prefix(codec: Codec) -> None:
     rng = random.Random(1).randbytes(300) * 3
     packed = bytes(compress(codec, rng))
-    for kept in range(len(packed)):
+    for length in range(len(packed)):
         with contextlib.suppress(Corrupt):
-            assert rng.startswith(unpack(codec, packed[:kept]))
+            assert rng.startswith(unpack(codec, packed[:length]))
 
 
 @pytest.mark.parametrize("codec", PACKED)

@@ -150,19 +150,19 @@ def test_records_with_very_many_headers_are_read(count: int) -> None:
     many = tuple(("h", None if i % 2 else b"%d" % i) for i in range(count))
     batch = Batch([Record(headers=many), Record(offset_delta=1), Record(offset_delta=2, headers=many[:3])])
     log = write_batch(batch)
-    found = [
+    collected = [
         r["headers"]
         for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9)
         for r in chunk.to_pylist()
     ]
-    assert found == [row["headers"] for row in reference.rows([batch])]
+    assert collected == [row["headers"] for row in reference.rows([batch])]
 
 
 def test_rows_outlive_their_buffer() -> None:
     log = bytearray(write_batch(sequence([b"first", b"second"], codec="lz4")) + write_batch(sequence([b"third"])))
     chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
-    other = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
-    list(decode(read_batch_headers(other), first_offset=0, end_offset=99))
+    second = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
+    list(decode(read_batch_headers(second), first_offset=0, end_offset=99))
     log[:] = bytes(len(log))
     assert [v.as_py() for chunk in chunks for v in chunk["value"]] == [b"first", b"second", b"third"]
 
@@ -175,11 +175,11 @@ def test_two_partitions_are_decoded_in_turns() -> None:
     readers = [
         decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, columns=["value"]) for log in logs
     ]
-    seen: list[set[bytes]] = [set(), set()]
+    observed: list[set[bytes]] = [set(), set()]
     for chunks in zip(*readers, strict=True):
-        for values, chunk in zip(seen, chunks, strict=True):
+        for values, chunk in zip(observed, chunks, strict=True):
             values.update(chunk["value"].to_pylist())
-    assert seen == [{b"a" * 50}, {b"b" * 50}]
+    assert observed == [{b"a" * 50}, {b"b" * 50}]
 
 
 def test_log_append_time_applies_to_the_whole_batch() -> None:
@@ -205,8 +205,13 @@ def offsets_before_error(log: bytes, first_offset: int = 0, **options: Any) -> t
     offsets: list[int] = []
     try:
         while (records := read_batch_headers(log, "orders-3")).next_offset is not None:
-            given = {"first_offset": first_offset, "end_offset": records.next_offset, "where": "orders-3", **options}
-            for chunk in decode(records, **given):
+            properties = {
+                "first_offset": first_offset,
+                "end_offset": records.next_offset,
+                "where": "orders-3",
+                **options,
+            }
+            for chunk in decode(records, **properties):
                 offsets.extend(chunk["offset"].to_pylist())
             first_offset, log = records.next_offset, log[records.whole_bytes :]
     except Corrupt as error:
@@ -231,10 +236,10 @@ def test_damaged_header_hides_no_row_without_an_error() -> None:
         expected, error = offsets_before_error(b"".join(written), 1, **options)
         assert (expected, error) == ([1, 5, 6, 8, 9] if options else [1, 2, 3, 5, 6, 8, 9], "")
         for damaged, bit in product(range(len(batches)), range(21 * 8, 61 * 8)):
-            log = [bytearray(each) for each in written]
+            log = [bytearray(value) for value in written]
             log[damaged][bit // 8] ^= 1 << bit % 8
             offsets, error = offsets_before_error(b"".join(log), 1, **options)
-            assert offsets == [each for each in expected if each < batches[damaged].base_offset], (damaged, bit)
+            assert offsets == [offset for offset in expected if offset < batches[damaged].base_offset], (damaged, bit)
             assert f"the record batch at offset {batches[damaged].base_offset} " in error
 
 

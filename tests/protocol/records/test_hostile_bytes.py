@@ -106,8 +106,8 @@ def test_mutated_records_in_valid_compression_raise_only_protocol_errors(codec: 
 
 def test_prefixes_and_single_byte_changes_raise_only_protocol_errors() -> None:
     log = write_batch(Batch([Record(b"v" * 70, b"k", 0, 0, (("h", b"x"),)), Record(offset_delta=1)], 0))
-    for kept in range(len(log)):
-        provoke(log[:kept])
+    for length in range(len(log)):
+        provoke(log[:length])
     for at in range(len(log)):
         for value in (0, 1, 0x7F, 0x80, 0xFF):
             provoke(log[:at] + bytes([value]) + log[at + 1 :])

@@ -19,6 +19,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from protocol.config import parse_consumer
 from protocol.consumer.fetch_position import FetchPosition
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.position import Position
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
@@ -203,11 +204,11 @@ def test_log_with_all_formats_is_read(codec: str) -> None:
             messages = some(magic, first)
             log = written(messages) if codec == "none" else write(wrap(messages, codec))
             parts.append((log, [message.row() for message in messages]))
-    whole, rows = b"".join(log for log, _ in parts), [row for _, rows in parts for row in rows]
-    assert read(whole) == rows
+    complete, rows = b"".join(log for log, _ in parts), [row for _, rows in parts for row in rows]
+    assert read(complete) == rows
     for first, end in ((3, 33), (12, 13), (31, 71), (75, 99), (6, 10)):
-        assert read(whole, first, end) == [row for row in rows if first <= row["offset"] < end]
-    assert read_batch_headers(whole).next_offset == 72
+        assert read(complete, first, end) == [row for row in rows if first <= row["offset"] < end]
+    assert read_batch_headers(complete).next_offset == 72
 
 
 def test_columns_can_be_omitted() -> None:
@@ -277,28 +278,28 @@ def test_frame_too_short_for_a_checksum_is_unchanged() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_truncated_message_reports_its_size(magic: int) -> None:
-    whole, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
-    for kept in range(len(cut)):
-        records = read_batch_headers(whole + cut[:kept])
+    complete, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
+    for length in range(len(cut)):
+        records = read_batch_headers(complete + cut[:length])
         assert (len(records), records.next_offset) == (1, 8)
-        assert records.partial_bytes == (0 if kept == 0 else 61 if kept < 12 else len(cut))
-        assert [row["offset"] for row in read(whole + cut[:kept])] == [7]
+        assert records.partial_bytes == (0 if length == 0 else 61 if length < 12 else len(cut))
+        assert [row["offset"] for row in read(complete + cut[:length])] == [7]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
     message = write(Message(3, bytes(1 << 20), magic=magic))
-    partition = FetchPosition("orders", 3, 3, parse_consumer({}), until_offset=4)
-    rest = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
-    asked: list[int] = []
+    partition = FetchPosition("orders", 3, Position(3), parse_consumer({}), until=Position(4))
+    remainder = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
+    requested: list[int] = []
     while not partition.done:
-        asked.append(partition.fetch_bytes())
-        assert len(asked) < 8
-        records = message[: asked[-1]]
-        row = {**rest, "records": records, "aborted_transactions": None, "preferred_read_replica": -1}
+        requested.append(partition.fetch_bytes())
+        assert len(requested) < 8
+        records = message[: requested[-1]]
+        row = {**remainder, "records": records, "aborted_transactions": None, "preferred_read_replica": -1}
         partition.handle_response(row, "broker 1")
-    assert asked[-1] >= len(message) > asked[0]
-    assert partition.last_epoch == -1
+    assert requested[-1] >= len(message) > requested[0]
+    assert partition.position.leader_epoch == -1
 
 
 # -- invalid messages -----------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
 @pytest.mark.parametrize("codec", [None, "gzip"])
 def test_messages_before_an_invalid_one_are_read(codec: str | None, magic: int) -> None:
     good = [Message(offset, b"good", None, magic) for offset in range(3)]
-    stored = good if codec is None else [wrap([each], codec, offset=each.offset) for each in good]
+    stored = good if codec is None else [wrap([message], codec, offset=message.offset) for message in good]
     log = written(stored) + write(Message(3, b"bad", None, magic), crc=1) + written(some(magic))
     offsets: list[int] = []
     with pytest.raises(Corrupt, match="the message set at offset 3 "):  # noqa: PT012 (rows come before the error)
@@ -459,8 +460,8 @@ def test_mutated_messages_raise_only_protocol_errors(magic: int) -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 def test_prefixes_and_single_byte_changes_raise_only_protocol_errors(magic: int) -> None:
     for log in (written(some(magic)[:3]), write(wrap(some(magic)[:3], "gzip"))):
-        for kept in range(len(log)):
-            provoke(log[:kept])
+        for length in range(len(log)):
+            provoke(log[:length])
         for at in range(len(log)):
             for value in (0, 1, 0x7F, 0x80, 0xFF):
                 provoke(log[:at] + bytes([value]) + log[at + 1 :])
@@ -469,9 +470,9 @@ def test_prefixes_and_single_byte_changes_raise_only_protocol_errors(magic: int)
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("length", [-(2**31), -2, 0, 1, 2**31 - 1])
 def test_lengths_inside_a_message_are_checked(magic: int, length: int) -> None:
-    whole = write(Message(4, b"value", b"key", magic))
+    complete = write(Message(4, b"value", b"key", magic))
     at = 26 if magic else 18
     for lying in (at, at + 7):
-        body = whole[16:lying] + struct.pack(">i", length) + whole[lying + 4 :]
+        body = complete[16:lying] + struct.pack(">i", length) + complete[lying + 4 :]
         with pytest.raises(ProtocolError, match=r"orders-3: the message set at offset 4 cannot be read"):
-            read(whole[:12] + struct.pack(">I", zlib.crc32(body)) + body)
+            read(complete[:12] + struct.pack(">I", zlib.crc32(body)) + body)

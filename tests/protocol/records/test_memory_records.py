@@ -47,12 +47,12 @@ def test_next_offset_includes_offsets_compacted_at_the_end() -> None:
 
 
 def test_truncated_batch_reports_its_size() -> None:
-    whole, cut = write_batch(sequence([b"a"])), write_batch(sequence([b"b" * 100], base_offset=1))
-    for kept in range(12, len(cut)):
-        records = read_batch_headers(whole + cut[:kept])
+    complete, cut = write_batch(sequence([b"a"])), write_batch(sequence([b"b" * 100], base_offset=1))
+    for length in range(12, len(cut)):
+        records = read_batch_headers(complete + cut[:length])
         assert (len(records), records.next_offset, records.partial_bytes) == (1, 1, len(cut))
-    for kept in range(1, 12):
-        assert read_batch_headers(whole + cut[:kept]).partial_bytes == 61
+    for length in range(1, 12):
+        assert read_batch_headers(complete + cut[:length]).partial_bytes == 61
 
 
 def test_empty_bytes_have_no_batches() -> None:
@@ -69,7 +69,7 @@ def test_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "batch"),
+    ("label", "batch"),
     [
         ("magic 3", Batch(base_offset=5, magic=3)),
         ("magic -1", Batch(base_offset=5, magic=-1)),
@@ -79,8 +79,8 @@ def test_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
         ("base_offset", Batch(base_offset=2**63 - 1)),
     ],
 )
-def test_invalid_header_is_corrupt(what: str, batch: Batch) -> None:
-    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {batch.base_offset} has {what}"):
+def test_invalid_header_is_corrupt(label: str, batch: Batch) -> None:
+    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset {batch.base_offset} has {label}"):
         read_batch_headers(write_batch(batch), where="orders-3")
     before = write_batch(sequence([b"a"]))
     records = read_batch_headers(before + write_batch(batch))

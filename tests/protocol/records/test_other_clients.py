@@ -146,7 +146,7 @@ def test_records_of_sarama_are_read(codec: str) -> None:
 def test_encoded_records_equal_the_java_clients() -> None:
     """Compare byte by byte, without a codec."""
     log = (Path(__file__).parent / "written_by_java" / "none.bin").read_bytes()
-    theirs = bytes(read_batch_headers(log).batch(1))
+    reference = bytes(read_batch_headers(log).batch(1))
     rows = pa.RecordBatch.from_pylist(
         [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(java_rows()[-3:])],
         schema=pa.schema(
@@ -155,6 +155,6 @@ def test_encoded_records_equal_the_java_clients() -> None:
     )
     ours = bytes(encode(rows))
     # Java has offsets 0, 2, 4, this client 0, 1, 2: one zigzag byte each, the fourth byte of a record.
-    assert len(ours) == len(theirs)
-    different = [at for at in range(61, len(ours)) if ours[at] != theirs[at]]
-    assert [(ours[at], theirs[at]) for at in different] == [(2, 4), (4, 8)]
+    assert len(ours) == len(reference)
+    different = [at for at in range(61, len(ours)) if ours[at] != reference[at]]
+    assert [(ours[at], reference[at]) for at in different] == [(2, 4), (4, 8)]

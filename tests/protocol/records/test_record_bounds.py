@@ -73,16 +73,16 @@ def test_bounds_of_one_large_batch(sizes: str, payload: Any, headers: bool) -> N
 def test_bounds_of_many_batches(counts: list[int], payload: Any) -> None:
     records = some_records(VALUE_SIZES["varied"], sum(counts), payload, headers=False)
     log, begins, ends, edges = bytearray(), [], [], []
-    left = iter(records)
+    remaining = iter(records)
     for count in counts:
         log += b"\0" * 61
         begins.append(len(log))
-        mine = [next(left) for _ in range(count)]
-        edges += list(zip(expected(mine, len(log)), expected(mine, len(log))[1:], strict=False))
-        log += b"".join(mine)
+        own = [next(remaining) for _ in range(count)]
+        edges += list(zip(expected(own, len(log)), expected(own, len(log))[1:], strict=False))
+        log += b"".join(own)
         ends.append(len(log))
-    found = record_bounds(np.frombuffer(log, np.uint8), *map(np.array, (begins, ends, counts)))
-    assert list(zip(*(column.tolist() for column in found), strict=True)) == edges
+    result = record_bounds(np.frombuffer(log, np.uint8), *map(np.array, (begins, ends, counts)))
+    assert list(zip(*(column.tolist() for column in result), strict=True)) == edges
 
 
 @pytest.mark.parametrize(("sizes", "way"), [("varied", "bounds_in_lockstep"), ("one size", "_bounds_at_stride")])
@@ -90,25 +90,25 @@ def test_fast_methods_are_used(sizes: str, way: str, monkeypatch: pytest.MonkeyP
     """Without the fast methods, this file would only test the loop."""
     records = some_records(VALUE_SIZES[sizes], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
-    found: list[int] = []
+    collected: list[int] = []
     module = sys.modules[record_bounds.__module__]
     real = getattr(module, way)
 
     def watched(*arguments: Any) -> Any:
         bounds = real(*arguments)
-        found.append(0 if bounds is None else len(bounds[0]))
+        collected.append(0 if bounds is None else len(bounds[0]))
         return bounds
 
     monkeypatch.setattr(module, way, watched)
     list(record_bounds_in_parts(data, 0, len(data), 9_000, 20_000))
-    assert sum(found) > 8_000
+    assert sum(collected) > 8_000
 
 
 def test_lockstep_gives_up_on_ambiguous_bytes() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, record_lookalikes, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
-    found = bounds_in_lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
-    assert found is None or found[0].tolist() == expected(records, 0)[:-1]
+    bounds = bounds_in_lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
+    assert bounds is None or bounds[0].tolist() == expected(records, 0)[:-1]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1, 5, -8_000])
@@ -133,6 +133,6 @@ def test_end_inside_a_record_is_corrupt() -> None:
     records = some_records(VALUE_SIZES["varied"], 9_000, noise, headers=False)
     data = np.frombuffer(b"".join(records), np.uint8)
     for cut in (1, 30, 500):
-        for whole in (data, data[:-cut]):
+        for complete in (data, data[:-cut]):
             with pytest.raises(ProtocolError):
-                list(record_bounds_in_parts(whole, 0, len(data) - cut, 9_000, 4_000))
+                list(record_bounds_in_parts(complete, 0, len(data) - cut, 9_000, 4_000))

@@ -55,8 +55,8 @@ def allow(kafka: LocalKafka, acls: Collection[Acl]) -> None:
 def revoke(kafka: LocalKafka, acls: Collection[Acl]) -> None:
     if acls:
         admin = _admin(kafka)
-        for gone in admin.delete_acls([acl.bound(AclBindingFilter) for acl in acls]).values():
-            gone.result(30)
+        for deleted in admin.delete_acls([acl.bound(AclBindingFilter) for acl in acls]).values():
+            deleted.result(30)
         wait_until(lambda: not _granted(admin) & _asked(acls), every_s=0.05)
 
 
@@ -69,7 +69,7 @@ def _granted(admin: AdminClient) -> set[str]:
     every = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
     )
-    return {repr(each) for each in admin.describe_acls(every).result(30)}
+    return {repr(acl) for acl in admin.describe_acls(every).result(30)}
 
 
 def _admin(kafka: LocalKafka) -> AdminClient:

@@ -23,5 +23,5 @@ def client(secured: SecuredKafka) -> Iterator[ClientFactory]:
         return made[-1]
 
     yield connect
-    for each in made:
-        each.close()
+    for client in made:
+        client.close()

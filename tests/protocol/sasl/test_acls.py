@@ -43,8 +43,8 @@ def commit(client: Client, topic: str, group: str) -> None:
 
 
 def member(client: Client, group: str, protocol: str = "classic") -> KafkaConsumer:
-    given = {"group.id": group, "group.protocol": protocol, "auto.offset.reset": "earliest", **QUICK}
-    return KafkaConsumer(client, parse_group_consumer(given))
+    properties = {"group.id": group, "group.protocol": protocol, "auto.offset.reset": "earliest", **QUICK}
+    return KafkaConsumer(client, parse_group_consumer(properties))
 
 
 def join_group(client: Client, topic: str, group: str, protocol: str = "classic") -> None:
@@ -160,14 +160,14 @@ def check_acls(authorized: Authorized, part: Part) -> None:
     with client_of(authorized.kafka) as anonymous:
         commit_offsets(anonymous, group, {(topic, 0): CommittedOffset(0)}, anonymous.deadline())
     for missing in acls:
-        others = [acl for acl in acls if acl != missing]
-        allow(authorized.kafka, others)
+        further = [acl for acl in acls if acl != missing]
+        allow(authorized.kafka, further)
         with authorized.client(BOB | QUICK) as bob, pytest.raises(KafkaError) as refused:
             part(bob, topic, group)
         # The request that fails first may need Describe only; the error then names the operation to grant as well.
         assert f" on {missing.resource} {missing.name}" in str(refused.value)
         assert re.search(rf"\(it needs .*\b{missing.operation}\b", str(refused.value))
-        revoke(authorized.kafka, others)
+        revoke(authorized.kafka, further)
     allow(authorized.kafka, acls)
     with authorized.client(BOB | QUICK) as bob:
         part(bob, topic, group)

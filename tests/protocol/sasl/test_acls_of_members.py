@@ -50,15 +50,17 @@ def acls_of_member(topic: str, group: str) -> list[Acl]:
 
 
 def query_of_bob(secured: SecuredKafka, topic: str, group: str, protocol: dict[str, str]) -> KafkaStreamReader:
-    given = secured.properties("SASL_PLAINTEXT") | BOB | {"group.id": group, **protocol}
-    return KafkaStreamReader(parse_source_options({**options(given), "subscribe": topic}, streaming=True))
+    properties = secured.properties("SASL_PLAINTEXT") | BOB | {"group.id": group, **protocol}
+    return KafkaStreamReader(parse_source_options({**options(properties), "subscribe": topic}, streaming=True))
 
 
 def begin(query: KafkaStreamReader) -> None:
     query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
-@pytest.mark.parametrize("protocol", [CLASSIC, {"group.protocol": "consumer"}], ids=lambda each: each["group.protocol"])
+@pytest.mark.parametrize(
+    "protocol", [CLASSIC, {"group.protocol": "consumer"}], ids=lambda protocol: protocol["group.protocol"]
+)
 @pytest.mark.parametrize("missing", ["Group", "Topic"])
 def test_query_names_the_missing_acl(
     secured: SecuredKafka, topic: TopicFactory, protocol: dict[str, str], missing: str
@@ -79,31 +81,33 @@ class TestLeader:
     """bob leads a classic group and assigns for all members, without an ACL for a topic that alice subscribes to."""
 
     @pytest.fixture
-    def known(self, secured: SecuredKafka, topic: TopicFactory) -> str:
+    def allowed_topic(self, secured: SecuredKafka, topic: TopicFactory) -> str:
         """Return the name of the topic and of the group."""
         name = topic()
         allow(secured.kafka, acls_of_member(name, name))
         return name
 
     def test_leaders_poll_raises_the_missing_acl_once(
-        self, secured: SecuredKafka, client: ClientFactory, topic: TopicFactory, known: str
+        self, secured: SecuredKafka, client: ClientFactory, topic: TopicFactory, allowed_topic: str
     ) -> None:
-        with consumer(client, BOB, known) as leader, consumer(client, ALICE, known) as other:
-            leader.subscribe([known])
+        with consumer(client, BOB, allowed_topic) as leader, consumer(client, ALICE, allowed_topic) as second:
+            leader.subscribe([allowed_topic])
             read(leader, 3)
-            other.subscribe([hidden := topic()])
+            second.subscribe([hidden := topic()])
             with pytest.raises(BrokerError, match=missing_read_acl_of(hidden)):
-                wait_until(lambda: not (leader.poll(50), other.poll(50)))
-            produce(secured.kafka, known, range(3, 6))
+                wait_until(lambda: not (leader.poll(50), second.poll(50)))
+            produce(secured.kafka, allowed_topic, range(3, 6))
             read(leader, 3)
 
-    def test_leaders_handler_gets_the_missing_acl(self, client: ClientFactory, topic: TopicFactory, known: str) -> None:
-        leader = Member(client(BOB), known, known, **CLASSIC)
+    def test_leaders_handler_gets_the_missing_acl(
+        self, client: ClientFactory, topic: TopicFactory, allowed_topic: str
+    ) -> None:
+        leader = Member(client(BOB), allowed_topic, allowed_topic, **CLASSIC)
         try:
             wait_until(lambda: len(leader.handled) == 3)
-            with consumer(client, ALICE, known) as other:
-                other.subscribe([hidden := topic()])
-                wait_until(lambda: other.poll(50) is not None and leader.errors)
+            with consumer(client, ALICE, allowed_topic) as second:
+                second.subscribe([hidden := topic()])
+                wait_until(lambda: second.poll(50) is not None and leader.errors)
         finally:
             leader.close()
         (error,) = leader.errors
@@ -114,16 +118,16 @@ class TestLeader:
         secured: SecuredKafka,
         client: ClientFactory,
         topic: TopicFactory,
-        known: str,
+        allowed_topic: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        leader = query_of_bob(secured, known, known, CLASSIC)
+        leader = query_of_bob(secured, allowed_topic, allowed_topic, CLASSIC)
         begin(leader)
-        with consumer(client, ALICE, known) as other, caplog.at_level(logging.WARNING):
-            other.subscribe([hidden := topic()])
+        with consumer(client, ALICE, allowed_topic) as second, caplog.at_level(logging.WARNING):
+            second.subscribe([hidden := topic()])
 
             def is_said() -> bool:
-                other.poll(50)
+                second.poll(50)
                 begin(leader)
                 return re.search(missing_read_acl_of(hidden), caplog.text) is not None
 
@@ -132,8 +136,8 @@ class TestLeader:
 
 
 def consumer(client: ClientFactory, who: dict[str, str], group: str) -> KafkaConsumer:
-    given = {"group.id": group, "auto.offset.reset": "earliest", **CLASSIC}
-    return KafkaConsumer(client(who), parse_group_consumer(given))
+    properties = {"group.id": group, "auto.offset.reset": "earliest", **CLASSIC}
+    return KafkaConsumer(client(who), parse_group_consumer(properties))
 
 
 def missing_read_acl_of(topic: str) -> str:

@@ -30,9 +30,9 @@ SALT = base64.b64encode(b"salt of a test").decode()
 
 
 def nonce_of(message: bytes) -> str:
-    found = re.search(rb"r=([^,]+)", message)
-    assert found is not None
-    return found[1].decode()
+    match = re.search(rb"r=([^,]+)", message)
+    assert match is not None
+    return match[1].decode()
 
 
 def frame(correlation_id: int, auth_bytes: bytes, length: bytes | None = None) -> bytes:
@@ -137,7 +137,7 @@ def test_randomly_corrupted_challenges_are_refused() -> None:
     """Only a refusal may be the result, in time, and with little memory."""
     first = f"r=nonce-of-a-client-and-more,s={SALT},i=4096".encode()
     final = b"v=" + base64.b64encode(bytes(32))
-    others = [first, final, b'{"status":"invalid_token","scope":"a"}', b"e=other-error"]
+    further = [first, final, b'{"status":"invalid_token","scope":"a"}', b"e=other-error"]
 
     def read(data: bytes) -> None:
         half = len(data) // 2
@@ -158,4 +158,4 @@ def test_randomly_corrupted_challenges_are_refused() -> None:
 
     with tracing():
         for rng in cases("challenges", 60):
-            provoke(read, corrupted(rng.choice(others), rng, others))
+            provoke(read, corrupted(rng.choice(further), rng, further))

@@ -91,10 +91,10 @@ def random_texts(count: int) -> list[str]:
         "\\n",
         "é",
     ]
-    whole = list(TEXTS.values())
+    complete = list(TEXTS.values())
     made = []
     for _ in range(count):
-        text = rng.choice(whole)
+        text = rng.choice(complete)
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(len(text) + 1)
             text = text[:at] + rng.choice(pieces) + text[at + rng.randrange(3) :]
@@ -108,8 +108,10 @@ def test_texts_are_parsed_as_by_kafka() -> None:
     ours, java = [parsed(text) for text in texts], parsed_by_java(texts)
     assert len(java) == len(texts)
     # Kafka 4.2 accepts words of letters only. Later versions accept all characters except signs, as this parser does.
-    taken = [(text, one, other) for text, one, other in zip(texts, ours, java, strict=True) if other != "refused"]
-    assert [each for each in taken if each[1] != each[2]] == []
+    taken = [
+        (text, first, second) for text, first, second in zip(texts, ours, java, strict=True) if second != "refused"
+    ]
+    assert [triple for triple in taken if triple[1] != triple[2]] == []
     assert 100 < len(taken) < len(java) - 100
 
 

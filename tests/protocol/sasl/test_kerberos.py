@@ -136,18 +136,18 @@ def kerberized(kdc: KDC) -> Iterator[LocalKafka]:
 
 def properties_of(kafka: LocalKafka, listener: str = "KERBEROS", **jaas: str) -> dict[str, str]:
     """Return client properties; without `jaas`, for the tickets of this process."""
-    given = {**kafka.client_properties("SSL"), "security.protocol": LISTENERS[listener]}
-    given |= {"bootstrap.servers": kafka.bootstrap_servers_of(listener), "sasl.mechanism": "GSSAPI"}
-    given["sasl.kerberos.service.name"] = "kafka"
+    properties = {**kafka.client_properties("SSL"), "security.protocol": LISTENERS[listener]}
+    properties |= {"bootstrap.servers": kafka.bootstrap_servers_of(listener), "sasl.mechanism": "GSSAPI"}
+    properties["sasl.kerberos.service.name"] = "kafka"
     words = "".join(f' {name}="{text}"' for name, text in jaas.items())
-    return {**given, **({"sasl.jaas.config": f"{_MODULE}{words};"} if jaas else {})}
+    return {**properties, **({"sasl.jaas.config": f"{_MODULE}{words};"} if jaas else {})}
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_parts_work_with_a_keytab(kerberized: LocalKafka, kdc: KDC, listener: str) -> None:
-    given = properties_of(kerberized, listener, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+    properties = properties_of(kerberized, listener, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
     for part in PARTS.values():
-        part(given)
+        part(properties)
 
 
 def test_ticket_cache_of_the_process_is_used(kerberized: LocalKafka, kdc: KDC) -> None:
@@ -161,8 +161,8 @@ def test_keytab_takes_precedence_over_the_ticket_cache(kerberized: LocalKafka, k
 
 
 def test_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
-    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
-    with Client(parse_client(given)) as client:
+    properties = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+    with Client(parse_client(properties)) as client:
         client.metadata([])
         (connection,) = client.pool.connections.values()
         first_s = connection.reauthenticate_at_s
@@ -174,7 +174,7 @@ def test_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("label", "words"),
     [
         ("an old key", "SASL GSSAPI authentication failed: Kerberos error: .*Decrypt integrity check failed"),
         (
@@ -186,28 +186,28 @@ def test_session_is_renewed(kerberized: LocalKafka, kdc: KDC) -> None:
     ],
 )
 def test_misconfiguration_fails_at_once(
-    kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch, what: str, words: str
+    kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch, label: str, words: str
 ) -> None:
     principal = f"alice@{REALM}"
-    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=principal)
-    if what == "an old key":
+    properties = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=principal)
+    if label == "an old key":
         kdc.keytab("alice")
-    elif what == "no such service":
-        given["sasl.kerberos.service.name"] = "queue"
-    elif what == "no such file":
-        given = properties_of(kerberized, keyTab=str(kdc.folder / "none"), principal=principal)
+    elif label == "no such service":
+        properties["sasl.kerberos.service.name"] = "queue"
+    elif label == "no such file":
+        properties = properties_of(kerberized, keyTab=str(kdc.folder / "none"), principal=principal)
     else:
         monkeypatch.setenv("KRB5CCNAME", str(kdc.folder / "no-tickets"))
-        given = properties_of(kerberized)
+        properties = properties_of(kerberized)
     with pytest.raises(KafkaError, match=words):
-        PARTS["commit"](given)
+        PARTS["commit"](properties)
 
 
 def test_unreachable_kdc_is_retried(kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = kdc.folder / "elsewhere.conf"
     conf.write_text(_KRB5_CONF.format(realm=REALM, port=free_ports(1)[0]))
-    given = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
-    with monkeypatch.context() as patch, Client(parse_client(given)) as client:
+    properties = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
+    with monkeypatch.context() as patch, Client(parse_client(properties)) as client:
         patch.setenv("KRB5_CONFIG", str(conf))
         with pytest.raises(DeadlineExceeded, match="Cannot contact any KDC"):
             client.metadata([], Deadline.after_ms(1_000))

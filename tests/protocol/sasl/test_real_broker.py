@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from protocol.cluster.client import Client
+from protocol.cluster.client import COORDINATOR, PRODUCE, Client
 from protocol.config import parse_client
-from protocol.errors import AuthenticationFailed, KafkaError
+from protocol.errors import AuthenticationFailed, ConnectFailed, KafkaError
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import write_properties
+from spark_kafka_source.local_kafka.config import version_numbers, write_properties
 from spark_kafka_source.local_kafka.users import MECHANISMS, sasl_properties
+from tests.conftest import KAFKA_VERSION
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import PARTS, create_topic
 from tests.support.cloud_endpoints import CloudEndpoint, imds_of_alice, imds_properties
@@ -63,11 +65,11 @@ def test_wrong_credentials_fail_at_once_without_retry(
     secured: SecuredKafka, mechanism: str, listener: str, part: str
 ) -> None:
     # A distinct configuration, so that the client is not shared with another test.
-    given = {"client.id": f"{mechanism} {listener} {part}", **wrong(mechanism)}
+    properties = {"client.id": f"{mechanism} {listener} {part}", **wrong(mechanism)}
     before, began_s = failed_logins(secured.kafka), time.monotonic()
     for _ in range(3):
         with pytest.raises(AuthenticationFailed) as refused:
-            PARTS[part](secured.properties(listener) | given)
+            PARTS[part](secured.properties(listener) | properties)
         assert_explains(refused.value, secured.kafka.address(1, listener), mechanism)
     assert time.monotonic() - began_s < 10
     # At most three: the client for lag or reading is shared and does not retry; the other parts create new ones.
@@ -83,9 +85,19 @@ def assert_explains(error: AuthenticationFailed, address: str, mechanism: str) -
     assert "hunter2" not in message
 
 
+@pytest.mark.skipif(version_numbers(KAFKA_VERSION) < (4, 4), reason="brokers compare ids since Kafka 4.4 (KIP-1242)")
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_broker_that_is_not_the_intended_one_is_refused(secured: SecuredKafka, listener: str) -> None:
+    with Client(parse_client(secured.properties(listener) | right("PLAIN"))) as client:
+        broker = client.brokers()[1]
+        client.connection(broker, PRODUCE, client.deadline())
+        with pytest.raises(ConnectFailed, match="this is not broker 2 of cluster"):
+            client.connection(replace(broker, node_id=2), COORDINATOR, client.deadline())
+
+
 def test_librdkafkas_property_names_are_accepted(secured: SecuredKafka) -> None:
-    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
-    with Client(parse_client({**given, "sasl.username": "bob", "sasl.password": USERS["bob"]})) as client:
+    values = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    with Client(parse_client({**values, "sasl.username": "bob", "sasl.password": USERS["bob"]})) as client:
         assert client.metadata([]).brokers.keys() == {1}
 
 
@@ -102,14 +114,14 @@ def test_command_line_authenticates_as_kafkas_tools(secured: SecuredKafka, tmp_p
 
 
 def test_cloud_identity_authenticates_a_client_and_the_command_line(secured: SecuredKafka, tmp_path: Path) -> None:
-    given = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
+    values = {name: value for name, value in secured.properties("SASL_SSL").items() if name != "sasl.jaas.config"}
     file = tmp_path / "admin.properties"
     with CloudEndpoint() as endpoint:
         endpoint.otherwise = imds_of_alice
-        given |= imds_properties(endpoint)
-        with Client(parse_client(given)) as client:
+        values |= imds_properties(endpoint)
+        with Client(parse_client(values)) as client:
             assert client.metadata([]).brokers.keys() == {1}
-        write_properties(file, given)
+        write_properties(file, values)
         listed = CliRunner().invoke(pykafka, ["groups", "list", "--all", "--command-config", str(file)])
         assert (listed.exit_code, listed.stderr) == (0, "")
         assert len(endpoint.requests) == 2
@@ -145,11 +157,11 @@ def test_disabled_mechanism_is_named_with_the_enabled_ones(client: ClientFactory
 
 
 def test_listener_without_sasl_names_the_setting(client: ClientFactory) -> None:
-    given = {**right("PLAIN"), "security.protocol": "SASL_PLAINTEXT"}
+    properties = {**right("PLAIN"), "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(
         AuthenticationFailed, match=r"this listener does not use SASL: set security\.protocol to PLAINTEXT"
     ):
-        client(given, listener="PLAINTEXT").metadata([])
+        client(properties, listener="PLAINTEXT").metadata([])
 
 
 @pytest.mark.parametrize(("listener", "protocol"), [("SASL_PLAINTEXT", "PLAINTEXT"), ("SASL_SSL", "SSL")])

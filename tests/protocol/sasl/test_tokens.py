@@ -34,6 +34,7 @@ from protocol.secret import Secret
 from protocol.testing.fake_kafka.clock import ManualClock
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.protocol.net.test_hostile_tls import Talk, server
+from tests.support.tls_ends import authority_without_key_identifiers
 from tests.support.token_endpoint import Endpoint
 
 KAFKA = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
@@ -85,21 +86,21 @@ def test_token_is_renewed_after_four_fifths_of_its_lifetime(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = clock.wall_ms() / 1000
-    given = iter([("one", now_s + LIFETIME_S), ("two", now_s + 2 * LIFETIME_S)])
-    source = provider(lambda: next(given), monkeypatch)
+    inputs = iter([("one", now_s + LIFETIME_S), ("two", now_s + 2 * LIFETIME_S)])
+    source = provider(lambda: next(inputs), monkeypatch)
     tokens = Tokens(clock)
-    seen = []
+    observed = []
     for wait_s in (0, 79, 2):
         clock.at_s += wait_s
-        seen.append(ask(tokens, source, clock).value.reveal())
-    assert seen == ["one", "one", "two"]
+        observed.append(ask(tokens, source, clock).value.reveal())
+    assert observed == ["one", "one", "two"]
 
 
 def test_valid_token_is_used_if_renewal_fails(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = iter([("one", clock.wall_ms() / 1000 + LIFETIME_S)])
-    source = provider(lambda: next(given), monkeypatch)
+    inputs = iter([("one", clock.wall_ms() / 1000 + LIFETIME_S)])
+    source = provider(lambda: next(inputs), monkeypatch)
     tokens = Tokens(clock)
     ask(tokens, source, clock)
     clock.at_s += 90
@@ -112,8 +113,8 @@ def test_valid_token_is_used_if_renewal_fails(
 
 
 def test_token_without_known_expiry_is_used_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = iter(["one", "two"])
-    source, tokens = provider(lambda: next(given), monkeypatch), Tokens(clock)
+    inputs = iter(["one", "two"])
+    source, tokens = provider(lambda: next(inputs), monkeypatch), Tokens(clock)
     assert [ask(tokens, source, clock).value.reveal() for _ in range(2)] == ["one", "two"]
 
 
@@ -139,13 +140,13 @@ def provider(function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> To
 
 
 @pytest.mark.parametrize(
-    ("given", "end_s", "extensions"),
+    ("inputs", "end_s", "extensions"),
     [("a", None, {}), (jwt(9e9), 9e9, {}), (("a", 9e9), 9e9, {}), (("a", None, {"b": "c"}), None, {"b": "c"})],
 )
 def test_function_results_are_accepted(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: Any, end_s: float | None, extensions: dict[str, str]
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, inputs: Any, end_s: float | None, extensions: dict[str, str]
 ) -> None:
-    token = ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
+    token = ask(Tokens(clock), provider(lambda: inputs, monkeypatch), clock)
     assert (token.expires_at_s, token.extensions) == (end_s, extensions)
 
 
@@ -153,7 +154,7 @@ MILLISECONDS = 1_700_000_000_000
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [
         *(None, b"hunter2", ("hunter2", 1, {}, 4), 7, ()),
         *(("hunter2", end) for end in ("1", datetime.now(timezone.utc), float("nan"), 10**400, MILLISECONDS)),
@@ -161,12 +162,12 @@ MILLISECONDS = 1_700_000_000_000
     ],
 )
 def test_invalid_function_result_is_refused_without_showing_it(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, given: object
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, inputs: object
 ) -> None:
     with pytest.raises(
         ConfigurationError, match=r"module_of_a_test:token returned \w+; it must return a token"
     ) as raised:
-        ask(Tokens(clock), provider(lambda: given, monkeypatch), clock)
+        ask(Tokens(clock), provider(lambda: inputs, monkeypatch), clock)
     assert "seconds (not milliseconds) since 1970" in str(raised.value)
     assert "hunter2" not in str(raised.value)
 
@@ -312,12 +313,12 @@ def test_refusal_is_final(endpoint: Endpoint, clock: ManualClock, answer: Any, m
 
 
 def test_secret_is_not_sent_to_a_redirect(endpoint: Endpoint, clock: ManualClock) -> None:
-    other = Endpoint()
-    other.answers = endpoint.answers = [(307, {"Location": other.url}, b"")]
+    second = Endpoint()
+    second.answers = endpoint.answers = [(307, {"Location": second.url}, b"")]
     with pytest.raises(AuthenticationFailed, match="the response has status 307"):
         ask(Tokens(clock), client(endpoint.url), clock)
-    other.close()
-    assert not other.asked
+    second.close()
+    assert not second.asked
 
 
 def test_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path: Path) -> None:
@@ -334,6 +335,16 @@ def test_certificate_of_an_endpoint_is_checked(clock: ManualClock, tmp_path: Pat
         source = credentials(config)
         assert isinstance(source, TokenEndpoint)
         assert ask(Tokens(clock), source, clock).value.reveal() == "token"
+
+
+def test_ca_of_the_system_is_trusted_as_by_java(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = authority_without_key_identifiers(tmp_path, monkeypatch)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with Endpoint(authority.issue("endpoint", ["127.0.0.1"])) as endpoint:
+        endpoint.answers = [gives(access_token="token")]
+        assert ask(Tokens(clock), client(endpoint.url), clock).value.reveal() == "token"
 
 
 NOWHERE = ("ftp://localhost/token", "https://", "https://[::1/", "https://a:b/", "https://a:99999/", "https://a/ä")

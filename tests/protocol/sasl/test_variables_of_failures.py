@@ -117,12 +117,12 @@ def test_failed_authentication_shows_no_secret(failure: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [(ITS_TEXT, "soon"), (ITS_TEXT, 9e9, {"a-b": "x"}), (ITS_TEXT + "\n", 9e9), {"token": ITS_TEXT}],
     ids=["wrong expiry", "wrong extension", "newline", "no text"],
 )
-def test_invalid_result_of_a_token_provider_shows_no_secret(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.token_of_alice.token", lambda: given)
+def test_invalid_result_of_a_token_provider_shows_no_secret(inputs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.token_of_alice.token", lambda: inputs)
     text = shown(*FAILURES["a token"])
     assert "_sign_in" in text
     assert [line for line in text.splitlines() if ITS_TEXT in line] == []
@@ -149,9 +149,9 @@ def test_token_endpoint_failure_shows_no_secret(answer: tuple[int, dict[str, str
 
 
 def test_key_with_another_password_shows_no_secret(tmp_path: Path) -> None:
-    mine = make_ends(tmp_path).certificate.read_text()
-    key = Secret(encrypted_key(mine, "other"))
-    config = TLSConfig(keystore_key=key, keystore_certificate_chain=Secret(mine), key_password=REFERENCE)
+    text = make_ends(tmp_path).certificate.read_text()
+    key = Secret(encrypted_key(text, "other"))
+    config = TLSConfig(keystore_key=key, keystore_certificate_chain=Secret(text), key_password=REFERENCE)
     with pytest.raises(KafkaError, match="cannot be decrypted") as failed:
         new_context(config)
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []
@@ -159,8 +159,8 @@ def test_key_with_another_password_shows_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["x{}", "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n"])
 def test_unreadable_key_shows_no_secret(tmp_path: Path, form: str) -> None:
-    mine = make_ends(tmp_path).certificate.read_text()
-    config = TLSConfig(keystore_key=Secret(form.format(ITS_TEXT)), keystore_certificate_chain=Secret(mine))
+    text = make_ends(tmp_path).certificate.read_text()
+    config = TLSConfig(keystore_key=Secret(form.format(ITS_TEXT)), keystore_certificate_chain=Secret(text))
     with pytest.raises(KafkaError) as failed:
         new_context(config)
     assert [line for line in with_variables(failed.value).splitlines() if ITS_TEXT in line] == []

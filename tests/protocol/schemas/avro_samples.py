@@ -142,7 +142,7 @@ class Samples:
         return {f"key{number}": self.value(schema["values"]) for number in range(self.random.choice([0, 1, 2, 4]))}
 
     def _value_record(self, schema: Any) -> dict[str, Any]:
-        return {each["name"]: self.value(each["type"]) for each in schema["fields"]}
+        return {field["name"]: self.value(field["type"]) for field in schema["fields"]}
 
 
 def encoded(schema: Any, values: list[Any]) -> list[bytes]:
@@ -173,10 +173,10 @@ def as_column(avro: AvroType, value: Any) -> Any:
         if len(members) == 1:
             return as_column(members[0], value)
         kinds = {bool: "boolean", int: "long", float: "double", str: "string", bytes: "bytes"}
-        mine = kinds[type(value)]
-        return {f"member{number}": value if each.kind == mine else None for number, each in enumerate(members)}
+        own = kinds[type(value)]
+        return {f"member{number}": value if member.kind == own else None for number, member in enumerate(members)}
     if avro.kind == "record":
-        return {each.name: as_column(each.type, value[each.name]) for each in avro.fields}
+        return {field.name: as_column(field.type, value[field.name]) for field in avro.fields}
     if avro.kind == "array":
         return [as_column(avro.children[0], each) for each in value]
     if avro.kind == "map":
@@ -200,4 +200,4 @@ def plain(column: pa.Array) -> list[Any]:
             return tuple(same_zone(each) for each in value)
         return value
 
-    return [same_zone(each) for each in column.to_pylist()]
+    return [same_zone(value) for value in column.to_pylist()]

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 Field = descriptor_pb2.FieldDescriptorProto
-SCALARS = [each for each in range(1, 19) if each not in (Field.TYPE_GROUP, Field.TYPE_MESSAGE)]
+SCALARS = [number for number in range(1, 19) if number not in (Field.TYPE_GROUP, Field.TYPE_MESSAGE)]
 _KEYS = (Field.TYPE_STRING, Field.TYPE_INT32, Field.TYPE_SINT64, Field.TYPE_BOOL, Field.TYPE_FIXED32)
 _ENUM = ((0, "ZERO"), (1, "ONE"), (300, "MANY"), (-1, "MINUS"))
 _UNKNOWN_ENUM = 77
@@ -65,7 +65,7 @@ class Samples:
                 field.oneof_index = 0
             elif not self.proto3 and field.label == Field.LABEL_OPTIONAL and r.random() < 0.3:
                 self._default(field)
-        if len(target.oneof_decl) and not any(each.HasField("oneof_index") for each in target.field):
+        if len(target.oneof_decl) and not any(field.HasField("oneof_index") for field in target.field):
             del target.oneof_decl[:]
 
     def _nested(self, target: Any, field: Any, depth: int, full: str) -> None:
@@ -224,8 +224,8 @@ def as_column(message: Any) -> dict[str, Any]:
         elif field.has_presence and not message.HasField(field.name):
             made[field.name] = _value(field, value) if field.has_default_value else None
         else:
-            there = field.has_presence or value or str(value) == "-0.0"
-            made[field.name] = _value(field, value) if there else None
+            present = field.has_presence or value or str(value) == "-0.0"
+            made[field.name] = _value(field, value) if present else None
     return made
 
 
@@ -236,8 +236,8 @@ def _value(field: Any, value: Any) -> Any:
             return value.seconds * 1_000_000 + int(value.nanos / 1000)
         return as_column(value)
     if field.type == Field.TYPE_ENUM:
-        known = field.enum_type.values_by_number.get(value)
-        return f"UNKNOWN_ENUM_VALUE_E_{value}" if known is None else known.name
+        remembered = field.enum_type.values_by_number.get(value)
+        return f"UNKNOWN_ENUM_VALUE_E_{value}" if remembered is None else remembered.name
     if field.type in (Field.TYPE_UINT32, Field.TYPE_FIXED32):
         return value - 2**32 if value >= 2**31 else value
     if field.type in (Field.TYPE_UINT64, Field.TYPE_FIXED64):
@@ -253,10 +253,10 @@ def plain(column: Any) -> list[Any]:
         kind = array.type
         if pa.types.is_struct(kind):
             fields = [rows(array.field(number)) for number in range(kind.num_fields)]
-            there = array.is_valid().to_pylist()
-            names = [each.name for each in kind]
-            made = [dict(zip(names, each, strict=True)) for each in zip(*fields, strict=True)] or [{}] * len(array)
-            return [each if known else None for each, known in zip(made, there, strict=True)]
+            present = array.is_valid().to_pylist()
+            names = [field.name for field in kind]
+            made = [dict(zip(names, cells, strict=True)) for cells in zip(*fields, strict=True)] or [{}] * len(array)
+            return [row if remembered else None for row, remembered in zip(made, present, strict=True)]
         if pa.types.is_map(kind):
             pairs = list(zip(rows(array.keys), rows(array.items), strict=True))
             ends = array.offsets.to_pylist()

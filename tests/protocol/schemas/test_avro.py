@@ -56,13 +56,13 @@ def test_random_values_equal_those_of_fastavro() -> None:
         parsed = parse(schema)
         assert invalid == [], (seed, schema)
         assert column.type == arrow_type(parsed)
-        assert plain(column) == [as_column(parsed, each) for each in values], (seed, schema)
+        assert plain(column) == [as_column(parsed, value) for value in values], (seed, schema)
 
 
 def evolved(samples: Samples, schema: Any) -> Any:
     """Return a record schema that can read this one: fields dropped, added, moved, promoted, made nullable."""
     r = samples.random
-    fields = [dict(each) for each in schema["fields"] if r.random() < 0.8]
+    fields = [dict(field) for field in schema["fields"] if r.random() < 0.8]
     for field in fields:
         kind = field["type"]
         if isinstance(kind, str) and r.random() < 0.5:
@@ -90,10 +90,10 @@ def test_random_values_of_evolved_schemas_equal_those_of_fastavro() -> None:
         reader = evolved(samples, writer)
         values = encoded(writer, [samples.value(writer) for _ in range(8)])
         column, invalid = decode(writer, values, reader)
-        parsed = [fastavro.parse_schema(json.loads(json.dumps(each))) for each in (writer, reader)]
-        expected = [fastavro.schemaless_reader(io.BytesIO(each), *parsed) for each in values]
+        parsed = [fastavro.parse_schema(json.loads(json.dumps(schema))) for schema in (writer, reader)]
+        expected = [fastavro.schemaless_reader(io.BytesIO(value), *parsed) for value in values]
         assert invalid == [], (seed, writer, reader)
-        assert plain(column) == [as_column(parse(reader), each) for each in expected], (seed, writer, reader)
+        assert plain(column) == [as_column(parse(reader), value) for value in expected], (seed, writer, reader)
 
 
 def test_mutated_bytes_are_reported_and_valid_ones_are_read() -> None:
@@ -110,12 +110,12 @@ def test_mutated_bytes_are_reported_and_valid_ones_are_read() -> None:
                     raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
             mutated[row] = bytes(raw[: rng.randrange(len(raw) + 1)] if rng.random() < 0.2 else raw)
         parsed = parse(schema)
-        given = [mutated.get(row, value) for row, value in enumerate(values)]
-        column, rows, invalid = AvroDecoder(parsed, parsed).decode(*bounds(given))
+        inputs = [mutated.get(row, value) for row, value in enumerate(values)]
+        column, rows, invalid = AvroDecoder(parsed, parsed).decode(*bounds(inputs))
         column.validate(full=True)
-        assert {each.row for each in invalid} <= mutated.keys()
-        assert sorted([*rows.tolist(), *(each.row for each in invalid)]) == list(range(10))
-        alone, _ = decode(schema, [given[row] for row in rows])
+        assert {failure.row for failure in invalid} <= mutated.keys()
+        assert sorted([*rows.tolist(), *(failure.row for failure in invalid)]) == list(range(10))
+        alone, _ = decode(schema, [inputs[row] for row in rows])
         assert plain_text(column) == plain_text(alone)
 
 
@@ -156,7 +156,7 @@ def test_invalid_value_is_reported_with_its_field(schema: Any, value: bytes, mes
     samples = Samples(1)
     good = encoded(schema, [samples.value(schema) for _ in range(3)])
     column, invalid = decode(schema, [good[0], value, good[1], good[2]])
-    assert [(each.row, str(each)) for each in invalid] == [(1, message)]
+    assert [(failure.row, str(failure)) for failure in invalid] == [(1, message)]
     assert len(column) == 3
 
 
@@ -184,8 +184,10 @@ def test_items_without_bytes_in_many_blocks_are_limited(items: Any) -> None:
     column, invalid = decode(schema, values)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [len(each) for each in column] == [2, 60_000, 60_002]
-    assert [(each.row, each.reason) for each in invalid] == [(row, "too many items without bytes") for row in (3, 4)]
+    assert [len(value) for value in column] == [2, 60_000, 60_002]
+    assert [(failure.row, failure.reason) for failure in invalid] == [
+        (row, "too many items without bytes") for row in (3, 4)
+    ]
     assert peak < 10_000_000
 
 
@@ -197,8 +199,10 @@ def test_items_without_bytes_of_all_values_are_limited() -> None:
     assert len(column) + len(invalid) == len(values)
     assert sum(len(column.field(name).values) for name in (0, 1)) <= 2**24
     # The largest ones are refused, not those that follow them.
-    assert {each.row % 12 for each in invalid} == {0, 1}
-    assert {(each.path, each.reason) for each in invalid} <= {(n, "too many items without bytes") for n in "ab"}
+    assert {failure.row % 12 for failure in invalid} == {0, 1}
+    assert {(failure.path, failure.reason) for failure in invalid} <= {
+        (n, "too many items without bytes") for n in "ab"
+    }
     again, _ = decode(schema, values[:2])
     assert len(again) == 2
 
@@ -211,7 +215,7 @@ def test_items_without_bytes_in_nested_arrays_are_limited() -> None:
     column, invalid = decode(schema, [good, zigzag_varint(30_000) + inner * 30_000 + b"\0"])
     assert time.process_time() - began_s < 20
     assert [[len(each) for each in value] for value in column] == [[60_000] * 2]
-    assert [(each.row, str(each)) for each in invalid] == [(1, "field []: too many items without bytes")]
+    assert [(failure.row, str(failure)) for failure in invalid] == [(1, "field []: too many items without bytes")]
 
 
 @pytest.mark.parametrize("items", ["string", "long", "boolean", "double", ["null", "int"]])
@@ -272,7 +276,7 @@ def test_value_without_branch_in_readers_schema_is_invalid() -> None:
     values = encoded(writer, [{"a": 1}, {"a": None}, {"a": "x"}])
     column, invalid = decode(writer, values, reader)
     assert column.to_pylist() == [{"a": 1}]
-    assert [(each.row, str(each)) for each in invalid] == [
+    assert [(failure.row, str(failure)) for failure in invalid] == [
         (1, "field a: a is null in the writer's schema, long in the reader's"),
         (2, "field a: a is string in the writer's schema, long in the reader's"),
     ]
@@ -296,10 +300,10 @@ MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 def test_every_int_is_read_as_a_time(reader: Any, kind: pa.DataType, factor: int) -> None:
     numbers = [0, -1, 2_147_484, 2**31 - 1, -(2**31)]
     column, invalid = decode("int", [*encoded("int", numbers), *encoded("long", [2**31])], reader)
-    assert [(each.row, str(each)) for each in invalid] == [(5, "a number too large for an int")]
+    assert [(failure.row, str(failure)) for failure in invalid] == [(5, "a number too large for an int")]
     assert column.type == kind
     stored = column.view(pa.int32()) if kind == pa.date32() else column.view(pa.int64())
-    assert stored.to_pylist() == [each * factor for each in numbers]
+    assert stored.to_pylist() == [number * factor for number in numbers]
 
 
 TIME_MILLIS = {"type": "int", "logicalType": "time-millis"}
@@ -396,7 +400,7 @@ def test_selected_fields_are_read_alone() -> None:
     values = [samples.value(schema) for _ in range(10)]
     column, _, invalid = AvroDecoder(parsed, select_fields(parsed, ["d", "b"])).decode(*bounds(encoded(schema, values)))
     assert invalid == []
-    assert column.to_pylist() == [{"b": each["b"], "d": each["d"]} for each in values]
+    assert column.to_pylist() == [{"b": value["b"], "d": value["d"]} for value in values]
     with pytest.raises(ConfigurationError, match="the schema has no field e; it has a, b, c, d"):
         select_fields(parsed, ["e"])
 
@@ -440,8 +444,8 @@ def test_large_and_deep_types_through_references_are_refused() -> None:
         """Return the same types side by side: each one is nested only by the names of others."""
         chain = [record(("a", "int"), name="R0")]
         for number in range(1, count):
-            chain.append(record(*((each, f"R{number - 1}") for each in fields), name=f"R{number}"))
-        return record(*((f"f{number}", each) for number, each in enumerate(chain)))
+            chain.append(record(*((field, f"R{number - 1}") for field in fields), name=f"R{number}"))
+        return record(*((f"f{number}", link) for number, link in enumerate(chain)))
 
     began_s = time.process_time()
     for doubling in (chained(25, "lr"), referring(25, "lr")):
@@ -452,9 +456,9 @@ def test_large_and_deep_types_through_references_are_refused() -> None:
             parse(deep)
     assert time.process_time() - began_s < 5
     assert arrow_type(parse(referring(60, "l"))).num_fields == 60
-    others = {f"R{number}": json.dumps(each["type"]) for number, each in enumerate(referring(80, "l")["fields"])}
+    further = {f"R{number}": json.dumps(field["type"]) for number, field in enumerate(referring(80, "l")["fields"])}
     with pytest.raises(ConfigurationError, match="is nested deeper than 64 types"):
-        parse_avro('"R79"', others)
+        parse_avro('"R79"', further)
 
 
 def test_enum_that_many_fields_use_counts_by_its_symbols() -> None:
@@ -495,16 +499,23 @@ def test_types_of_references_and_namespaces_are_found() -> None:
 @pytest.mark.parametrize(("size", "precision", "taken"), [(2, 4, True), (2, 5, False), (16, 38, True), (0, 1, False)])
 def test_decimal_must_have_a_place_in_its_fixed_type(size: int, precision: int, taken: bool) -> None:
     """Otherwise high bytes of a written number would be lost; Avro ignores such a logical type."""
-    given = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": precision, "scale": 0}
-    assert (parse(given).logical == "decimal") == taken
+    properties = {
+        "type": "fixed",
+        "name": "D",
+        "size": size,
+        "logicalType": "decimal",
+        "precision": precision,
+        "scale": 0,
+    }
+    assert (parse(properties).logical == "decimal") == taken
 
 
 def test_default_beyond_an_int_is_refused_or_a_long() -> None:
     values = encoded(record(("a", "int")), [{"a": 1}])
     with pytest.raises(ConfigurationError, match="b has a default that is no int"):
         decode(record(("a", "int")), values, record(("a", "int"), ("b", "int", 2**32)))
-    found, invalid = decode(record(("a", "int")), values, record(("a", "int"), ("b", ["int", "long"], 2**32)))
-    assert (found.to_pylist(), invalid) == ([{"a": 1, "b": 2**32}], [])
+    decoded, invalid = decode(record(("a", "int")), values, record(("a", "int"), ("b", ["int", "long"], 2**32)))
+    assert (decoded.to_pylist(), invalid) == ([{"a": 1, "b": 2**32}], [])
 
 
 @pytest.mark.parametrize("aliases", [None, "old", [1]])
@@ -543,15 +554,15 @@ def test_random_columns_are_written_as_fastavro_reads_them() -> None:
         written = encode(encoder(parsed, column.type), column)
         written.validate(full=True)
         nullable = written.null_count
-        again, invalid = decode(schema, [each for each in written.to_pylist() if each is not None])
+        again, invalid = decode(schema, [value for value in written.to_pylist() if value is not None])
         assert invalid == []
         if nullable:  # a union at the top: null is a tombstone
-            assert plain(again) == [each for each in plain(column) if each is not None], (seed, schema)
+            assert plain(again) == [value for value in plain(column) if value is not None], (seed, schema)
             continue
         assert plain_text(again) == plain_text(column), (seed, schema)
-        theirs = fastavro.parse_schema(json.loads(json.dumps(schema)))
-        values = [fastavro.schemaless_reader(io.BytesIO(each), theirs, None) for each in written.to_pylist()]
-        assert [as_column(parsed, each) for each in values] == plain(column), (seed, schema)
+        reference = fastavro.parse_schema(json.loads(json.dumps(schema)))
+        values = [fastavro.schemaless_reader(io.BytesIO(value), reference, None) for value in written.to_pylist()]
+        assert [as_column(parsed, value) for value in values] == plain(column), (seed, schema)
 
 
 def test_slice_of_a_column_is_written() -> None:
@@ -607,7 +618,7 @@ def test_column_of_another_type_is_refused_with_the_field(schema: Any, kind: pa.
 )
 def test_value_that_does_not_fit_is_refused_with_the_field(schema: Any, values: list[Any], message: str) -> None:
     parsed = parse(schema)
-    kind = pa.struct([pa.field(each.name, each.type) for each in arrow_type(parsed)])
+    kind = pa.struct([pa.field(field.name, field.type) for field in arrow_type(parsed)])
     with pytest.raises(UsageError) as refused:
         encode(encoder(parsed, kind), pa.array(values, kind))
     assert message in str(refused.value)

@@ -31,7 +31,7 @@ def written(kind: pa.DataType, values: list[Any], schema: Any = None) -> list[st
     writer = json_writer(None if schema is None else parse_json_schema(json.dumps(schema)), kind)
     encoded = encode(writer, column)
     encoded.validate(full=True)
-    return [None if each is None else each.decode() for each in encoded.to_pylist()]
+    return [None if value is None else value.decode() for value in encoded.to_pylist()]
 
 
 def structs(values: list[Any], **fields: pa.DataType) -> tuple[pa.DataType, list[Any]]:
@@ -209,13 +209,15 @@ def _nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     maps = inner.map(
         lambda of: (
             pa.map_(pa.string(), of[0]),
-            st.dictionaries(st.text(max_size=3), st.none() | of[1], max_size=3).map(lambda each: list(each.items())),
+            st.dictionaries(st.text(max_size=3), st.none() | of[1], max_size=3).map(
+                lambda mapping: list(mapping.items())
+            ),
         )
     )
     objects = st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3).map(
         lambda of: (
-            pa.struct([(name, each[0]) for name, each in of.items()]),
-            st.fixed_dictionaries({name: st.none() | each[1] for name, each in of.items()}),
+            pa.struct([(name, pair[0]) for name, pair in of.items()]),
+            st.fixed_dictionaries({name: st.none() | pair[1] for name, pair in of.items()}),
         )
     )
     return lists | maps | objects
@@ -232,7 +234,7 @@ def model(kind: pa.DataType, value: Any) -> Any:
     if value is None or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return value
     if pa.types.is_struct(kind):
-        return {each.name: model(each.type, value[each.name]) for each in kind if value[each.name] is not None}
+        return {field.name: model(field.type, value[field.name]) for field in kind if value[field.name] is not None}
     if pa.types.is_map(kind):
         return {name: model(kind.item_type, each) for name, each in value}
     if pa.types.is_list(kind):
@@ -250,14 +252,14 @@ def model(kind: pa.DataType, value: Any) -> Any:
 def test_random_columns_are_read_by_json_and_valid_by_their_schema(column: pa.Array) -> None:
     kind = column.type
     schema = schema_of(kind)
-    expected = [model(kind, each) for each in column.to_pylist()]
+    expected = [model(kind, value) for value in column.to_pylist()]
     validator = jsonschema.Draft7Validator(schema)
     for own in (None, parse_json_schema(json.dumps(schema))):
         values = encode(json_writer(own, kind), column)
         values.validate(full=True)
-        found = [None if each is None else json.loads(each) for each in values.to_pylist()]
-        assert found == expected
-    for value in found:
+        rows = [None if value is None else json.loads(value) for value in values.to_pylist()]
+        assert rows == expected
+    for value in rows:
         if value is not None:
             validator.validate(value)
     part = column.slice(1)

@@ -97,11 +97,11 @@ def text_of(kind: pa.DataType) -> str:
     ],
 )  # fmt: skip
 def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
-    others = {
+    further = {
         "other.json": json.dumps({"type": "integer"}),
         "nested.json": json.dumps({"definitions": {"N": {"properties": {"o": {"$ref": "other.json"}}}}}),
     }
-    assert text_of(arrow_type(parse_json_schema(json.dumps(schema), others))) == expected
+    assert text_of(arrow_type(parse_json_schema(json.dumps(schema), further))) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
         ({"allOf": [STRING, {"type": "integer"}]}, "is to have several types at once: integer, string"),
         ({"properties": {"a": {"allOf": [{"items": STRING}, {"items": INTEGER}]}}},
          r"field a\[\], is to have several types at once: integer, string"),
-        ({"allOf": [{"type": "object", "additionalProperties": each} for each in (STRING, INTEGER)]},
+        ({"allOf": [{"type": "object", "additionalProperties": schema} for schema in (STRING, INTEGER)]},
          r"field \[\], is to have several types at once: integer, string"),
-        ({"properties": {"a": {"allOf": [{**STRING, "format": each} for each in ("date", "date-time")]}}},
+        ({"properties": {"a": {"allOf": [{**STRING, "format": name} for name in ("date", "date-time")]}}},
          r"field a, is to have several types at once: date32\[day\], timestamp"),
         ({"properties": {"a": {"allOf": [{"enum": ["x", "y"]}, {"enum": ["z"]}]}}},
          "field a, has no value that all of its schemas allow"),
@@ -180,7 +180,7 @@ def test_words_of_all_schemas_of_allof_are_kept() -> None:
             }
         )
     )
-    assert {each.name: (each.required, set(each.type.values)) for each in parsed.fields} == {
+    assert {field.name: (field.required, set(field.type.values)) for field in parsed.fields} == {
         "a": (True, {"y", "z"}), "b": (False, set()), "c": (True, set()),
     }  # fmt: skip
 
@@ -219,7 +219,7 @@ def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry) ->
         {"id": 2, "note": "x"},
     ]
     context = SerializationContext("orders", MessageField.VALUE)
-    values = [*(serializer(each, context) for each in written), None, b'{"id": 1}']
+    values = [*(serializer(value, context) for value in written), None, b'{"id": 1}']
     config = parse_registry({"schema.registry.url": server.url})
     assert config is not None
     registry = SchemaRegistry(config)
@@ -229,12 +229,12 @@ def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry) ->
     )
     column, invalid = ColumnDecoder(reader, registry).decode(pa.array(values, pa.binary()))
     column.validate(full=True)
-    assert [str(each) for each in invalid] == ["it does not begin with a zero byte and a schema id"]
-    first, second, *others = column.to_pylist()
+    assert [str(failure) for failure in invalid] == ["it does not begin with a zero byte and a schema id"]
+    first, second, *further = column.to_pylist()
     assert (first["id"], first["to"], first["tags"], str(first["at"])) == (
         1, {"city": "Kiel"}, [("a", 1)], "2026-01-31 12:00:00+00:00",
     )  # fmt: skip
-    assert (second["id"], second["note"], second["to"], others) == (2, "x", None, [None, None])
+    assert (second["id"], second["note"], second["to"], further) == (2, "x", None, [None, None])
 
 
 def test_schema_of_spark_may_take_the_place_of_the_registered_one(server: FakeSchemaRegistry) -> None:

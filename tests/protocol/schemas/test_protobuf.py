@@ -42,7 +42,7 @@ def test_random_messages_equal_those_of_the_protobuf_package(rows: int) -> None:
         values += [first + second for first, second in itertools.pairwise(values)]
         column, invalid = decode(ColumnDecoder(ReaderSchema("protobuf", text_of(file))), values)
         assert invalid == [], seed
-        expected = [as_column(kind.FromString(each)) for each in values]
+        expected = [as_column(kind.FromString(value)) for value in values]
         assert repr(plain(column)) == repr(expected), seed
 
 
@@ -66,15 +66,15 @@ def test_encoded_columns_are_the_messages_that_they_were_decoded_from() -> None:
             assert repr(as_column(kind.FromString(raw[6:]))) == repr(expected), (seed, number)
 
 
-def same(ours: Any, theirs: Any) -> bool:
+def same(ours: Any, reference: Any) -> bool:
     """Compare rows; the package drops entries of maps that have unknown fields, other implementations do not."""
-    if isinstance(theirs, dict):
-        return list(ours) == list(theirs) and all(same(ours[name], theirs[name]) for name in theirs)
-    if isinstance(theirs, list) and ours and isinstance(ours[0], tuple):
-        return {repr(each) for each in theirs} <= {repr(each) for each in ours}
-    if isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return repr(ours) == repr(theirs)
+    if isinstance(reference, dict):
+        return list(ours) == list(reference) and all(same(ours[name], reference[name]) for name in reference)
+    if isinstance(reference, list) and ours and isinstance(ours[0], tuple):
+        return {repr(value) for value in reference} <= {repr(value) for value in ours}
+    if isinstance(reference, list):
+        return len(ours) == len(reference) and all(map(same, ours, reference))
+    return repr(ours) == repr(reference)
 
 
 def mutated(samples: Samples, kind: Any) -> bytes:
@@ -89,14 +89,14 @@ def mutated(samples: Samples, kind: Any) -> bytes:
 def judged(samples: Samples, kind: Any, value: bytes) -> Any:
     """Return what the package reads: None for an error, NOT_COMPARED for texts that are not UTF-8."""
     try:
-        found = as_column(kind.FromString(value))
+        column = as_column(kind.FromString(value))
     except DecodeError:
         return None
     except UnicodeDecodeError:
         return NOT_COMPARED
     # In proto2 the package returns such texts as bytes.
-    as_bytes = any(quote in repr(found) for quote in ("b'", 'b"'))
-    return NOT_COMPARED if as_bytes and not samples.proto3 else found
+    as_bytes = any(quote in repr(column) for quote in ("b'", 'b"'))
+    return NOT_COMPARED if as_bytes and not samples.proto3 else column
 
 
 def test_mutated_messages_are_errors_or_values() -> None:
@@ -114,24 +114,24 @@ def test_mutated_messages_are_errors_or_values() -> None:
         for place, value in zip(places, values, strict=True):
             mixed.insert(place, value)
         column, invalid = decode(decoder, mixed)
-        refused = {each.row for each in invalid}
+        refused = {failure.row for failure in invalid}
         assert refused <= set(places), (seed, invalid)
         rows = plain(column)
         # The other messages of a batch are not affected.
-        others = [each for number, each in enumerate(rows) if number not in places]
-        assert repr(others) == repr([as_column(kind.FromString(each)) for each in valid]), seed
+        further = [row for number, row in enumerate(rows) if number not in places]
+        assert repr(further) == repr([as_column(kind.FromString(message)) for message in valid]), seed
         for place, value in zip(places, values, strict=True):
-            theirs = judged(samples, kind, value)
-            if theirs is NOT_COMPARED:
+            reference = judged(samples, kind, value)
+            if reference is NOT_COMPARED:
                 continue
-            if theirs is None:
+            if reference is None:
                 outcomes["neither" if place in refused else "read"] += 1
             elif place in refused:
                 outcomes["refused"] += 1
             else:
                 outcomes["both"] += 1
-                if not same(rows[place], theirs):
-                    different.append((seed, value, rows[place], theirs))
+                if not same(rows[place], reference):
+                    different.append((seed, value, rows[place], reference))
         # Alone, and many of the same, which are read by other code.
         alone, alone_invalid = decode(decoder, values[:1])
         many, many_invalid = decode(decoder, values[:1] * 40)

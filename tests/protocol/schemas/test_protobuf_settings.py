@@ -110,13 +110,13 @@ def test_enums_and_unsigned_numbers_have_the_types_of_the_settings() -> None:
     assert decode(text, [value]) == [{"a": "B", "b": names, "c": -1, "d": [-1], "e": -1}]
     assert decode(text, [value], enums_as_ints=True) == [{"a": 1, "b": [0, 5], "c": -1, "d": [-1], "e": -1}]
     (row,) = decode(text, [value], upcast_unsigned_ints=True)
-    assert (row["c"], [int(each) for each in row["d"]], row["e"]) == (2**32 - 1, [2**64 - 1], -1)
+    assert (row["c"], [int(number) for number in row["d"]], row["e"]) == (2**32 - 1, [2**64 - 1], -1)
 
 
 def test_times_are_microseconds_of_any_message_with_their_form() -> None:
     parts = "{ int64 seconds = 1; int32 nanos = 2; }"
-    others = f"message Timestamp {parts} message Duration {parts} message Other {{ int64 seconds = 1; }}"
-    text = proto3("Timestamp a = 1; Duration b = 2; Other c = 3;", others)
+    further = f"message Timestamp {parts} message Duration {parts} message Other {{ int64 seconds = 1; }}"
+    text = proto3("Timestamp a = 1; Duration b = 2; Other c = 3;", further)
     schema = ReaderSchema("protobuf", text, protobuf=ProtobufSettings("M"))
     assert schema.type.field("a").type == pa.timestamp("us", "UTC")
     assert schema.type.field("b").type == pa.duration("us")
@@ -142,11 +142,11 @@ def test_required_and_text_fields_are_checked() -> None:
     text = "message M { required int32 a = 1; optional string b = 2; }"
     column, invalid = ColumnDecoder(ReaderSchema("protobuf", text)).decode(pa.array([b"", b"\x08\1\x12\1\xff"]))
     assert column.to_pylist() == [None, {"a": 1, "b": "\N{REPLACEMENT CHARACTER}"}]
-    assert [str(each) for each in invalid] == [
+    assert [str(failure) for failure in invalid] == [
         "field a: a required field is missing; the schema probably differs from the writer's"
     ]
     column, invalid = ColumnDecoder(ReaderSchema("protobuf", proto3("string b = 2;"))).decode(pa.array([b"\x12\1\xff"]))
-    assert [str(each) for each in invalid] == [
+    assert [str(failure) for failure in invalid] == [
         "field b: a text that is not UTF-8; the schema probably differs from the writer's"
     ]
 

@@ -90,10 +90,10 @@ def test_message_indexes_select_the_message(serialize: Serialize, registry: Sche
     long_form = refund[:5] + b"\x02\0" + b"\x08\x08"
     decoded, invalid = decoder(registry, "Refund").decode(column([refund, first, long_form, refund]))
     assert decoded.to_pylist() == [{"id": 5}, None, None, {"id": 5}]
-    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.First, not shop.Refund"] * 2
+    assert [str(failure) for failure in invalid] == ["schema id 1: its message is shop.First, not shop.Refund"] * 2
     decoded, invalid = decoder(registry).decode(column([refund, first, long_form]))
     assert decoded.to_pylist() == [None, {"x": 7}, {"x": 8}]
-    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.Refund, not shop.First"]
+    assert [str(failure) for failure in invalid] == ["schema id 1: its message is shop.Refund, not shop.First"]
 
 
 NESTED = """
@@ -110,7 +110,9 @@ def test_message_of_the_same_name_in_another_message_is_refused(
     values = [prefix + indexes + b"\x08\x07" for indexes in (b"\4\0\0", b"\4\2\0")]
     decoded, invalid = decoder(registry, "Order.Item").decode(column(values))
     assert decoded.to_pylist() == [{"id": 7}, None]
-    assert [str(each) for each in invalid] == ["schema id 1: its message is shop.Refund.Item, not shop.Order.Item"]
+    assert [str(failure) for failure in invalid] == [
+        "schema id 1: its message is shop.Refund.Item, not shop.Order.Item"
+    ]
 
 
 def test_message_in_another_package_is_read(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
@@ -130,7 +132,7 @@ INTEGERS = ["int32", "int64", "uint32", "uint64", "bool"]
 def test_integer_of_another_size_is_converted_as_by_the_protobuf_package(
     registry: SchemaRegistry, server: FakeSchemaRegistry, old: str, new: str
 ) -> None:
-    writer, reader = (message_type({"a": (1, getattr(Field, f"TYPE_{each.upper()}"))}) for each in (old, new))
+    writer, reader = (message_type({"a": (1, getattr(Field, f"TYPE_{name.upper()}"))}) for name in (old, new))
     numbers = [0, 1, 5, 2**31 - 1, -(2**31), -1, 2**31, 2**32 - 1, 2**32, 2**40 + 5, 2**63 - 1, -(2**63), 2**64 - 1]
     messages = []
     for number in numbers:
@@ -140,9 +142,9 @@ def test_integer_of_another_size_is_converted_as_by_the_protobuf_package(
     for kind in (old, new):
         text = f'syntax = "proto3"; package shop; message Order {{ {kind} a = 1; }}'
         server.register(SUBJECT, text, "PROTOBUF")
-    decoded, invalid = decoder(registry).decode(column([prefix + each for each in messages]))
+    decoded, invalid = decoder(registry).decode(column([prefix + message for message in messages]))
     assert invalid == []
-    assert decoded.to_pylist() == [as_column(reader.FromString(each)) for each in messages]
+    assert decoded.to_pylist() == [as_column(reader.FromString(message)) for message in messages]
 
 
 def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package(
@@ -158,14 +160,14 @@ def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package
         message.field.add(name=name, number=number, type=Field.TYPE_INT32, label=1, oneof_index=0)
     reader = message_class(file, "shop.Order")
     messages = [b"\x08\1\x10\2", b"\x10\2\x08\1", b"\x08\1", b"\x10\0"]
-    decoded, invalid = decoder(registry).decode(column([b"\0\0\0\0\1\0" + each for each in messages]))
+    decoded, invalid = decoder(registry).decode(column([b"\0\0\0\0\1\0" + message for message in messages]))
     assert invalid == []
-    assert decoded.to_pylist() == [as_column(reader.FromString(each)) for each in messages]
+    assert decoded.to_pylist() == [as_column(reader.FromString(message)) for message in messages]
     assert decoded.to_pylist()[0] == {"a": None, "b": 2}
 
 
 @pytest.mark.parametrize(
-    ("rest", "reason"),
+    ("remainder", "reason"),
     [
         (b"", "its message indexes are truncated"),
         (b"\x80", "its message indexes are truncated"),
@@ -177,18 +179,20 @@ def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package
         (b"\0\x13\x13\x14", "a group without its end"),
     ],
 )
-def test_invalid_message_is_reported(serialize: Serialize, registry: SchemaRegistry, rest: bytes, reason: str) -> None:
+def test_invalid_message_is_reported(
+    serialize: Serialize, registry: SchemaRegistry, remainder: bytes, reason: str
+) -> None:
     good = serialize(FIRST(id=1))
-    decoded, invalid = decoder(registry).decode(column([good, good[:5] + rest, good]))
+    decoded, invalid = decoder(registry).decode(column([good, good[:5] + remainder, good]))
     assert decoded.to_pylist() == [{"id": 1}, None, {"id": 1}]
-    assert [str(each) for each in invalid] == [f"schema id 1: {reason}"]
+    assert [str(failure) for failure in invalid] == [f"schema id 1: {reason}"]
 
 
 def test_field_that_changed_its_type_makes_messages_invalid(serialize: Serialize, registry: SchemaRegistry) -> None:
     values = [serialize(FIRST(id=1)), serialize(message_type({"id": (1, Field.TYPE_STRING)})(id="x"))]
     decoded, invalid = decoder(registry).decode(column(values))
     assert decoded.to_pylist() == [None, {"id": "x"}]
-    assert [str(each) for each in invalid] == [
+    assert [str(failure) for failure in invalid] == [
         "schema id 1: incompatible Protobuf schemas: id, with the number 1, is int64 in the writer's schema, string in "
         "the reader's"
     ]
@@ -217,9 +221,9 @@ def test_ids_in_headers_are_read_with_the_message(serialize: Serialize, registry
         serialize(SECOND(id=3, note="three")),
         serialize(SECOND(id=4, note="four"), headers[3]),
     ]
-    given = pa.array([[{"key": key, "value": value} for key, value in each] for each in headers], HEADERS_TYPE)
-    decoded, invalid = decoder(registry).decode(column(values), given)
-    assert [each and each["id"] for each in decoded.to_pylist()] == [1, None, 3, 4]
+    inputs = pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)
+    decoded, invalid = decoder(registry).decode(column(values), inputs)
+    assert [value and value["id"] for value in decoded.to_pylist()] == [1, None, 3, 4]
     (refused,) = invalid
     assert refused.reason == "its message is shop.Refund, not shop.Order"
 
@@ -267,9 +271,9 @@ def test_message_of_any_file_in_a_set_of_descriptors_is_read() -> None:
     address = message_type({"city": (1, Field.TYPE_STRING)}, "Address")
     order = message_type({"to": (1, ".shop.Address")}, imports=[address])
     files = []
-    for each in (address, order):
+    for message in (address, order):
         files.append(descriptor_pb2.FileDescriptorProto())
-        each.DESCRIPTOR.file.CopyToProto(files[-1])
+        message.DESCRIPTOR.file.CopyToProto(files[-1])
     schema = ReaderSchema("protobuf", text_of(*files), protobuf=ProtobufSettings("Address"))
     decoded, invalid = ColumnDecoder(schema).decode(column([address(city="Kiel").SerializeToString()]))
     assert (decoded.to_pylist(), invalid) == ([{"city": "Kiel"}], [])

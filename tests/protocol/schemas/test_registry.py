@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from protocol.schemas.registry_config import parse_registry
 from protocol.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.support.tls_ends import authority_without_key_identifiers
 from tests.support.token_endpoint import Endpoint
 
 ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
@@ -37,8 +39,8 @@ def server() -> Iterator[FakeSchemaRegistry]:
 
 
 def client(url: str, clock: Any = None, **more: object) -> SchemaRegistry:
-    given = {f"schema.registry.{name.replace('_', '.')}": value for name, value in more.items()}
-    config = parse_registry({"schema.registry.url": url, **given})
+    values = {f"schema.registry.{name.replace('_', '.')}": value for name, value in more.items()}
+    config = parse_registry({"schema.registry.url": url, **values})
     assert config is not None
     return SchemaRegistry(config, clock or ManualClock())
 
@@ -88,8 +90,8 @@ def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) 
 
 
 def test_references_in_a_circle_end(server: FakeSchemaRegistry) -> None:
-    for name, other in (("a", "b"), ("b", "a")):
-        server.register(name, ORDER, references=[{"name": other.upper(), "subject": other, "version": 1}])
+    for name, second in (("a", "b"), ("b", "a")):
+        server.register(name, ORDER, references=[{"name": second.upper(), "subject": second, "version": 1}])
     schema = RegisteredSchema("", references=(SchemaReference("A", "a", 1),))
     assert sorted(client(server.url).references(schema)) == ["A", "B"]
 
@@ -112,10 +114,20 @@ def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> 
         client(url).by_id(1)
 
 
+def test_ca_of_the_system_is_trusted_as_by_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = authority_without_key_identifiers(tmp_path, monkeypatch)
+    with Endpoint(authority.issue("registry", ["127.0.0.1"])) as endpoint:
+        endpoint.answers = [(200, {}, b'{"id": 7}')]
+        with pytest.raises(RegistryFailed, match="is not trusted"):
+            client(endpoint.url).register("orders-value", RegisteredSchema(ORDER))
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        assert client(endpoint.url).register("orders-value", RegisteredSchema(ORDER)) == 7
+
+
 class Gated:
     """A registry whose responses for some ids wait until the test opens the gate; counts the requests."""
 
-    def __init__(self, held: str, status: int = 200) -> None:
+    def __init__(self, pending: str, status: int = 200) -> None:
         self.opened = threading.Event()
         self.arrived = threading.Event()
         self.requests: list[str] = []
@@ -124,8 +136,8 @@ class Gated:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 gated.requests.append(self.path)
-                failed = held in self.path and status != 200
-                if held in self.path:
+                failed = pending in self.path and status != 200
+                if pending in self.path:
                     gated.arrived.set()
                     gated.opened.wait(30)
                 body = b'{"error_code": 50001}' if failed else json.dumps({"schema": ORDER}).encode()
@@ -167,20 +179,20 @@ def test_known_and_other_ids_do_not_wait_for_a_slow_response() -> None:
 def test_threads_that_want_one_id_share_its_request() -> None:
     with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
         registry = client(server.url)
-        found = [pool.submit(registry.by_id, 1) for _ in range(4)]
+        collected = [pool.submit(registry.by_id, 1) for _ in range(4)]
         assert server.arrived.wait(10)
         server.opened.set()
-        assert {each.result(timeout=10).text for each in found} == {ORDER}
+        assert {future.result(timeout=10).text for future in collected} == {ORDER}
         assert server.requests == ["/schemas/ids/1"]
 
 
 def test_failure_of_a_shared_request_reaches_all_threads_and_is_not_kept() -> None:
     with Gated("/ids/1", status=500) as server, ThreadPoolExecutor() as pool:
         registry = client(server.url, max_retries=0)
-        found = [pool.submit(registry.by_id, 1) for _ in range(4)]
+        collected = [pool.submit(registry.by_id, 1) for _ in range(4)]
         assert server.arrived.wait(10)
         server.opened.set()
-        assert all(isinstance(each.exception(timeout=10), RegistryFailed) for each in found)
+        assert all(isinstance(future.exception(timeout=10), RegistryFailed) for future in collected)
         with pytest.raises(RegistryFailed, match="does not respond to the request for the schema with the id 1"):
             registry.by_id(1)
 
@@ -235,9 +247,9 @@ def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegist
 
 def test_passing_failures_are_retried_and_the_next_address_is_asked(server: FakeSchemaRegistry) -> None:
     server.register("a", ORDER)
-    with FakeSchemaRegistry() as gone:
+    with FakeSchemaRegistry() as deleted:
         pass
-    registry = client(f"{gone.url}, {server.url}/")
+    registry = client(f"{deleted.url}, {server.url}/")
     server.fail_next(503, 2)
     assert registry.by_id(1).text == ORDER
     assert server.requests == ["GET /schemas/ids/1"] * 3
@@ -336,10 +348,10 @@ OAUTH = {
     ],
 )
 def test_two_kinds_of_credentials_are_refused_with_both_names(properties: dict[str, str], names: Any) -> None:
-    given = {f"schema.registry.{name}": value for name, value in {"url": "http://r:1", **properties}.items()}
+    values = {f"schema.registry.{name}": value for name, value in {"url": "http://r:1", **properties}.items()}
     with pytest.raises(ConfigurationError) as refused:
-        parse_registry(given)
-    first, second = (f"schema.registry.{each}" for each in names)
+        parse_registry(values)
+    first, second = (f"schema.registry.{name}" for name in names)
     assert f"{first} and {second} are both set" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
@@ -358,25 +370,25 @@ def test_configuration_reaches_other_processes_with_its_secret() -> None:
 
 
 def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> None:
-    theirs = SchemaRegistryClient({"url": server.url})
-    schema_id = theirs.register_schema("orders-value", Schema(ORDER, "AVRO"))
-    assert theirs.register_schema("orders-value", Schema(WITH_NOTE, "AVRO")) == schema_id + 1
-    assert theirs.get_latest_version("orders-value").version == 2
-    assert theirs.get_schema(schema_id).schema_str == ORDER
-    assert theirs.lookup_schema("orders-value", Schema(ORDER, "AVRO")).schema_id == schema_id
-    assert theirs.get_subjects() == ["orders-value"]
-    assert theirs.test_compatibility("orders-value", Schema(WITH_NOTE, "AVRO"))
+    reference = SchemaRegistryClient({"url": server.url})
+    schema_id = reference.register_schema("orders-value", Schema(ORDER, "AVRO"))
+    assert reference.register_schema("orders-value", Schema(WITH_NOTE, "AVRO")) == schema_id + 1
+    assert reference.get_latest_version("orders-value").version == 2
+    assert reference.get_schema(schema_id).schema_str == ORDER
+    assert reference.lookup_schema("orders-value", Schema(ORDER, "AVRO")).schema_id == schema_id
+    assert reference.get_subjects() == ["orders-value"]
+    assert reference.test_compatibility("orders-value", Schema(WITH_NOTE, "AVRO"))
     with pytest.raises(SchemaRegistryError) as refused:
-        theirs.register_schema("orders-value", Schema(WITHOUT_DEFAULT.replace("note", "other"), "AVRO"))
+        reference.register_schema("orders-value", Schema(WITHOUT_DEFAULT.replace("note", "other"), "AVRO"))
     assert refused.value.http_status_code == 409
     with pytest.raises(SchemaRegistryError) as missing:
-        theirs.get_latest_version("nothing")
+        reference.get_latest_version("nothing")
     assert missing.value.error_code == 40401
 
 
 def test_request_is_repeated_unchanged_at_the_next_address(server: FakeSchemaRegistry) -> None:
-    with Endpoint() as gone:
-        dead = gone.url.removesuffix("/token?tenant=a")
+    with Endpoint() as endpoint:
+        dead = endpoint.url.removesuffix("/token?tenant=a")
     registry = client(f"{dead},{server.url}")
     schema_id = registry.register("orders-value", RegisteredSchema(ORDER))
     assert registry.by_id(schema_id).text == ORDER

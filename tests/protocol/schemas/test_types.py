@@ -47,7 +47,7 @@ def avro(name: str) -> str:
 
 def protobuf(name: str) -> str:
     kind = f"google.protobuf.{name}" if name[0].isupper() else name
-    imports = "".join(f'import "google/protobuf/{each}.proto";' for each in ("timestamp", "duration"))
+    imports = "".join(f'import "google/protobuf/{name}.proto";' for name in ("timestamp", "duration"))
     return f'syntax = "proto3"; {imports} message M {{ optional {kind} f = 1; }}'
 
 
@@ -62,25 +62,25 @@ def protobuf(name: str) -> str:
 def test_scalar_types_are_read_as_the_tables_say(
     head: str, format: str, text: Callable[[str], str], scalars: int
 ) -> None:
-    seen = 0
-    for left, right in rows(head):
-        names = re.findall("`([^`]+)`", left.split(" of ")[0])
+    observed = 0
+    for remaining, right in rows(head):
+        names = re.findall("`([^`]+)`", remaining.split(" of ")[0])
         types = right.split(", ")
-        if re.sub(r"`[^`]+`|, | of `google.protobuf`", "", left) or len(types) not in (1, len(names)):
+        if re.sub(r"`[^`]+`|, | of `google.protobuf`", "", remaining) or len(types) not in (1, len(names)):
             continue
         for name, kind in zip(names, types if len(types) > 1 else types * len(names), strict=True):
             if name in ("enum", "fixed", "record", "array", "map", "repeated", "$ref", "allOf", "const", "Any"):
                 continue
             column = ReaderSchema(format, text(name)).type  # type: ignore[arg-type]
             assert (column.field(0).type if format == "protobuf" else column) == spark(kind), name
-            seen += 1
-    assert seen == scalars
+            observed += 1
+    assert observed == scalars
 
 
 def test_registered_schemas_have_the_types_of_the_table() -> None:
     checked = 0
-    for left, *cells in rows("| Spark | Avro | Protobuf | JSON Schema |"):
-        names = left.split(", ") if left not in OTHERS else [left]
+    for remaining, *cells in rows("| Spark | Avro | Protobuf | JSON Schema |"):
+        names = remaining.split(", ") if remaining not in OTHERS else [remaining]
         for format, cell in zip(("avro", "protobuf", "json"), cells, strict=True):
             for number, name in enumerate(names):
                 column = pa.struct([pa.field("f", spark(name))])
@@ -91,8 +91,8 @@ def test_registered_schemas_have_the_types_of_the_table() -> None:
                 words = re.findall("`([^`]+)`", cell)
                 text = written_language_of(format).text_of(column)
                 # One word for each type, or words that all of them have.
-                wanted = [words[number]] if len(names) == len(words) and len(words) > 1 else words
-                for word in wanted:
+                expected = [words[number]] if len(names) == len(words) and len(words) > 1 else words
+                for word in expected:
                     if word != "connect.type" or name != "double":
                         assert re.search(rf"\b{word}\b", text), (name, format, text)
                 checked += 1

@@ -117,7 +117,7 @@ def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: Sc
     values = [good, b"", b"\0\0\0", b'{"id": 7}', good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
     decoded, invalid = decoder(registry).decode(column(values))
     assert [row for row, value in enumerate(decoded.to_pylist()) if value is None] == [1, 2, 3, 4, 5, 6]
-    assert {each.row: str(each) for each in invalid} == {
+    assert {failure.row: str(failure) for failure in invalid} == {
         **dict.fromkeys((1, 2, 3), "it does not begin with a zero byte and a schema id"),
         4: "schema id 1, field note: a length that exceeds the value",
         5: "schema id 1: bytes are left behind the value",
@@ -156,12 +156,12 @@ def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, regi
         serialize(SECOND, {"id": 2, "note": "two"}, headers[1]),
         serialize(SECOND, {"id": 3, "note": "three"}),
     ]
-    given = pa.array([[{"key": key, "value": value} for key, value in each] for each in headers], HEADERS_TYPE)
-    decoded, invalid = decoder(registry).decode(column(values), given)
+    inputs = pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)
+    decoded, invalid = decoder(registry).decode(column(values), inputs)
     assert invalid == []
-    assert [each["id"] for each in decoded.to_pylist()] == [1, 2, 3]
-    assert [each["note"] for each in decoded.to_pylist()] == [None, "two", "three"]
-    part, _ = decoder(registry).decode(column(values).slice(1), given.slice(1))
+    assert [value["id"] for value in decoded.to_pylist()] == [1, 2, 3]
+    assert [value["note"] for value in decoded.to_pylist()] == [None, "two", "three"]
+    part, _ = decoder(registry).decode(column(values).slice(1), inputs.slice(1))
     assert part.to_pylist() == decoded.to_pylist()[1:]
 
 
@@ -172,7 +172,7 @@ def test_last_id_of_a_record_counts(serialize: Serialize, registry: SchemaRegist
     value = serialize(SECOND, {"id": 2, "note": "two"}, headers[1])
     both = [{"key": key, "value": text} for key, text in headers[0] + headers[1]]
     decoded, invalid = decoder(registry).decode(column([value]), pa.array([both], HEADERS_TYPE))
-    assert (invalid, [each["note"] for each in decoded.to_pylist()]) == ([], ["two"])
+    assert (invalid, [value["note"] for value in decoded.to_pylist()]) == ([], ["two"])
 
 
 def test_configuration_error_of_the_registry_is_no_invalid_value(
@@ -217,7 +217,7 @@ def test_plain_formats_need_no_registry() -> None:
     assert ColumnDecoder(ReaderSchema("string")).decode(values)[0].to_pylist() == ["a", None, "�"]
     decoded, invalid = ColumnDecoder(ReaderSchema("avro", '"long"')).decode(column([b"\2", None, b"\2\2", b""]))
     assert decoded.to_pylist() == [1, None, None, None]
-    assert [each.row for each in invalid] == [2, 3] or [each.row for each in invalid] == [3, 2]
+    assert [failure.row for failure in invalid] == [2, 3] or [failure.row for failure in invalid] == [3, 2]
     with pytest.raises(ConfigurationError, match=r"needs schema\.registry\.url"):
         ColumnDecoder(ReaderSchema("confluent-avro", '"long"'))
 

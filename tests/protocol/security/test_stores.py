@@ -38,8 +38,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 @pytest.fixture(scope="module")
 def store(authority: CertificateAuthority) -> Path:
     """Write a PKCS12 store with a key, its certificate, and the CA's."""
-    mine = authority.issue("me").read_bytes()
-    key, certificate = serialization.load_pem_private_key(mine, None), x509.load_pem_x509_certificate(mine)
+    own = authority.issue("me").read_bytes()
+    key, certificate = serialization.load_pem_private_key(own, None), x509.load_pem_x509_certificate(own)
     trusted = [x509.load_pem_x509_certificate(authority.certificate.read_bytes())]
     encryption = serialization.BestAvailableEncryption(PASSWORD.encode())
     path = authority.folder / "store.p12"
@@ -59,8 +59,8 @@ def jks(store: Path) -> Path:
     return path
 
 
-def tls(**given: object) -> TLSConfig:
-    return parse_client({**SECURE, **{f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}}).tls
+def tls(**arguments: object) -> TLSConfig:
+    return parse_client({**SECURE, **{f"ssl.{name.replace('_', '.')}": value for name, value in arguments.items()}}).tls
 
 
 class TestPem:
@@ -106,9 +106,9 @@ class TestJavaStores:
     def test_jks_trust_store_is_read_without_a_password_too(
         self, jks: Path, authority: CertificateAuthority, password: str | None
     ) -> None:
-        given = {} if password is None else {"truststore_password": password}
-        found = read_trust_store(tls(truststore_location=str(jks), **given))
-        assert found == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+        properties = {} if password is None else {"truststore_password": password}
+        trust_store = read_trust_store(tls(truststore_location=str(jks), **properties))
+        assert trust_store == (authority.folder / "me.pem").read_text()[found_from(authority) :]
 
     def test_pkcs12_is_read_by_keytool_without_cryptography(
         self, store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
@@ -131,9 +131,9 @@ class TestJavaStores:
         new_context(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
 
     @pytest.mark.parametrize("kind", ["jks", "p12"])
-    @pytest.mark.parametrize("what", ["truststore", "keystore"])
-    def test_wrong_password_is_reported_without_showing_it(self, store: Path, jks: Path, kind: str, what: str) -> None:
-        config = tls(**{f"{what}_location": str(store.with_suffix(f".{kind}")), f"{what}_password": "wrong-one"})
+    @pytest.mark.parametrize("label", ["truststore", "keystore"])
+    def test_wrong_password_is_reported_without_showing_it(self, store: Path, jks: Path, kind: str, label: str) -> None:
+        config = tls(**{f"{label}_location": str(store.with_suffix(f".{kind}")), f"{label}_password": "wrong-one"})
         with pytest.raises(ConfigurationError, match="password") as raised:
             new_context(config)
         assert "wrong-one" not in str(raised.value)
@@ -232,7 +232,7 @@ def test_references_to_external_secrets_are_resolved(
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("given", "words"),
+        ("options", "words"),
         [
             ({"truststore_location": "/no/such"}, "ssl.truststore.location is /no/such, which cannot be read"),
             ({"truststore_certificates": "none"}, "ssl.truststore.certificates has no certificate"),
@@ -246,24 +246,24 @@ class TestErrors:
             ),
         ],
     )
-    def test_invalid_store_fails_when_a_connection_is_opened(self, given: dict[str, str], words: str) -> None:
+    def test_invalid_store_fails_when_a_connection_is_opened(self, options: dict[str, str], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words) as raised:
-            new_context(tls(**given))
+            new_context(tls(**options))
         assert "ssl.truststore.location" in raised.value.settings
 
     @pytest.mark.parametrize("key_password", [{}, {"key_password": "wrong-one"}])
     def test_encrypted_key_without_its_password_is_refused(
         self, authority: CertificateAuthority, key_password: dict[str, str]
     ) -> None:
-        mine = authority.issue("me").read_text()
-        given = {"keystore_key": encrypted_key(mine, PASSWORD), "keystore_certificate_chain": mine}
-        new_context(tls(**given, key_password=PASSWORD))
+        text = authority.issue("me").read_text()
+        properties = {"keystore_key": encrypted_key(text, PASSWORD), "keystore_certificate_chain": text}
+        new_context(tls(**properties, key_password=PASSWORD))
         words = r"ssl.keystore.key cannot be used \(it cannot be decrypted\): .* is ssl.key.password correct\?$"
         with pytest.raises(ConfigurationError, match=words):
-            new_context(tls(**given, **key_password))
+            new_context(tls(**properties, **key_password))
 
     @pytest.mark.parametrize(
-        ("given", "words"),
+        ("options", "words"),
         [
             (
                 {"truststore_location": "a", "truststore_certificates": "b"},
@@ -294,8 +294,8 @@ class TestErrors:
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
     )
-    def test_invalid_properties_fail_when_they_are_read(self, given: dict[str, str], words: str) -> None:
-        properties = {f"ssl.{name.replace('_', '.')}": value for name, value in given.items()}
+    def test_invalid_properties_fail_when_they_are_read(self, options: dict[str, str], words: str) -> None:
+        properties = {f"ssl.{name.replace('_', '.')}": value for name, value in options.items()}
         with pytest.raises(ConfigurationError, match=words):
             parse_client({**SECURE, **properties})
 
@@ -311,15 +311,15 @@ class TestErrors:
     def test_store_that_becomes_unreadable_is_a_warning(
         self, authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        mine = tmp_path / "mine.pem"
-        mine.write_bytes(authority.issue("mine").read_bytes())
-        context = TLSContext(tls(keystore_location=str(mine)))
+        path = tmp_path / "mine.pem"
+        path.write_bytes(authority.issue("mine").read_bytes())
+        context = TLSContext(tls(keystore_location=str(path)))
         first = context.current()
         assert context.current() is first
         certificate = authority.issue("newer").read_text()
         with caplog.at_level(logging.WARNING):
-            mine.write_text(certificate[certificate.index("-----BEGIN CERTIFICATE") :])
+            path.write_text(certificate[certificate.index("-----BEGIN CERTIFICATE") :])
             assert context.current() is first
         assert "The previously read certificates are still used" in caplog.text
-        mine.write_text(certificate)
+        path.write_text(certificate)
         assert context.current() is not first

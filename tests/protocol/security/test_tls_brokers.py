@@ -48,20 +48,20 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 def inline(secured: SecuredKafka, properties: dict[str, str]) -> dict[str, str]:
     """Return the same properties without files."""
-    given = {name: value for name, value in properties.items() if not name.startswith("ssl.")}
-    given["ssl.truststore.certificates"] = Path(properties["ssl.truststore.location"]).read_text()
+    values = {name: value for name, value in properties.items() if not name.startswith("ssl.")}
+    values["ssl.truststore.certificates"] = Path(properties["ssl.truststore.location"]).read_text()
     key = Path(properties["ssl.keystore.location"]).read_text()
-    return {**given, "ssl.keystore.certificate.chain": key, "ssl.keystore.key": " ".join(key.split("\n"))}
+    return {**values, "ssl.keystore.certificate.chain": key, "ssl.keystore.key": " ".join(key.split("\n"))}
 
 
 GOOD: dict[str, tuple[str, Change]] = {
-    "TLS": ("SSL", lambda secured, given: given),
-    "TLS 1.2": ("SSL", lambda secured, given: {**given, "ssl.enabled.protocols": "TLSv1.2"}),
-    "any host": ("ELSEWHERE", lambda secured, given: {**given, "ssl.endpoint.identification.algorithm": ""}),
-    "mutual": ("MUTUAL", lambda secured, given: given),
+    "TLS": ("SSL", lambda secured, inputs: inputs),
+    "TLS 1.2": ("SSL", lambda secured, arguments: {**arguments, "ssl.enabled.protocols": "TLSv1.2"}),
+    "any host": ("ELSEWHERE", lambda secured, arguments: {**arguments, "ssl.endpoint.identification.algorithm": ""}),
+    "mutual": ("MUTUAL", lambda secured, inputs: inputs),
     "mutual, inline, TLS 1.2": (
         "MUTUAL",
-        lambda secured, given: {**inline(secured, given), "ssl.enabled.protocols": "TLSv1.2"},
+        lambda secured, inputs: {**inline(secured, inputs), "ssl.enabled.protocols": "TLSv1.2"},
     ),
 }
 
@@ -73,36 +73,36 @@ def test_parts_work_over_tls(secured: SecuredKafka, part: str, how: str) -> None
     PARTS[part](change(secured, secured.properties(listener)))
 
 
-def another_ca(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {**given, "ssl.truststore.location": str(secured.authority.certificate)}
+def another_ca(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {**options, "ssl.truststore.location": str(secured.authority.certificate)}
 
 
-def the_systems_cas(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if not name.startswith("ssl.truststore")}
+def the_systems_cas(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if not name.startswith("ssl.truststore")}
 
 
-def without_key(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if not name.startswith("ssl.keystore")}
+def without_key(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if not name.startswith("ssl.keystore")}
 
 
-def without_key_over_tls12(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {**without_key(secured, given), "ssl.enabled.protocols": "TLSv1.2"}
+def without_key_over_tls12(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {**without_key(secured, options), "ssl.enabled.protocols": "TLSv1.2"}
 
 
-def key_of_another_ca(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {**given, "ssl.keystore.location": str(secured.authority.issue("stranger"))}
+def key_of_another_ca(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {**options, "ssl.keystore.location": str(secured.authority.issue("stranger"))}
 
 
-def in_plain_text(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {"bootstrap.servers": given["bootstrap.servers"]}
+def in_plain_text(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {"bootstrap.servers": options["bootstrap.servers"]}
 
 
-def at_the_plain_port(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return {**given, "bootstrap.servers": secured.kafka.bootstrap_servers}
+def at_the_plain_port(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return {**options, "bootstrap.servers": secured.kafka.bootstrap_servers}
 
 
-def as_it_is(secured: SecuredKafka, given: dict[str, str]) -> dict[str, str]:
-    return given
+def as_it_is(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+    return options
 
 
 WRONG: dict[str, tuple[str, Change, str]] = {

@@ -9,8 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 import protocol
+from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.testing import FakeKafka, ManualClock
+from protocol.testing.fake_kafka.authorizer import ITSELF
+from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
+from protocol.testing.fake_kafka.requests import Request
+from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.messages.m10_find_coordinator import GROUP
+from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
 from tests.support.wait_until import wait_until
 
 
@@ -22,7 +30,7 @@ def fake() -> Iterator[FakeKafka]:
 
 
 def values(fake: FakeKafka, topic: str = "orders", partition: int | None = None) -> list[bytes | None]:
-    return [each.value for each in fake.records(topic, partition)]
+    return [record.value for record in fake.records(topic, partition)]
 
 
 class TestRecords:
@@ -43,9 +51,9 @@ class TestRecords:
         for number in range(20):
             fake.produce("orders", b"ours", key=b"%d" % number)
         partitions: dict[bytes | None, set[int]] = {}
-        for each in fake.records("orders"):
-            partitions.setdefault(each.key, set()).add(each.partition)
-        assert all(len(found) == 1 for found in partitions.values())
+        for record in fake.records("orders"):
+            partitions.setdefault(record.key, set()).add(record.partition)
+        assert all(len(partition) == 1 for partition in partitions.values())
         assert len(fake.records("orders")) == 40
 
     def test_consumer_reads_produced_records(self, fake: FakeKafka) -> None:
@@ -65,7 +73,7 @@ class TestRecords:
                 producer.commit_transaction() if commit else producer.abort_transaction()
         assert values(fake, partition=0) == [b"committed"]
         everything = fake.records("orders", isolation_level="read_uncommitted")
-        assert [each.value for each in everything] == [b"committed", b"aborted"]
+        assert [record.value for record in everything] == [b"committed", b"aborted"]
 
     def test_committed_offsets_of_a_group_are_returned(self, fake: FakeKafka) -> None:
         fake.produce("orders", "a", partition=0)
@@ -156,10 +164,98 @@ class TestControls:
         table = protocol.read({"bootstrap.servers": fake.address(4)}, "orders").read_all()
         assert table["value"].to_pylist() == [b"a", b"b"]
 
+    def test_replaced_broker_hands_over_its_logs(self, fake: FakeKafka) -> None:
+        host, port = fake.addresses[fake.leader("orders", 0)]
+        fake.produce("orders", b"a", partition=0)
+        former = fake.leader("orders", 0)
+        assert fake.replace_broker(former) == 4 == fake.leader("orders", 0)
+        assert former not in fake.brokers
+        assert fake.produce("orders", b"b", partition=0) == [1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port), 5)
+        for node_id in list(fake.brokers)[:2]:
+            fake.replace_broker(node_id)
+        assert [record.value for record in fake.records("orders", 0)] == [b"a", b"b"]
+        assert list(fake.brokers) == [4, 5, 6]
+
+    def test_truncated_log_has_lost_its_end_on_all_replicas(self, fake: FakeKafka) -> None:
+        fake.produce("orders", "a", "b", partition=0)
+        fake.produce("orders", "c", partition=0)
+        fake.truncate_log("orders", 0, 2)
+        assert fake.produce("orders", "d", partition=0) == [2]
+        for node_id in fake.brokers:
+            fake.move_leader("orders", 0, node_id)
+            assert [record.value for record in fake.records("orders", 0)] == [b"a", b"b", b"d"]
+
+    def test_truncated_log_ends_at_the_offset_after_compaction(self, fake: FakeKafka) -> None:
+        fake.create_topic("latest", config={"cleanup.policy": "compact"})
+        for value in ("a", "b", "c"):
+            fake.produce("latest", value, key="k")
+        fake.clean_logs("latest")
+        fake.truncate_log("latest", 0, 2)
+        assert fake.produce("latest", "d", key="k") == [2]
+
+    def test_isolated_broker_forwards_a_deletion_to_the_controller(self, fake: FakeKafka) -> None:
+        fake.isolate(1)
+        fake.create_topic("payments")
+        body = {"topics": [{"name": "payments", "topic_id": bytes(16)}], "timeout_ms": 1_000}
+        assert fake.ask(1, DELETE_TOPICS, body)["responses"][0]["error_code"] == ErrorCode.NONE
+        assert "payments" not in fake.controller.image.topics
+
+    def test_records_of_a_former_leader_are_not_acknowledged(self, fake: FakeKafka) -> None:
+        """The next leader's records reach the high watermark that the former leader waits for."""
+        fake.create_topic("payments", 1, 2)
+        leader = fake.leader("payments", 0)
+        (follower,) = {*fake.controller.topic("payments").partitions[0].replicas} - {leader}
+        fake.silence(follower)
+        part = {"index": 0, "records": write_batch(Batch([Record(b"lost")]))}
+        rows = [{"topic_id": fake.controller.topic("payments").topic_id, "partition_data": [part]}]
+        body = {"acks": -1, "timeout_ms": 60_000, "topic_data": rows, "transactional_id": None}
+        pending = fake.handle(leader, Request(PRODUCE, PRODUCE.last, body, "test", ITSELF))
+        assert callable(pending)
+        assert fake.look(pending) is None
+        fake.isolate(leader)
+        fake.move_leader("payments", 0, follower)
+        fake.silence(follower, False)
+        fake.produce("payments", "a", "b")
+        fake.isolate(leader, False)
+        reply = fake.look(pending)
+        assert reply is not None
+        (row,) = reply["responses"][0]["partition_responses"]
+        assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert [record.value for record in fake.records("payments")] == [b"a", b"b"]
+
+    def test_denied_operation_is_allowed_again(self) -> None:
+        settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+        with FakeKafka(settings=settings) as fake:
+            fake.create_topic("orders")
+            allow = fake.deny("Write", "Topic", "orders")
+            with protocol.Producer(bootstrap_servers=fake.bootstrap_servers) as producer:
+                with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+                    producer.send_and_wait("orders", b"a")
+                allow()
+                producer.send_and_wait("orders", b"b")
+        with FakeKafka() as fake, pytest.raises(UsageError, match=r"needs the setting authorizer\.class\.name"):
+            fake.deny("Write", "Topic", "orders")
+
+    def test_unstable_offsets_are_refused_by_partition(self, fake: FakeKafka) -> None:
+        fake.refuse("OffsetFetch", "UNSTABLE_OFFSET_COMMIT")
+        with protocol.KafkaConsumer(bootstrap_servers=fake.bootstrap_servers, group_id="g") as consumer:
+            consumer.commit_sync({("orders", 0): protocol.CommittedOffset(3)})
+        asked = {"group_id": "g", "topics": None}
+        body = {"groups": [asked], "require_stable": True}
+        coordinator = fake.coordinator(GROUP, "g")
+        codes = []
+        for _ in range(2):
+            (group,) = fake.ask(coordinator, OFFSET_FETCH, body)["groups"]
+            ((row,),) = (topic["partitions"] for topic in group["topics"])
+            codes.append((group["error_code"], row["error_code"], row["committed_offset"]))
+        assert codes == [(0, ErrorCode.UNSTABLE_OFFSET_COMMIT, -1), (0, 0, 3)]
+
     def test_shrunk_log_begins_at_the_given_offset(self, fake: FakeKafka) -> None:
         fake.produce("orders", "a", "b", "c", partition=0)
         fake.shrink_log("orders", 0, 2)
-        assert [each.offset for each in fake.records("orders", 0)] == [2]
+        assert [record.offset for record in fake.records("orders", 0)] == [2]
         fake.shrink_log("orders", 0, 1)
         assert fake.log("orders", 0).start_offset == 2, "a log start offset never decreases"
 
@@ -193,21 +289,21 @@ class TestCleaning:
         fake.produce("old", "c")
         assert values(fake, "old") == [b"a", b"b", b"c"]
         fake.clean_logs("old")
-        assert [(each.offset, each.value) for each in fake.records("old")] == [(2, b"c")]
+        assert [(record.offset, record.value) for record in fake.records("old")] == [(2, b"c")]
 
     def test_retention_bytes_keep_the_last_batches(self, fake: FakeKafka) -> None:
         fake.create_topic("big", config={"retention.bytes": "1500"})
         for number in range(5):
             fake.produce("big", b"%d" % number * 600)
         fake.clean_logs()
-        assert [each.offset for each in fake.records("big")] == [2, 3, 4]
+        assert [record.offset for record in fake.records("big")] == [2, 3, 4]
 
     def test_compaction_keeps_the_last_record_of_each_key(self, fake: FakeKafka) -> None:
         fake.create_topic("table", config={"cleanup.policy": "compact"})
         for key, value in (("a", "1"), ("b", "1"), ("a", "2"), ("b", None), ("c", "1")):
             fake.produce("table", value, key=key)
         fake.clean_logs("table")
-        assert [(each.offset, each.key, each.value) for each in fake.records("table")] == [
+        assert [(record.offset, record.key, record.value) for record in fake.records("table")] == [
             (2, b"a", b"2"),
             (3, b"b", None),
             (4, b"c", b"1"),
@@ -221,7 +317,7 @@ class TestCleaning:
         fake.produce("table", None, key="a", timestamp_ms=1)
         fake.produce("table", "1", key="b")
         fake.clean_logs()
-        assert [each.key for each in fake.records("table")] == [b"b"]
+        assert [record.key for record in fake.records("table")] == [b"b"]
 
     def test_compaction_removes_aborted_records_only(self, fake: FakeKafka) -> None:
         fake.create_topic("table", config={"cleanup.policy": "compact"})
@@ -234,7 +330,7 @@ class TestCleaning:
             producer.flush()
             producer.abort_transaction()
         fake.clean_logs()
-        assert [each.value for each in fake.records("table", isolation_level="read_uncommitted")] == [b"1"]
+        assert [record.value for record in fake.records("table", isolation_level="read_uncommitted")] == [b"1"]
 
     def test_compacted_topic_refuses_a_record_without_key(self, fake: FakeKafka) -> None:
         fake.create_topic("table", config={"cleanup.policy": "compact"})
@@ -271,7 +367,7 @@ def test_closed_connections_are_forgotten(fake: FakeKafka) -> None:
     for _ in range(3):
         with protocol.Admin(bootstrap_servers=fake.bootstrap_servers) as admin:
             admin.list_topics()
-    wait_until(lambda: not any(each.connections for each in fake.listeners.values()))
+    wait_until(lambda: not any(listener.connections for listener in fake.listeners.values()))
 
 
 def test_connection_is_closed_when_the_client_has_ended(fake: FakeKafka) -> None:

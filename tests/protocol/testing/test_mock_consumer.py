@@ -18,11 +18,11 @@ ORDERS = ("orders", 0)
 
 
 def test_methods_are_those_of_the_consumer() -> None:
-    for name, theirs in inspect.getmembers(protocol.KafkaConsumer):
+    for name, reference in inspect.getmembers(protocol.KafkaConsumer):
         if not name.startswith("_") and name not in ("client", "config"):
             ours = getattr(MockConsumer, name)
-            if inspect.isfunction(theirs):
-                assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
+            if inspect.isfunction(reference):
+                assert list(inspect.signature(ours).parameters) == list(inspect.signature(reference).parameters), name
 
 
 def test_batches_equal_those_of_a_real_consumer() -> None:
@@ -33,14 +33,14 @@ def test_batches_equal_those_of_a_real_consumer() -> None:
         mock.yield_records("orders", b"1", None, **fields)
         properties = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
         with protocol.KafkaConsumer(properties) as real:
-            found = []
+            collected = []
             for consumer in (real, mock):
                 consumer.subscribe(["orders"])
                 polled: list[protocol.consumer_group.consumer_records.ConsumerRecords] = []
                 wait_until(lambda: polled.append(consumer.poll(100)) or polled[-1])  # noqa: B023
-                found.append(polled[-1][ORDERS][0])
-    assert found[0].equals(found[1])
-    assert found[0].schema == found[1].schema
+                collected.append(polled[-1][ORDERS][0])
+    assert collected[0].equals(collected[1])
+    assert collected[0].schema == collected[1].schema
 
 
 def test_records_that_were_not_polled_fail_the_with_block() -> None:
@@ -67,7 +67,7 @@ def test_error_follows_the_records_before_it() -> None:
         assert consumer.poll(0).num_rows == 1
         with pytest.raises(protocol.DataLoss):
             consumer.poll(0)
-        assert [each.value for each in consumer.poll(0).messages()] == [b"2"]
+        assert [message.value for message in consumer.poll(0).messages()] == [b"2"]
 
 
 def test_error_without_topic_is_raised_by_the_next_poll() -> None:
@@ -111,13 +111,13 @@ def test_positions_move_with_poll_and_seek() -> None:
         consumer.poll(0)
         assert (consumer.position(ORDERS), consumer.current_lag(ORDERS)) == (2, 0)
         consumer.seek(ORDERS, 1)
-        assert [each.offset for each in consumer.poll(0).messages()] == [1]
+        assert [message.offset for message in consumer.poll(0).messages()] == [1]
         consumer.seek_to_beginning()
         assert consumer.position(ORDERS) == 0
         assert (consumer.beginning_offsets([ORDERS]), consumer.end_offsets([ORDERS])) == ({ORDERS: 0}, {ORDERS: 2})
         consumer.seek_to_end()
-        found = consumer.offsets_for_times({ORDERS: 7})[ORDERS]
-        assert (found.offset, found.timestamp_ms) == (0, 7)
+        offset = consumer.offsets_for_times({ORDERS: 7})[ORDERS]
+        assert (offset.offset, offset.timestamp_ms) == (0, 7)
         assert consumer.offsets_for_times({ORDERS: 8}) == {ORDERS: None}
         with pytest.raises(UsageError, match="other-0 is not assigned"):
             consumer.seek(("other", 0), 1)

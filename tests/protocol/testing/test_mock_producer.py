@@ -16,9 +16,9 @@ REFUSED = broker_error(87, "produce to orders-0")
 
 
 def test_methods_are_those_of_the_producer() -> None:
-    for name, theirs in inspect.getmembers(protocol.Producer, lambda each: inspect.isfunction(each)):
+    for name, reference in inspect.getmembers(protocol.Producer, lambda member: inspect.isfunction(member)):
         if not name.startswith("_") and name != "reset_sequences":
-            assert inspect.signature(getattr(MockProducer, name)) == inspect.signature(theirs), name
+            assert inspect.signature(getattr(MockProducer, name)) == inspect.signature(reference), name
 
 
 def test_results_equal_those_of_a_real_producer() -> None:
@@ -155,6 +155,6 @@ def test_null_partition_is_chosen_and_wrong_ones_are_refused() -> None:
     with MockProducer({"orders": 3}) as producer:
         producer.expect_send("orders")
         producer.send_columns("orders", columns, pa.array([None], pa.int32()))
-        for given, message in (([0, 1], "2 partitions were given for 1 rows"), ([1 << 32], "no 32-bit integers")):
+        for inputs, message in (([0, 1], "2 partitions were given for 1 rows"), ([1 << 32], "no 32-bit integers")):
             with pytest.raises(UsageError, match=message):
-                producer.send_columns("orders", columns, pa.array(given))
+                producer.send_columns("orders", columns, pa.array(inputs))

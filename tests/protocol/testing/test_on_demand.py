@@ -34,6 +34,7 @@ from tests.contract.raw_requests import batch, fetch, list_offset, produce, valu
 from tests.contract.transactions import TransactionalProducer
 from tests.protocol.consumer.consuming import records
 from tests.protocol.producer.producing import numbered
+from tests.support.wait_until import wait_until
 
 ETL = group_coordinator("etl")
 
@@ -58,7 +59,7 @@ def client_of(fake: FakeKafka, address: str | None = None) -> Client:
 
 
 def times_asked(fake: FakeKafka, name: str) -> int:
-    return [each for each, _, _ in fake.requests].count(name)
+    return [api for api, _, _ in fake.requests].count(name)
 
 
 class TestFaults:
@@ -108,7 +109,7 @@ class TestFaults:
         replies = [
             client.ask(client.leader("orders", 0)[0], FETCH, {"max_wait_ms": 0}, client.deadline()) for _ in "12"
         ]
-        assert [each["throttle_time_ms"] for each in replies] == [700, 0]
+        assert [reply["throttle_time_ms"] for reply in replies] == [700, 0]
 
     def test_replies_come_from_a_handler_of_the_test(self, fake: FakeKafka, client: Client) -> None:
         fake.handlers[METADATA] = lambda body, version: {"cluster_id": "fake", "controller_id": 7}
@@ -125,8 +126,8 @@ class TestBrokers:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, port), 5)
         client.expire_metadata(["orders"])
-        leader, known = client.leader("orders", 0)
-        assert (leader.node_id, known.leader_epoch, known.isr) == (2, 1, (2, 3))
+        leader, partition = client.leader("orders", 0)
+        assert (leader.node_id, partition.leader_epoch, partition.isr) == (2, 1, (2, 3))
         assert values_in(fetch(client, "orders")) == [b"a"]
         fake.start(1)
         assert client.metadata(["orders"]).leader("orders", 0)[1].isr == (2, 3, 1)
@@ -156,8 +157,8 @@ class TestBrokers:
         fake.ask(1, PRODUCE, {"acks": 1, "timeout_ms": 0, "topic_data": topics})
         assert (fake.log("orders").end_offset, list_offset(client, "orders", LATEST)["offset"]) == (2, 1)
         fake.isolate(1), fake.move_leader("orders", 0, 2, isr=[2]), fake.silence(2, False)
-        with client_of(fake, fake.address(2)) as other:
-            assert written(other, "orders", b"c") == 1
+        with client_of(fake, fake.address(2)) as second:
+            assert written(second, "orders", b"c") == 1
         assert fake.log("orders", broker_id=1).end_offset == 2
         fake.isolate(1, False)
         assert fake.log("orders", broker_id=1) == fake.log("orders")
@@ -178,7 +179,7 @@ class TestBrokers:
         fake.isolate(2)
         fake.create_topic("bills")
         codes = [
-            fake.ask(each, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] for each in (1, 2)
+            fake.ask(topic, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] for topic in (1, 2)
         ]
         assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         fake.isolate(2, False)
@@ -194,8 +195,8 @@ class TestBrokers:
     def test_topic_is_auto_created_by_metadata(self) -> None:
         with FakeKafka(settings={"auto.create.topics.enable": "true"}) as fake, client_of(fake) as client:
             assert client.metadata(["new"]).topics["new"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            told = [client.metadata(["new"], create=True).topics["new"].error_code for _ in "12"]
-            assert told == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
+            output = [client.metadata(["new"], create=True).topics["new"].error_code for _ in "12"]
+            assert output == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
             with pytest.raises(BrokerError, match="TOPIC_ALREADY_EXISTS"):
                 create_topic(client, NewTopic("new", 1))
 
@@ -243,9 +244,8 @@ class TestCoordinators:
         with FakeKafka(clock=clock, settings=settings) as fake, client_of(fake) as client:
             first, second = GroupMember(client, "etl"), GroupMember(client, "etl")
             replies = [first.begin(), second.begin()]
-            while len(fake.groups.groups["etl"].members) < 2:
-                time.sleep(0.01)
-            assert not any(each.done for each in replies)
+            wait_until(lambda: len(fake.groups.groups["etl"].members) == 2)
+            assert not any(reply.done for reply in replies)
             clock.advance(4)
             assert [member.end(reply).generation for member, reply in zip((first, second), replies, strict=True)] == [
                 1,
@@ -285,11 +285,11 @@ class TestCoordinators:
 
 def test_log_is_written_byte_for_byte(fake: FakeKafka, client: Client) -> None:
     fake.write("orders", 0, records(5, 10, epoch=0) + records(20, 3, epoch=0))
-    found = list_offsets(client, {("orders", 0): EARLIEST})["orders", 0].offset
-    assert (found, list_offset(client, "orders", LATEST)["offset"]) == (5, 23)
+    result = list_offsets(client, {("orders", 0): EARLIEST})["orders", 0].offset
+    assert (result, list_offset(client, "orders", LATEST)["offset"]) == (5, 23)
     ranges = [Range("orders", 0, 5, 23)]
     offsets = [
-        each for _, rows in BoundedReader(client, parse_consumer({}), ranges) for each in rows["offset"].to_pylist()
+        value for _, rows in BoundedReader(client, parse_consumer({}), ranges) for value in rows["offset"].to_pylist()
     ]
     assert offsets == [*range(5, 15), *range(20, 23)]
 

@@ -40,9 +40,9 @@ class TestLibrdkafka:
         for number in range(200):
             producer.produce("orders", b"%d" % number, key=b"%d" % number, headers={"h": b"1"})
         assert producer.flush(30) == 0
-        found = fake.records("orders")
-        assert sorted(int(each.value) for each in found) == list(range(200))
-        assert all(each.key == each.value and each.headers == [("h", b"1")] for each in found)
+        records = fake.records("orders")
+        assert sorted(int(record.value) for record in records) == list(range(200))
+        assert all(record.key == record.value and record.headers == [("h", b"1")] for record in records)
 
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_group_shares_partitions_and_commits(
@@ -51,12 +51,14 @@ class TestLibrdkafka:
         fake.produce("orders", *map(str, range(30)))
         group = {"group.id": "g", "auto.offset.reset": "earliest", "group.protocol": protocol}
         members = [confluent_kafka.Consumer({**client, **group}) for _ in "12"]
-        found: list[int] = []
+        collected: list[int] = []
 
         def shared() -> bool:
             for member in members:
-                found.extend(int(each.value()) for each in member.consume(100, 0.05) if each.error() is None)
-            return sorted(len(member.assignment()) for member in members) == [1, 2] and len(set(found)) == 30
+                collected.extend(
+                    int(message.value()) for message in member.consume(100, 0.05) if message.error() is None
+                )
+            return sorted(len(member.assignment()) for member in members) == [1, 2] and len(set(collected)) == 30
 
         for member in members:
             member.subscribe(["orders"])
@@ -73,10 +75,10 @@ class TestLibrdkafka:
             producer.produce("orders", value)
             producer.flush(30)
             end(30)
-        assert [each.value for each in fake.records("orders")] == [b"kept"]
+        assert [record.value for record in fake.records("orders")] == [b"kept"]
         reader = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         reader.subscribe(["orders"])
-        assert [each.value() for each in reader.consume(1, 30)] == [b"kept"]
+        assert [message.value() for message in reader.consume(1, 30)] == [b"kept"]
         reader.close()
 
     def test_offsets_are_committed_in_a_transaction(self, fake: FakeKafka, client: dict[str, object]) -> None:
@@ -115,7 +117,7 @@ class TestLibrdkafka:
                 fake.drop_connections()
                 fake.shuffle_leaders()
         assert producer.flush(60) == 0
-        assert [int(each.value) for each in fake.records("orders", 0)] == list(range(100))
+        assert [int(record.value) for record in fake.records("orders", 0)] == list(range(100))
 
 
 class TestJavaTools:
@@ -138,9 +140,10 @@ class TestJavaTools:
             tools.run_tool(CONSUMER, *at, *read, *consumer_protocol),
             tools.run_tool(GROUPS, *at, "--delete", "--group", group),
         ]
-        return [_normal(each) for each in lines]
+        return [_normal(line) for line in lines]
 
     def test_outputs_equal_those_of_a_real_cluster(self, kafka1: LocalKafka) -> None:
+        """Slow: starts fourteen JVMs, one for each command of Kafka's tools on each cluster."""
         with FakeKafka() as fake, RealKafka(kafka1.bootstrap_servers, exclusive=True) as real:
             assert self.outputs(fake, kafka1) == self.outputs(real, kafka1)
 

@@ -70,7 +70,8 @@ def test_clients_wait_for_their_throttle_time() -> None:
             sizes: list[int] = []
             wait_until(
                 lambda: (
-                    sizes.extend(len(each.value or b"") for each in consumer.poll(50).messages()) or len(sizes) == 11
+                    sizes.extend(len(message.value or b"") for message in consumer.poll(50).messages())
+                    or len(sizes) == 11
                 )
             )
             assert sizes == [300_000] * 11

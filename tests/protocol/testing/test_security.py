@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 
 import confluent_kafka
 import pytest
@@ -21,7 +23,8 @@ from protocol.admin import (
     ScramUpsertion,
 )
 from protocol.broker_errors import ErrorCode
-from protocol.errors import AuthenticationFailed, KafkaError, TransportError
+from protocol.cluster.client import PRODUCE, Client
+from protocol.errors import AuthenticationFailed, ConnectFailed, KafkaError, TransportError
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.sasl import MECHANISMS, Credentials, SaslSession
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
@@ -40,9 +43,9 @@ def fake() -> Iterator[FakeKafka]:
 def round_trip(fake: FakeKafka, properties: dict[str, str]) -> list[bytes]:
     with protocol.Producer(properties) as producer:
         producer.send("orders", b"ours", partition=0)
-    theirs = confluent_kafka.Producer({**librdkafka(properties), "log_level": 0})
-    theirs.produce("orders", b"theirs", partition=1)
-    assert theirs.flush(30) == 0
+    reference = confluent_kafka.Producer({**librdkafka(properties), "log_level": 0})
+    reference.produce("orders", b"theirs", partition=1)
+    assert reference.flush(30) == 0
     return sorted(protocol.read(properties, "orders").read_all()["value"].to_pylist())
 
 
@@ -50,6 +53,17 @@ def librdkafka(properties: dict[str, str]) -> dict[str, str]:
     """Return the same properties by librdkafka's names."""
     names = {"ssl.truststore.location": "ssl.ca.location"}
     return {names.get(name, name): value for name, value in properties.items() if name != "ssl.truststore.type"}
+
+
+def test_ids_are_compared_after_authentication(fake: FakeKafka) -> None:
+    with Client(fake.client_properties("alice", "PLAIN")) as client:
+        broker = client.brokers()[1]
+        for node_id in (1, 2):
+            fake.requests.clear()
+            with nullcontext() if node_id == 1 else pytest.raises(ConnectFailed, match="this is not broker 2 of clust"):
+                client.connection(replace(broker, node_id=node_id), f"{PRODUCE} {node_id}", client.deadline())
+            kinds = [kind for kind, *_ in fake.requests]
+            assert kinds == ["ApiVersions", "SaslHandshake", "SaslAuthenticate", "ApiVersions"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

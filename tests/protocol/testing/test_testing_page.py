@@ -57,12 +57,26 @@ def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None
 
 def test_scenario_of_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("greenlet")
-    scenario, test = (block("testing.md", start).text for start in ("# copies.py", "import simulate"))
+    starts = "# copies.py", "# service.py", "import pytest\nfrom copies import"
+    scenario, service, test = (block("testing.md", start).text for start in starts)
     (tmp_path / "copies.py").write_text(scenario)
+    (tmp_path / "service.py").write_text(service)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    command = [sys.executable, "-m", "protocol.testing.simulation", "copies:scenario", "--seed", "7"]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
-    assert "1 passed" in run_pytest(tmp_path, test.replace("range(10)", "range(1)"))
+    for name in ("copies:scenario", "service:scenario"):
+        command = [sys.executable, "-m", "protocol.testing.simulation", name, "--seed", "7"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    failing = """
+
+def failing(world):
+    world.sleep(60)
+    assert world.now_s < 60
+
+
+def test_failure_names_seed_and_command(simulation):
+    with pytest.raises(Exception, match="(?s)failed with seed 3: AssertionError.*simulation .*failing --seed 3"):
+        simulation(failing, 3)
+"""
+    assert "2 passed" in run_pytest(tmp_path, test.replace("range(10)", "range(1)") + failing)
 
 
 def test_examples_of_expectations_pass(tmp_path: Path) -> None:

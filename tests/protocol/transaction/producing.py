@@ -27,8 +27,8 @@ def new_id() -> str:
 
 def producer_of(client: Client, transactional_id: str, **properties: object) -> TransactionalProducer:
     """Return a producer with small record batches; `properties` with `_` for `.`."""
-    given = {name.replace("_", "."): value for name, value in properties.items()}
-    config = parse_producer({"transactional.id": transactional_id, "batch.size": 4_096, **given})
+    values = {name.replace("_", "."): value for name, value in properties.items()}
+    config = parse_producer({"transactional.id": transactional_id, "batch.size": 4_096, **values})
     producer = TransactionalProducer(client, config)
     MADE.add(producer)
     return producer
@@ -46,10 +46,10 @@ def numbers_in(client: Client, topic: str, partitions: int, isolation_level: str
     keys: Mapping[tuple[str, int], int] = {(topic, number): LATEST for number in range(partitions)}
     ends = list_offsets(client, keys, isolation_level=config.isolation_level)
     ranges = [Range(topic, number, 0, ends[topic, number].offset) for number in range(partitions)]
-    found: list[list[int]] = [[] for _ in range(partitions)]
+    collected: list[list[int]] = [[] for _ in range(partitions)]
     for read, rows in BoundedReader(client, config, ranges):
-        found[read.partition] += [int(value[:9]) for value in rows["value"].to_pylist()]
-    return found
+        collected[read.partition] += [int(value[:9]) for value in rows["value"].to_pylist()]
+    return collected
 
 
 def visible(client: Client) -> list[int]:

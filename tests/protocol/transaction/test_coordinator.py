@@ -18,8 +18,8 @@ from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_T
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 
 
-def init(client: Client, held: TransactionalIdentity | None = None) -> TransactionalIdentity:
-    return init_producer_id(client, "etl-0", 10_000, client.deadline(), held=held)
+def init(client: Client, pending: TransactionalIdentity | None = None) -> TransactionalIdentity:
+    return init_producer_id(client, "etl-0", 10_000, client.deadline(), identity=pending)
 
 
 def test_cluster_reports_its_transaction_version(client: Client, transaction_version: str) -> None:
@@ -30,23 +30,23 @@ def test_new_producer_fences_earlier_ones(client: Client) -> None:
     first, second = init(client), init(client)
     assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
     with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
-        init(client, held=first)
-    third = init(client, held=second)
+        init(client, pending=first)
+    third = init(client, pending=second)
     assert third.producer_epoch == second.producer_epoch + 1
 
 
 def test_lost_init_reply_keeps_the_identity(fake: FakeKafka, client: Client) -> None:
-    held = init(client)
+    identity = init(client)
     fake.lose_replies(INIT_PRODUCER_ID)
-    assert init(client, held).producer_epoch == held.producer_epoch + 1
+    assert init(client, identity).producer_epoch == identity.producer_epoch + 1
 
 
 def test_init_waits_for_the_abort_of_an_open_transaction(fake: FakeKafka, client: Client) -> None:
     old = init(client)
     add_partitions(client, old, [("orders", 0)], client.deadline())
     fake.hold_markers()
-    asked = iter(range(10))
-    fake.before[INIT_PRODUCER_ID] = lambda _: fake.hold_markers(next(asked) < 3)
+    requested = iter(range(10))
+    fake.before[INIT_PRODUCER_ID] = lambda _: fake.hold_markers(next(requested) < 3)
     new = init(client)
     assert new.producer_epoch > old.producer_epoch + 1, "the abort bumped the epoch once"
     assert end_transaction(client, old, commit=True, deadline=client.deadline()).outcome is TransactionOutcome.FENCED
@@ -63,8 +63,8 @@ def test_partitions_are_added_in_one_request(fake: FakeKafka, client: Client) ->
 
 def test_unknown_partition_is_added_again(fake: FakeKafka, client: Client) -> None:
     identity = init(client)
-    asked = iter(range(10))
-    fake.before[ADD_PARTITIONS_TO_TXN] = lambda _: next(asked) == 2 and fake.create_topic("bills")
+    requested = iter(range(10))
+    fake.before[ADD_PARTITIONS_TO_TXN] = lambda _: next(requested) == 2 and fake.create_topic("bills")
     add_partitions(client, identity, [("orders", 0), ("bills", 0)], client.deadline())
     assert fake.transactions.transactions["etl-0"].partitions == {("orders", 0), ("bills", 0)}
 

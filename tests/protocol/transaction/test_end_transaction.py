@@ -58,16 +58,16 @@ class TestExpectedEnd:
         identity = begun(client)
         fake.lose_replies(END_TXN)
         fake.hold_markers()
-        asked = iter(range(10))
-        fake.before[END_TXN] = lambda _: fake.hold_markers(next(asked) < 3)
+        requested = iter(range(10))
+        fake.before[END_TXN] = lambda _: fake.hold_markers(next(requested) < 3)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
-        assert next(asked) > 3
+        assert next(requested) > 3
 
     def test_end_is_performed_by_a_moved_coordinator(self, fake: FakeKafka, client: Client, commit: bool) -> None:
         identity = begun(client)
-        here = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
-        fake.move_coordinator("etl-0", here % 3 + 1, TRANSACTION)
+        local = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
+        fake.move_coordinator("etl-0", local % 3 + 1, TRANSACTION)
         ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
 
@@ -153,7 +153,7 @@ class TestManyTransactions:
         fake.lose_replies(END_TXN, 2)
         newer = begun(client, "etl-7")
         ended = end_transactions(client, identities, commit=True, deadline=client.deadline())
-        outcomes = {each.transactional_id: ended[each].outcome for each in identities}
+        outcomes = {identity.transactional_id: ended[identity].outcome for identity in identities}
         assert outcomes.pop("etl-7") in (TransactionOutcome.FENCED, TransactionOutcome.UNKNOWN)
         assert set(outcomes.values()) == {TransactionOutcome.COMMITTED}
         assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]

@@ -141,8 +141,8 @@ class Program:
         self.clock.advance(61)
 
     def coordinator_moves(self) -> None:
-        here = self.fake.coordinator(TRANSACTION, ID)
-        self.fake.move_coordinator(ID, here % len(self.fake.brokers) + 1, TRANSACTION)
+        coordinator = self.fake.coordinator(TRANSACTION, ID)
+        self.fake.move_coordinator(ID, coordinator % len(self.fake.brokers) + 1, TRANSACTION)
 
     def leaders_move(self) -> None:
         for number in range(PARTITIONS):
@@ -158,18 +158,18 @@ def test_reported_results_of_transactions_match_what_readers_see(version: str, e
         fake.create_topic("orders", PARTITIONS, 2)
         with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers, **QUICK})) as client:
             program = Program(fake, clock, client)
-            for event in (each for together in events for each in together):
+            for event in (event for together in events for event in together):
                 program.perform(event)
             fake.faults.clear()
             program.restart()
             program.producer.close()
-            seen = numbers_in(client, "orders", PARTITIONS)
-    numbers = [number for partition in seen for number in partition]
+            observed = numbers_in(client, "orders", PARTITIONS)
+    numbers = [number for partition in observed for number in partition]
     visible = set(numbers)
     assert len(numbers) == len(visible), "no number is repeated"
-    assert all(partition == sorted(partition) for partition in seen), "numbers are in order"
-    known = set().union(*program.committed)
-    assert known <= visible, "reported commits are visible"
+    assert all(partition == sorted(partition) for partition in observed), "numbers are in order"
+    union = set().union(*program.committed)
+    assert union <= visible, "reported commits are visible"
     for transaction in program.unknown:
         assert transaction <= visible or not transaction & visible, "each transaction is atomic"
-    assert visible <= known.union(*program.unknown), "no other number is visible"
+    assert visible <= union.union(*program.unknown), "no other number is visible"

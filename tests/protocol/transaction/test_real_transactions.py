@@ -57,12 +57,12 @@ def _no_transaction_is_left_open(request: pytest.FixtureRequest) -> Iterator[Non
     yield
     if version_numbers(KAFKA_VERSION) < (3, 0):
         return  # no tool shows it
-    which = "one_broker" if "one_broker" in request.fixturenames else "kafka"
-    kafka: LocalKafka = request.getfixturevalue(which)
+    choice = "one_broker" if "one_broker" in request.fixturenames else "kafka"
+    kafka: LocalKafka = request.getfixturevalue(choice)
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         deadline_s = time.monotonic() + 20
-        while left := list_transactions(client, prefix=PREFIX, states=OPEN_STATES):
-            assert time.monotonic() < deadline_s, left
+        while transactions := list_transactions(client, prefix=PREFIX, states=OPEN_STATES):
+            assert time.monotonic() < deadline_s, transactions
             time.sleep(0.02)
 
 
@@ -104,8 +104,8 @@ def test_reader_of_committed_records_sees_committed_ones_only(
     committed = [number for number in range(3_000) if number % 1_000 < 500]
     expected = [[number for number in committed if number % 3 == partition] for partition in range(3)]
     assert numbers_in(client, name, 3) == expected
-    theirs = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
-    assert [[int(row[2][:9]) for row in theirs[name, number]] for number in range(3)] == expected
+    rows = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
+    assert [[int(row[2][:9]) for row in rows[name, number]] for number in range(3)] == expected
     assert read_by_java(one_broker, name, len(committed)) == committed
 
 
@@ -135,9 +135,9 @@ def test_results_of_commits_and_messages_are_true_while_other_threads_send(
         sender.join()
     producer.close()
     wait_until_decided(one_broker, [(name, number) for number in range(3)])
-    seen = sorted(number for numbers in numbers_in(client, name, 3) for number in numbers)
+    observed = sorted(number for numbers in numbers_in(client, name, 3) for number in numbers)
     written = [number for number, future in sent if future.exception(10) is None]
-    assert seen == [*range(40), *written]
+    assert observed == [*range(40), *written]
     assert written
 
 
@@ -151,9 +151,9 @@ def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
         timeout=60,
         check=False,
     )
-    found = sorted(int(line[:9]) for line in done.stdout.splitlines() if line[:1].isdigit())
-    assert len(found) == count
-    return found
+    result = sorted(int(line[:9]) for line in done.stdout.splitlines() if line[:1].isdigit())
+    assert len(result) == count
+    return result
 
 
 def test_offsets_are_visible_when_the_transaction_commits(
@@ -326,16 +326,19 @@ def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client:
     producer.send_columns(name, numbered(0, 10))
     identity = producer.prepare_transaction()
     producer.close()
-    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as other:
+    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as second:
         for maybe_ended in (False, True):
-            ended = end_transaction(other, identity, commit=True, deadline=other.deadline(), maybe_ended=maybe_ended)
+            ended = end_transaction(second, identity, commit=True, deadline=second.deadline(), maybe_ended=maybe_ended)
             assert ended.outcome is TransactionOutcome.COMMITTED
     wait_until_decided(one_broker, [(name, 0)])
     assert numbers_in(client, name, 1) == [list(range(10))]
 
 
 def test_transaction_survives_a_killed_coordinator(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """Between the records and the commit: the next coordinator knows the transaction."""
+    """Between the records and the commit: the next coordinator knows the transaction.
+
+    Slow: three brokers elect a new coordinator, which loads its log.
+    """
     name, transactional_id = topic(3, 3), new_id()
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
         producer: TransactionalProducer = started(client, transactional_id)
@@ -390,9 +393,9 @@ def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: T
                 producer.close()
                 producer = started(client, transactional_id)
                 wait_until_decided(kafka, [(name, number) for number in range(6)])
-                found = sum(map(len, numbers_in(client, name, 6)))
-                assert found in (written, written + 300)
-                written = found
+                result = sum(map(len, numbers_in(client, name, 6)))
+                assert result in (written, written + 300)
+                written = result
                 continue
             except KafkaError:
                 producer.abort_transaction()

@@ -139,7 +139,7 @@ class TestTransactions:
                 producer.init_transactions(transactional_id="other")
             handed_over.append(producer.prepare_transaction())
         producer.close()
-        assert [each.transactional_id for each in handed_over] == ["etl-0", "etl-1", "etl-2"]
+        assert [identity.transactional_id for identity in handed_over] == ["etl-0", "etl-1", "etl-2"]
         for identity, commit in zip(handed_over, (True, False, True), strict=True):
             end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert visible(client) == [*range(10), *range(20, 30)]
@@ -164,7 +164,7 @@ class TestTransactions:
 
         with pytest.raises(ZeroDivisionError):
             fails_in_the_middle()
-        assert {each.state.value for each in fake.transactions.transactions.values()} == {"CompleteAbort"}
+        assert {transaction.state.value for transaction in fake.transactions.transactions.values()} == {"CompleteAbort"}
 
 
 class TestCallOrder:
@@ -387,7 +387,7 @@ class TestUnknownOutcomes:
         send_numbered(producer, "orders", 0, 10, 3)
         fake.lose_replies(END_TXN)
         producer.commit_transaction()
-        (_, version, late) = next(each for each in fake.requests if each[0] == "EndTxn")
+        (_, version, late) = next(request for request in fake.requests if request[0] == "EndTxn")
         producer.begin_transaction()
         send_numbered(producer, "orders", 10, 10, 3)
         producer.flush()

@@ -274,7 +274,9 @@ class TestConcurrentSends:
 def _without_leaders(body: Any) -> Any:
     """Return a Metadata reply in which no partition has a leader."""
     leaderless = {"leader_id": -1, "error_code": ErrorCode.LEADER_NOT_AVAILABLE}
-    topics = [{**each, "partitions": [{**row, **leaderless} for row in each["partitions"]]} for each in body["topics"]]
+    topics = [
+        {**topic, "partitions": [{**row, **leaderless} for row in topic["partitions"]]} for topic in body["topics"]
+    ]
     return {**body, "topics": topics}
 
 
@@ -295,8 +297,8 @@ class TestWaitsForOtherThreads:
             fake.edit_replies(METADATA, _without_leaders, ALWAYS)
             client.metadata(["orders"])
         producer.send("orders", b"x" * 40_000)
-        with ThreadPoolExecutor(1) as other:
-            waiting = other.submit(producer.send, "orders", b"y" * 70_000)
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(producer.send, "orders", b"y" * 70_000)
             since_s = time.monotonic()
             if how != "compressed":  # there it may have waited already
                 wait_until(lambda: incomplete_of(producer).waiting_for_room)
@@ -311,7 +313,7 @@ class TestWaitsForOtherThreads:
     def test_end_keeps_its_timeout_while_another_thread_chooses_partitions(self, client: Client, end: str) -> None:
         inside, go_on = threading.Event(), threading.Event()
 
-        def choose(topic: str, columns: pa.RecordBatch, *given: object) -> np.ndarray[Any, np.dtype[np.int32]]:
+        def choose(topic: str, columns: pa.RecordBatch, *arguments: object) -> np.ndarray[Any, np.dtype[np.int32]]:
             inside.set()
             assert go_on.wait(20)
             return np.zeros(columns.num_rows, np.int32)
@@ -319,8 +321,8 @@ class TestWaitsForOtherThreads:
         producer = TransactionalProducer(client, parse_producer({"transactional.id": "etl-0"}), partitioner=choose)
         producer.init_transactions()
         producer.begin_transaction()
-        with ThreadPoolExecutor(1) as other:
-            sent = other.submit(producer.send_columns, "orders", numbered(0, 3))
+        with ThreadPoolExecutor(1) as executor:
+            sent = executor.submit(producer.send_columns, "orders", numbered(0, 3))
             assert inside.wait(20)
             since_s = time.monotonic()
             try:
@@ -340,8 +342,8 @@ class TestWaitsForOtherThreads:
         fake.delay_replies(PRODUCE, 20, ALWAYS)
         producer.send("orders", b"x")
         wait_until(lambda: fake.request_bodies(PRODUCE))
-        with ThreadPoolExecutor(1) as other:
-            aborting = other.submit(producer.abort_transaction, 60_000)
+        with ThreadPoolExecutor(1) as executor:
+            aborting = executor.submit(producer.abort_transaction, 60_000)
             wait_until(lambda: producer.transaction_state is TransactionState.ABORTING_TRANSACTION)
             since_s = time.monotonic()
             with suppress(KafkaError):
@@ -362,8 +364,8 @@ class TestWaitsForOtherThreads:
 
         producer.begin_transaction()
         monkeypatch.setattr(transaction_session.TransactionSession, "require", pause)
-        with ThreadPoolExecutor(1) as other:
-            sent = other.submit(producer.send, "orders", b"x")
+        with ThreadPoolExecutor(1) as executor:
+            sent = executor.submit(producer.send, "orders", b"x")
             assert inside.wait(20)
             child = os.fork()
             if not child:

@@ -95,14 +95,14 @@ def sample(fields: tuple[KafkaField, ...], sparse: bool = False, path: str = "")
     """
     value: dict[str, Any] = {}
     for field in fields:
-        here = f"{path}/{field.name}"
+        local = f"{path}/{field.name}"
         if field.nullable and sparse:
             value[field.name] = None
         elif field.type.startswith("[]"):
-            count = crc32(here.encode()) % 2 + (not sparse)
-            value[field.name] = [_sample_of(field, field.type[2:], sparse, f"{here}/{i}") for i in range(count)]
+            count = crc32(local.encode()) % 2 + (not sparse)
+            value[field.name] = [_sample_of(field, field.type[2:], sparse, f"{local}/{i}") for i in range(count)]
         else:
-            value[field.name] = _sample_of(field, field.type, sparse, here)
+            value[field.name] = _sample_of(field, field.type, sparse, local)
     return value
 
 

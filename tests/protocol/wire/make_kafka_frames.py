@@ -27,9 +27,9 @@ def main(class_path: str) -> None:
             case = {"api": api.name, "key": api.key, "version": version, "kind": kind, "flavour": flavour}
             samples.append({**case, "value": value})
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "samples.json"
-        given.write_text(json.dumps(samples))
-        command = ["java", "-cp", class_path, str(HERE / "KafkaFrames.java"), str(given)]
+        path = Path(folder) / "samples.json"
+        path.write_text(json.dumps(samples))
+        command = ["java", "-cp", class_path, str(HERE / "KafkaFrames.java"), str(path)]
         frames = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     lines = [
         f"{s['api']} {s['version']} {s['kind']} {s['flavour']} {frame}\n"

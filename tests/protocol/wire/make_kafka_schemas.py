@@ -28,16 +28,16 @@ def read_definition(path: Path) -> dict[str, Any]:
 
 def compact(field: dict[str, Any], structs: dict[str, Any]) -> dict[str, Any]:
     kind = field["type"]
-    kept = {"name": field["name"], "type": kind, "versions": field["versions"]}
-    kept["nullable"] = field.get("nullableVersions")
-    kept["tag"] = field.get("tag")
-    kept["tagged"] = field.get("taggedVersions")
-    kept["default"] = field.get("default")
-    kept["ignorable"] = str(field.get("ignorable", False)).lower() == "true" or None
-    kept["entity"] = entity if (entity := field.get("entityType")) in ("groupId", "transactionalId") else None
+    retained = {"name": field["name"], "type": kind, "versions": field["versions"]}
+    retained["nullable"] = field.get("nullableVersions")
+    retained["tag"] = field.get("tag")
+    retained["tagged"] = field.get("taggedVersions")
+    retained["default"] = field.get("default")
+    retained["ignorable"] = str(field.get("ignorable", False)).lower() == "true" or None
+    retained["entity"] = entity if (entity := field.get("entityType")) in ("groupId", "transactionalId") else None
     children = field.get("fields") or structs.get(kind.removeprefix("[]"))
-    kept["fields"] = [compact(child, structs) for child in children] if children else None
-    return {name: value for name, value in kept.items() if value is not None}
+    retained["fields"] = [compact(child, structs) for child in children] if children else None
+    return {name: value for name, value in retained.items() if value is not None}
 
 
 def message(definition: dict[str, Any]) -> list[dict[str, Any]]:

@@ -76,12 +76,12 @@ def test_tagged_fields_in_a_response_header_are_skipped() -> None:
     assert decode_response(METADATA, 9, with_tag)["controller_id"] == 8
 
 
-@pytest.mark.parametrize("asked", [1, 3, 4])
-def test_unsupported_api_versions_request_is_answered_in_version_0(asked: int) -> None:
+@pytest.mark.parametrize("requested", [1, 3, 4])
+def test_unsupported_api_versions_request_is_answered_in_version_0(requested: int) -> None:
     ranges = [{"api_key": 18, "min_version": 0, "max_version": 2}]
     answer = body_of(encode_response(API_VERSIONS, 0, 1, {"error_code": 35, "api_keys": ranges}))
 
-    decoded = decode_response(API_VERSIONS, asked, answer)
+    decoded = decode_response(API_VERSIONS, requested, answer)
 
     assert decoded["error_code"] == 35
     assert decoded["api_keys"] == ranges

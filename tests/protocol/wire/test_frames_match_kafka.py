@@ -64,5 +64,5 @@ def _common(sent: Any, decoded: Any) -> Any:
     if isinstance(sent, dict) and isinstance(decoded, dict):
         return {name: _common(sent[name], item) for name, item in decoded.items() if name in sent}
     if isinstance(sent, list) and isinstance(decoded, list) and len(sent) == len(decoded):
-        return [_common(item, other) for item, other in zip(sent, decoded, strict=True)]
+        return [_common(item, second) for item, second in zip(sent, decoded, strict=True)]
     return decoded

@@ -65,10 +65,10 @@ def uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def length(what: str, count: int | None, kind: str) -> Length:
+def length(label: str, count: int | None, kind: str) -> Length:
     if kind == "varint":
-        return Length(what, kind, uvarint(0 if count is None else count + 1))
-    return Length(what, kind, struct.pack(">h" if kind == "int16" else ">i", -1 if count is None else count))
+        return Length(label, kind, uvarint(0 if count is None else count + 1))
+    return Length(label, kind, struct.pack(">h" if kind == "int16" else ">i", -1 if count is None else count))
 
 
 def pieces(fields: tuple[KafkaField, ...], value: dict[str, Any], flexible: bool, path: str = "") -> Iterator[Piece]:
@@ -81,10 +81,10 @@ def pieces(fields: tuple[KafkaField, ...], value: dict[str, Any], flexible: bool
         tagged = sorted(sent, key=lambda field: field.tag or 0)
         yield Length(f"{path}: tagged fields", "varint", uvarint(len(tagged)))
         for field in tagged:
-            here = f"{path}.{field.name}"
-            content = list(field_pieces(field, field.type, value[field.name], True, here))
+            local = f"{path}.{field.name}"
+            content = list(field_pieces(field, field.type, value[field.name], True, local))
             yield uvarint(field.tag or 0)
-            yield Length(f"{here}: size", "varint", uvarint(len(joined(content))))
+            yield Length(f"{local}: size", "varint", uvarint(len(joined(content))))
             yield from content
 
 
@@ -172,8 +172,8 @@ def test_absurd_length_in_a_large_reply_takes_no_memory() -> None:
     with tracing():
         for nth, part in enumerate(parts):
             if isinstance(part, Length):
-                for count, rest in ((5_000, b"\xff"), (2**31 - 1, b"\xff"), (2**31 - 1, b"\1")):
-                    provoke(read, joined(parts[:nth]) + uvarint(count) + rest * 50_000)
+                for count, remainder in ((5_000, b"\xff"), (2**31 - 1, b"\xff"), (2**31 - 1, b"\1")):
+                    provoke(read, joined(parts[:nth]) + uvarint(count) + remainder * 50_000)
 
 
 # The prefixes of full frames are tested in test_bad_bytes.

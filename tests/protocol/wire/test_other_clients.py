@@ -25,7 +25,7 @@ def ours(api: Api, version: int, body: dict[str, Any]) -> bytes:
 def test_fetch_request_equals_kafka_pythons(version: int) -> None:
     messages = pytest.importorskip("kafka.protocol.consumer")
     fields = {name: value for name, value in FETCH_BODY.items() if name != "rack_id" or version >= 11}
-    theirs = messages.FetchRequest[version](
+    reference = messages.FetchRequest[version](
         **fields,
         topics=[
             messages.FetchRequest.FetchTopic(
@@ -33,9 +33,9 @@ def test_fetch_request_equals_kafka_pythons(version: int) -> None:
             )
         ],
     )
-    theirs.with_header(correlation_id=9, client_id="me")
+    reference.with_header(correlation_id=9, client_id="me")
 
-    expected = bytes(theirs.encode(header=True, framed=True))
+    expected = bytes(reference.encode(header=True, framed=True))
     assert ours(FETCH, version, {**fields, "topics": [{"topic": "t", "partitions": [PARTITION]}]}) == expected
 
 
@@ -49,34 +49,34 @@ def test_metadata_reply_is_decoded_as_by_kafka_python(version: int) -> None:
         "topics": [{"name": "t", "partitions": [partition]}],
     }
     frame = b"".join(encode_response(METADATA, version, 9, body))[4:]
-    theirs = messages.MetadataResponse[version].decode(frame, header=True)
+    reference = messages.MetadataResponse[version].decode(frame, header=True)
 
-    assert theirs.controller_id == decode_response(METADATA, version, frame)["controller_id"] == 2
-    assert [(b.node_id, b.host, b.port, b.rack) for b in theirs.brokers] == [(2, "h", 9092, "r")]
-    (found,) = theirs.topics[0].partitions
-    assert (found.partition_index, found.leader_id, list(found.replica_nodes)) == (1, 2, [2, 3])
+    assert reference.controller_id == decode_response(METADATA, version, frame)["controller_id"] == 2
+    assert [(b.node_id, b.host, b.port, b.rack) for b in reference.brokers] == [(2, "h", 9092, "r")]
+    (result,) = reference.topics[0].partitions
+    assert (result.partition_index, result.leader_id, list(result.replica_nodes)) == (1, 2, [2, 3])
 
 
 def test_fetch_v11_request_equals_aiokafkas() -> None:
     fetch = pytest.importorskip("aiokafka.protocol.fetch")
     # Replica, max wait, min bytes, max bytes, isolation, session id and epoch, topics, forgotten topics, rack.
     partition = (3, 4, 2**40, -1, 1 << 20)
-    theirs = fetch.FetchRequest_v11(-1, 500, 1, 2**31 - 1, 1, 0, -1, [("t", [partition])], [], "r")
+    reference = fetch.FetchRequest_v11(-1, 500, 1, 2**31 - 1, 1, 0, -1, [("t", [partition])], [], "r")
     body = {**FETCH_BODY, "topics": [{"topic": "t", "partitions": [PARTITION]}]}
 
-    assert ours(FETCH, 11, body).endswith(theirs.encode())
+    assert ours(FETCH, 11, body).endswith(reference.encode())
 
 
 def test_list_offsets_v3_request_equals_aiokafkas() -> None:
     offset = pytest.importorskip("aiokafka.protocol.offset")
-    theirs = offset.OffsetRequest_v3(-1, 1, [("t", [(3, -2)])])
+    reference = offset.OffsetRequest_v3(-1, 1, [("t", [(3, -2)])])
     body = {"isolation_level": 1, "topics": [{"name": "t", "partitions": [{"partition_index": 3, "timestamp": -2}]}]}
 
-    assert ours(LIST_OFFSETS, 3, body).endswith(theirs.encode())
+    assert ours(LIST_OFFSETS, 3, body).endswith(reference.encode())
 
 
 def test_subscription_equals_aiokafkas() -> None:
     protocol = pytest.importorskip("aiokafka.coordinator.protocol")
-    theirs = protocol.ConsumerProtocolMemberMetadata(0, ["a", "b"], b"data")
+    reference = protocol.ConsumerProtocolMemberMetadata(0, ["a", "b"], b"data")
 
-    assert encode_versioned(SUBSCRIPTION, 0, {"topics": ["a", "b"], "user_data": b"data"}) == theirs.encode()
+    assert encode_versioned(SUBSCRIPTION, 0, {"topics": ["a", "b"], "user_data": b"data"}) == reference.encode()

@@ -61,7 +61,7 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
     offset = {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
     producer = {"transactional_id": TXN, "producer_id": 5, "producer_epoch": 0}
     member = {"group_id": GROUP, "generation_id": 1, "member_id": "nobody"}
-    one = [{**named, "partitions": [0], "partition_indexes": [0]}]
+    first = [{**named, "partitions": [0], "partition_indexes": [0]}]
     resource = {"resource_type": 2, "resource_name": topic}
     config = {"name": "retention.ms", "value": "3600000"}
     return {
@@ -70,7 +70,7 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "ListOffsets": {"topics": [{**named, "partitions": [{"partition_index": 0, "timestamp": -1}]}]},
         "Metadata": {"topics": [{"name": topic}]},
         "OffsetCommit": {"group_id": GROUP, "topics": [{**named, "partitions": [offset]}]},
-        "OffsetFetch": {"group_id": GROUP, "topics": one, "groups": [{"group_id": GROUP, "topics": one}]},
+        "OffsetFetch": {"group_id": GROUP, "topics": first, "groups": [{"group_id": GROUP, "topics": first}]},
         "FindCoordinator": {"key": GROUP, "coordinator_keys": [GROUP]},
         "JoinGroup": {"group_id": GROUP, "protocol_type": "consumer", "protocols": [{"name": "range"}]},
         "Heartbeat": member,
@@ -87,9 +87,9 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "InitProducerId": {"transactional_id": None, "transaction_timeout_ms": 60_000},
         "OffsetForLeaderEpoch": {"topics": [{**named, "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
         "AddPartitionsToTxn": {
-            "transactions": [{**producer, "topics": one}],
+            "transactions": [{**producer, "topics": first}],
             **{f"v3_and_below_{name}": value for name, value in producer.items()},
-            "v3_and_below_topics": one,
+            "v3_and_below_topics": first,
         },
         "AddOffsetsToTxn": {**producer, "group_id": GROUP},
         "EndTxn": {**producer, "committed": True},
@@ -97,21 +97,21 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "DescribeConfigs": {"resources": [{"resource_type": 2, "resource_name": topic, "configuration_keys": None}]},
         "CreatePartitions": {"topics": [{"name": topic, "count": 1, "assignments": None}], "timeout_ms": 1000},
         "DeleteGroups": {"groups_names": ["no-such"]},
-        "DescribeProducers": {"topics": one},
+        "DescribeProducers": {"topics": first},
         "DescribeTransactions": {"transactional_ids": [TXN]},
         "ConsumerGroupHeartbeat": {"group_id": GROUP, "member_id": "nobody", "member_epoch": 7},
         "ConsumerGroupDescribe": {"group_ids": [GROUP]},
         "DescribeAcls": {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1},
         "AlterConfigs": {"resources": [{**resource, "configs": [config]}]},
         "IncrementalAlterConfigs": {"resources": [{**resource, "configs": [{**config, "config_operation": 0}]}]},
-        "AlterReplicaLogDirs": {"dirs": [{"path": "/no-such", "topics": one}]},
-        "DescribeLogDirs": {"topics": one},
-        "ElectLeaders": {"topic_partitions": one, "timeout_ms": 1000},
+        "AlterReplicaLogDirs": {"dirs": [{"path": "/no-such", "topics": first}]},
+        "DescribeLogDirs": {"topics": first},
+        "ElectLeaders": {"topic_partitions": first, "timeout_ms": 1000},
         "AlterPartitionReassignments": {
             "topics": [{**named, "partitions": [{"partition_index": 0, "replicas": None}]}],
             "timeout_ms": 1000,
         },
-        "ListPartitionReassignments": {"topics": one, "timeout_ms": 1000},
+        "ListPartitionReassignments": {"topics": first, "timeout_ms": 1000},
         "OffsetDelete": {"group_id": GROUP, "topics": [{**named, "partitions": [{"partition_index": 0}]}]},
         "DescribeClientQuotas": {"components": [{"entity_type": "user", "match_type": 2, "match": None}]},
         "AlterClientQuotas": {
@@ -130,15 +130,15 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
 
 
 def only_what_the_version_has(struct: Struct, version: int, value: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
+    retained = {}
     for field in struct.fields:
         if field.name not in value or not field.present(version):
             continue
         item, inner = value[field.name], getattr(field.type, "of", field.type)
         if isinstance(inner, Struct) and isinstance(item, list):
             item = [only_what_the_version_has(inner, version, element) for element in item]
-        kept[field.name] = item
-    return kept
+        retained[field.name] = item
+    return retained
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)

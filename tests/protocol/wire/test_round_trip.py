@@ -23,8 +23,8 @@ def values(fields: tuple[KafkaField, ...]) -> st.SearchStrategy[dict[str, Any]]:
 
 def field_values(field: KafkaField) -> st.SearchStrategy[Any]:
     kind = field.type.removeprefix("[]")
-    one = values(field.fields) if field.fields is not None else scalar_values(kind)
-    strategy = st.lists(one, max_size=3) if field.type.startswith("[]") else one
+    first = values(field.fields) if field.fields is not None else scalar_values(kind)
+    strategy = st.lists(first, max_size=3) if field.type.startswith("[]") else first
     return st.none() | strategy if field.nullable else strategy
 
 
@@ -74,5 +74,5 @@ def _without_absent(decoded: Any, sent: Any) -> Any:
     if isinstance(sent, dict) and isinstance(decoded, dict):
         return {name: _without_absent(decoded[name], item) for name, item in sent.items()}
     if isinstance(sent, list) and isinstance(decoded, list) and len(sent) == len(decoded):
-        return [_without_absent(item, other) for item, other in zip(decoded, sent, strict=True)]
+        return [_without_absent(item, second) for item, second in zip(decoded, sent, strict=True)]
     return decoded

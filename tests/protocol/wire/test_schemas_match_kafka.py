@@ -97,16 +97,16 @@ def test_defaults_and_ignorable_fields_equal_kafkas(api: Api, kind: str) -> None
 def _differences(struct: Struct, facts: list[dict[str, Any]], api: Api, path: str) -> Any:
     facts_by_name = {snake_case(fact["name"]): fact for fact in facts}
     for field in struct.fields:
-        fact, here = facts_by_name[field.name], f"{path}.{field.name}"
-        default = OUR_DEFAULTS.get(here, _kafka_default(fact)) if "fields" not in fact else field.default_value()
+        fact, local = facts_by_name[field.name], f"{path}.{field.name}"
+        default = OUR_DEFAULTS.get(local, _kafka_default(fact)) if "fields" not in fact else field.default_value()
         if field.default_value() != default:
-            yield f"{here}: default {field.default_value()!r}, Kafka's is {default!r}"
+            yield f"{local}: default {field.default_value()!r}, Kafka's is {default!r}"
         missing_somewhere = any(not field.present(version) for version in range(api.first, api.last + 1))
         if missing_somewhere and field.ignorable != bool(fact.get("ignorable")):
-            yield f"{here}: ignorable={field.ignorable}, Kafka's is {fact.get('ignorable')}"
+            yield f"{local}: ignorable={field.ignorable}, Kafka's is {fact.get('ignorable')}"
         inner = _inner(field)
         if inner is not None:
-            yield from _differences(inner, fact["fields"], api, here)
+            yield from _differences(inner, fact["fields"], api, local)
 
 
 def _kafka_default(fact: dict[str, Any]) -> Any:

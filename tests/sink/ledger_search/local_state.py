@@ -43,27 +43,27 @@ def local_state(frame: FrameType | None, root: CodeType, history: Hashable) -> H
     return tuple(frames)
 
 
-def value_of(variable: Any, seen: dict[int, tuple[int, Any]]) -> Hashable:
-    """Return a variable and all that it refers to as a hashable value; `seen` numbers the objects of a cycle."""
+def value_of(variable: Any, observed: dict[int, tuple[int, Any]]) -> Hashable:
+    """Return a variable and all that it refers to as a hashable value; `observed` numbers the objects of a cycle."""
     if variable is None or isinstance(variable, (bool, int, float, str, bytes, enum.Enum, type)):
         return variable
     if isinstance(variable, _CONSTANT):
         return type(variable).__qualname__
     if isinstance(variable, BaseException):
         return type(variable), str(variable)
-    if id(variable) in seen:
-        return "seen", seen[id(variable)][0]
-    seen[id(variable)] = len(seen), variable  # kept, so that its id is not used again
+    if id(variable) in observed:
+        return "seen", observed[id(variable)][0]
+    observed[id(variable)] = len(observed), variable  # kept, so that its id is not used again
     parts: Any
     if isinstance(variable, Mapping):
         parts = [(name, part) for name, part in variable.items()]
     elif isinstance(variable, (list, tuple)):
         parts = variable
     elif isinstance(variable, (set, frozenset)):
-        return type(variable), frozenset(value_of(part, seen) for part in variable)
+        return type(variable), frozenset(value_of(part, observed) for part in variable)
     elif isinstance(variable, FunctionType):
         cells = [cell.cell_contents for cell in variable.__closure__ or () if _is_set(cell)]
-        return variable.__code__, tuple(value_of(part, seen) for part in cells)
+        return variable.__code__, tuple(value_of(part, observed) for part in cells)
     elif isinstance(variable, MethodType):
         parts = [variable.__func__, variable.__self__]
     elif isinstance(variable, partial):
@@ -76,7 +76,7 @@ def value_of(variable: Any, seen: dict[int, tuple[int, Any]]) -> Hashable:
         slots = [name for kind in type(variable).__mro__ for name in getattr(kind, "__slots__", ())]
         parts = {**{name: getattr(variable, name, None) for name in slots}, **getattr(variable, "__dict__", {})}
         parts = list(parts.items())
-    return type(variable), tuple(value_of(part, seen) for part in parts)
+    return type(variable), tuple(value_of(part, observed) for part in parts)
 
 
 def _is_set(cell: Any) -> bool:

@@ -8,6 +8,7 @@ counterexample.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -133,6 +134,41 @@ class _Process:
         return self.outcome if isinstance(self.outcome, Request) else None
 
 
+class _Effect(NamedTuple):
+    """The effect of a request on a state of the cluster; `key` and `text` are the reply."""
+
+    cluster: int
+    reply: dict[str, Any]
+    key: str
+    text: str
+    refuses_ledger: bool
+    must_wait: bool
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """A state of the cluster with all markers written.
+
+    Attributes
+    ----------
+    visible : frozenset of (int, int)
+        Batch and task of the visible rows.
+    batch : int
+        The decided batch.
+    lost : frozenset of int
+        Tasks whose decided transaction is neither open nor committed.
+    still_open : list of str
+        Open transactions.
+    violation : str or None
+    """
+
+    visible: frozenset[tuple[int, int]]
+    batch: int
+    lost: frozenset[int]
+    still_open: list[str]
+    violation: str | None
+
+
 class Violation(Exception):
     """A property does not hold in a state."""
 
@@ -171,8 +207,10 @@ class _Search:
         self._beginnings: dict[Any, int] = {}
         self._requests: list[Request] = []
         self._request_ids: dict[str, int] = {}
-        self._effects: dict[tuple[int, str], tuple[int, dict[str, Any]]] = {}
-        self._settled: dict[int, tuple[dict[Row, str], int, frozenset[int], list[str]]] = {}
+        self._effects: dict[tuple[int, str], _Effect] = {}
+        self._settled: dict[int, _Settled] = {}
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
 
     # -- the search ---------------------------------------------------------------------------
 
@@ -180,31 +218,46 @@ class _Search:
         c = self.configuration
         faults = Faults(c.lost_attempts, c.lost_replies, c.late_requests, c.timeouts, c.crashes, c.refusals)
         first = World(self._cluster_id(), (), (self._start(0, 0),), faults)
-        before: dict[World, tuple[World | None, str]] = {first: (None, "")}
-        stack, steps = [first], 0
+        packed = self._pack(first)
+        before: dict[bytes, bytes] = {packed: b""}
+        stack, steps = [packed], 0
         while stack:
-            world = stack.pop()
+            packed = stack.pop()
+            world = self._unpack(packed)
             try:
-                following = list(self.successors(world))
-                if not following and self._waiting(world):  # the transaction of a dead writer times out
-                    following = list(self._timeouts(world))
+                following = self._following(world)
                 self.check(world, is_last=not following)
                 for step, after in following:
                     if after is not None:
                         self.check_step(step, world, after)
             except Violation as violation:
-                return Result(len(before), steps, self.cut, str(violation), _path(before, world))
-            for step, after in following:
+                return Result(len(before), steps, self.cut, str(violation), self._path(before, packed))
+            for _, after in following:
                 if after is None:
                     self.cut += 1
                     continue
                 steps += 1
-                if after not in before:
-                    before[after] = (world, step)
-                    stack.append(after)
+                if (packed_after := self._pack(after)) not in before:
+                    before[packed_after] = packed
+                    stack.append(packed_after)
             if len(before) > max_states:
                 return Result(len(before), steps, self.cut, None, (), is_complete=False)
         return Result(len(before), steps, self.cut, None, ())
+
+    def _following(self, world: World) -> list[Step]:
+        following = list(self.successors(world))
+        if not following and self._waiting(world):  # the transaction of a dead writer times out
+            following = list(self._timeouts(world))
+        return following
+
+    def _path(self, before: dict[bytes, bytes], packed: bytes) -> list[str]:
+        """Return the steps that led to a state."""
+        steps = []
+        while former := before[packed]:
+            following = self._following(self._unpack(former))
+            steps.append(next(step for step, after in following if after is not None and self._pack(after) == packed))
+            packed = former
+        return steps[::-1]
 
     # -- Spark's rules, and the faults --------------------------------------------------------
 
@@ -287,19 +340,20 @@ class _Search:
         request = self._processes[process].request
         if request is None:
             return
-        cluster, reply = self._effect(world.cluster, request)
-        if is_refused_ledger(request, reply):
+        effect = self._effect(world.cluster, request)
+        cluster = effect.cluster
+        if effect.refuses_ledger:
             if not world.faults.refusals:
                 yield CUT
                 return
             world = _less(world, "refusals")
-        step = f"{name}: {request.api.name} -> {_short(reply)}"
-        if cluster == world.cluster and must_wait(request.api, reply):
+        step = f"{name}: {request.api.name} -> {effect.text}"
+        if cluster == world.cluster and effect.must_wait:
             return  # repeated until another transaction has ended
-        yield step, moved(self._after(process, reply), world._replace(cluster=cluster))
-        if request.api in _READS:
+        yield step, moved(self._after(process, effect.reply, effect.key), world._replace(cluster=cluster))
+        if request.api in _READS or not (world.faults.lost_replies or world.faults.late_requests):
             return
-        without_reply = self._after(process, None)
+        without_reply = self._after(process, None, "None")
         if world.faults.lost_replies:
             after = moved(without_reply, world._replace(cluster=cluster))
             yield f"{step}, the reply is lost", _less(after, "lost_replies")
@@ -312,10 +366,10 @@ class _Search:
 
     def _steps_of_cluster(self, world: World) -> Iterator[Step]:
         for place, number in enumerate(world.late):
-            cluster, reply = self._effect(world.cluster, self._requests[number])
+            effect = self._effect(world.cluster, self._requests[number])
             late = world.late[:place] + world.late[place + 1 :]
-            step = f"the late {self._requests[number].api.name} arrives -> {_short(reply)}"
-            yield step, world._replace(cluster=cluster, late=late)
+            step = f"the late {self._requests[number].api.name} arrives -> {effect.text}"
+            yield step, world._replace(cluster=effect.cluster, late=late)
         self._cluster.restore(self._clusters[world.cluster])
         for name in self._cluster.transactions(*PREPARED):
             self._cluster.restore(self._clusters[world.cluster])
@@ -335,45 +389,29 @@ class _Search:
 
     def check(self, world: World, *, is_last: bool) -> None:
         """Raise `Violation` if a property does not hold once all decided transactions are complete."""
-        rows, decided, _, still_open = self._settled_state(world.cluster)
-        for (batch, task), copies in groupby(sorted(rows), key=lambda row: row[:2]):
-            if len(list(copies)) > 1:
-                raise Violation(f"a row of batch {batch}, task {task} is visible twice: {sorted(rows)}")
-            if batch > decided:
-                raise Violation(f"batch {batch} is visible and not decided")
+        settled = self._settled_state(world.cluster)
+        if settled.violation is not None:
+            raise Violation(settled.violation)
         for number, start in enumerate(world.starts):
             if start.driver is not None and self._processes[start.driver].outcome is True:
-                visible = {row.task for row in rows if row.batch == start.batch}
+                visible = {task for batch, task in settled.visible if batch == start.batch}
                 if missing := self._with_rows(start) - visible:
                     step = f"the rows of tasks {missing} are missing"
                     raise Violation(f"start {number} has committed batch {start.batch}, and {step}")
         if is_last:
             # No decision is written for a batch without rows, so that its late attempts are not recognised.
-            self._check_last(world, still_open if decided >= world.starts[-1].batch else [])
+            self._check_last(world, settled.still_open if settled.batch >= world.starts[-1].batch else [])
 
     def check_step(self, step: str, before: World, after: World) -> None:
         """Raise `Violation` if a step other than a timeout aborts a decided transaction."""
         if self.configuration.known_gap and INIT_PRODUCER_ID.name in step:
             return
-        _, batch, lost_before, _ = self._settled_state(before.cluster)
-        _, batch_after, lost, _ = self._settled_state(after.cluster)
-        if batch == batch_after and lost - lost_before and _TIMES_OUT not in step:
-            raise Violation(f"{step}: aborts a decided transaction of task {min(lost - lost_before)}")
+        settled, settled_after = self._settled_state(before.cluster), self._settled_state(after.cluster)
+        lost = settled_after.lost - settled.lost
+        if settled.batch == settled_after.batch and lost and _TIMES_OUT not in step:
+            raise Violation(f"{step}: aborts a decided transaction of task {min(lost)}")
 
-    def _settled_state(self, cluster: int) -> tuple[dict[Row, str], int, frozenset[int], list[str]]:
-        """Return the state with all markers written.
-
-        Returns
-        -------
-        rows : dict of Row to str
-            The visible rows.
-        batch : int
-            The decided batch.
-        lost : frozenset of int
-            Tasks whose decided transaction is neither open nor committed.
-        still_open : list of str
-            Open transactions.
-        """
+    def _settled_state(self, cluster: int) -> _Settled:
         if cluster not in self._settled:
             self._cluster.restore(self._clusters[cluster])
             self._cluster.settle()
@@ -381,15 +419,17 @@ class _Search:
             batch, lost = -1, frozenset[int]()
             if ledger is not None:
                 batch = ledger.batch_id
-                kept = {f"{each.producer_id}/{each.producer_epoch}" for each in still_open.values()} | set(
-                    rows.values()
-                )
+                retained = {
+                    f"{identity.producer_id}/{identity.producer_epoch}" for identity in still_open.values()
+                } | set(rows.values())
                 lost = frozenset(
                     task
                     for task, identity in ledger.transactions.items()
-                    if f"{identity.producer_id}/{identity.producer_epoch}" not in kept
+                    if f"{identity.producer_id}/{identity.producer_epoch}" not in retained
                 )
-            self._settled[cluster] = rows, batch, lost, sorted(still_open)
+            visible = frozenset((row.batch, row.task) for row in rows)
+            violation = _violation_of_rows(sorted(rows), batch)
+            self._settled[cluster] = _Settled(visible, batch, lost, sorted(still_open), violation)
         return self._settled[cluster]
 
     def _waiting(self, world: World) -> list[str]:
@@ -413,6 +453,23 @@ class _Search:
 
     # -- values and their numbers -------------------------------------------------------------
 
+    def _pack(self, world: World) -> bytes:
+        """Return a state in few bytes: millions of them are kept."""
+        numbers = [self._number(start) for start in world.starts]
+        parts = [world.cluster, self._number(world.late), self._number(world.faults), world.logged, *numbers]
+        return struct.pack(f"<{len(parts)}i", *parts)
+
+    def _unpack(self, packed: bytes) -> World:
+        cluster, late, faults, logged, *starts = struct.unpack(f"<{len(packed) // 4}i", packed)
+        values = self._values
+        return World(cluster, values[late], tuple(values[start] for start in starts), values[faults], logged)
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.setdefault((type(value), value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return number
+
     def _start(self, number: int, batch: int) -> Start:
         tasks = tuple((self._attempt(number, batch, task, 0),) for task in range(self.configuration.tasks))
         return Start(batch, tasks)
@@ -430,8 +487,8 @@ class _Search:
             self._beginnings[key] = self._add(code, ())
         return self._beginnings[key]
 
-    def _after(self, process: int, reply: dict[str, Any] | None) -> int:
-        before, key = self._processes[process], repr(reply)
+    def _after(self, process: int, reply: dict[str, Any] | None, key: str) -> int:
+        before = self._processes[process]
         if key not in before.following:
             before.following[key] = self._add(before.code, (*before.replies, reply))
         return before.following[key]
@@ -444,12 +501,14 @@ class _Search:
             self._processes.append(_Process(code, replies, outcome))
         return number
 
-    def _effect(self, cluster: int, request: Request) -> tuple[int, dict[str, Any]]:
+    def _effect(self, cluster: int, request: Request) -> _Effect:
         key = cluster, request.key
         if key not in self._effects:
             self._cluster.restore(self._clusters[cluster])
             reply = self._cluster.handle(request)
-            self._effects[key] = self._cluster_id(), reply
+            refuses_ledger, waits = is_refused_ledger(request, reply), must_wait(request.api, reply)
+            texts = repr(reply), _short(reply)
+            self._effects[key] = _Effect(self._cluster_id(), reply, *texts, refuses_ledger, waits)
         return self._effects[key]
 
     def _cluster_id(self) -> int:
@@ -479,12 +538,14 @@ def _less(world: World, fault: str) -> World:
     return world._replace(faults=world.faults._replace(**{fault: getattr(world.faults, fault) - 1}))
 
 
-def _path(before: dict[World, tuple[World | None, str]], world: World | None) -> list[str]:
-    steps = []
-    while world is not None:
-        world, step = before[world]
-        steps.append(step)
-    return steps[-2::-1]
+def _violation_of_rows(rows: list[Row], decided: int) -> str | None:
+    """Return what is wrong with visible rows."""
+    for (batch, task), copies in groupby(rows, key=lambda row: row[:2]):
+        if len(list(copies)) > 1:
+            return f"a row of batch {batch}, task {task} is visible twice: {rows}"
+        if batch > decided:
+            return f"batch {batch} is visible and not decided"
+    return None
 
 
 def _short(reply: dict[str, Any]) -> str:

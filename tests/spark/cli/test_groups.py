@@ -118,13 +118,13 @@ def of_groups(*names: str) -> list[str]:
 
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
     """Return the rows of the tables that Kafka's tool prints, one table per group."""
-    found, header = [], []
+    result, header = [], []
     for words in filter(None, map(str.split, tool(kafka, *arguments).splitlines())):
         if words[0] == "GROUP":
             header = words
         elif header:
-            found.append(dict(zip(header, words, strict=False)))
-    return found
+            result.append(dict(zip(header, words, strict=False)))
+    return result
 
 
 def as_text(value: object) -> str:
@@ -134,8 +134,8 @@ def as_text(value: object) -> str:
 def compare(ours: list[Row], expected: list[dict[str, str]], columns: dict[str, str]) -> None:
     """Compare rows without their order. `columns` maps our column names to Kafka's."""
     assert expected
-    assert sorted(tuple(as_text(row[mine]) for mine in columns) for row in ours) == sorted(
-        tuple(row.get(other, "-") for other in columns.values()) for row in expected
+    assert sorted(tuple(as_text(row[column]) for column in columns) for row in ours) == sorted(
+        tuple(row.get(column, "-") for column in columns.values()) for row in expected
     )
 
 
@@ -199,13 +199,13 @@ def test_described_states_equal_kafka_consumer_groups(kafka1: LocalKafka, names:
 
 def test_listed_groups_equal_kafka_consumer_groups(kafka1: LocalKafka, names: Names) -> None:
     columns = {"group": "GROUP", "type": "TYPE", "state": "STATE"}
-    mine = {names.idle, names.classic, names.consumer}  # other tests change other groups
+    own = {names.idle, names.classic, names.consumer}  # other tests change other groups
     output_rows = tool_rows(kafka1, "--list", "--state", "--type")
-    expected = [{**row, "TYPE": row["TYPE"].lower()} for row in output_rows if row["GROUP"] in mine]
-    compare([row for row in rows(kafka1, "list") if row["group"] in mine], expected, columns)
+    expected = [{**row, "TYPE": row["TYPE"].lower()} for row in output_rows if row["GROUP"] in own]
+    compare([row for row in rows(kafka1, "list") if row["group"] in own], expected, columns)
 
     def listed(*arguments: str) -> set[str]:
-        return {row["group"] for row in rows(kafka1, "list", *arguments)} & mine
+        return {row["group"] for row in rows(kafka1, "list", *arguments)} & own
 
     assert listed("--state", "stable") == {names.classic, names.consumer}
     assert listed("--state", "Empty", "--state", "Dead") == {names.idle}
@@ -244,10 +244,10 @@ def test_reset_dry_run_offsets_equal_kafka_consumer_groups(
     kafka1: LocalKafka, names: Names, way: tuple[str, ...]
 ) -> None:
     """The logs: one starts after 0, one is empty, one ends before the committed offset."""
-    which = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
+    choice = ("--all-topics",) if way[0] == "--shift-by" else ("--topic", names.orders, "--topic", f"{names.paid}:0")
     before = describe(kafka1, names.idle)
-    ours = rows(kafka1, "reset", names.idle, *which, *way)
-    expected = tool_rows(kafka1, "--reset-offsets", "--group", names.idle, *which, *way, "--dry-run")
+    ours = rows(kafka1, "reset", names.idle, *choice, *way)
+    expected = tool_rows(kafka1, "--reset-offsets", "--group", names.idle, *choice, *way, "--dry-run")
     compare(ours, expected, {"group": "GROUP", "topic": "TOPIC", "partition": "PARTITION", "new_offset": "NEW-OFFSET"})
     committed = {(row.topic, row.partition): row.current_offset for row in before}
     assert all(row["current_offset"] == committed.get((row["topic"], row["partition"])) for row in ours)
@@ -314,7 +314,9 @@ def test_groups_commands_of_help_succeed(
 ) -> None:
     """Commands of cli.md are run by tests/cli/test_group_commands.py."""
     monkeypatch.chdir(tmp_path)  # an example writes a file
-    helps = [CliRunner().invoke(pykafka, ["groups", each, "--help"]).stdout for each in ("list", "describe", "reset")]
+    helps = [
+        CliRunner().invoke(pykafka, ["groups", command, "--help"]).stdout for command in ("list", "describe", "reset")
+    ]
     examples = [line.strip() for text in helps for line in text.splitlines() if "  pykafka groups" in line]
     assert len(examples) >= 5
     renamed = {"broker-1:9092": kafka1.bootstrap_servers, "orders": names.orders, "orders:0,1": f"{names.orders}:0,1"}

@@ -82,9 +82,9 @@ def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
     """Return the table that Kafka's tool prints, with our column names."""
     lines = kafka.run_tool(TOOL, "--bootstrap-server", kafka.bootstrap_servers, *arguments).splitlines()
-    header, *others = [re.split(r"\s+", line.strip()) for line in lines if line.strip()]
+    header, *further = [re.split(r"\s+", line.strip()) for line in lines if line.strip()]
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in header]
-    return [dict(zip(names, row, strict=False)) for row in others]
+    return [dict(zip(names, row, strict=False)) for row in further]
 
 
 def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_: Open) -> None:
@@ -113,7 +113,7 @@ def test_described_transaction_equals_kafka_transactions(kafka1: LocalKafka, ope
     same = {"coordinator": "coordinator_id", "start_time_ms": "current_transaction_start_time_ms"}
     same |= {"timeout_ms": "transaction_timeout_ms"}
     same |= {key: key for key in ("transactional_id", "producer_id", "producer_epoch", "transaction_state")}
-    assert {key: str(ours[key]) for key in same} == {key: expected[other] for key, other in same.items()}
+    assert {key: str(ours[key]) for key in same} == {key: expected[second] for key, second in same.items()}
     assert sorted(ours["partitions"].split(",")) == sorted(expected["topic_partitions"].split(","))
     assert {f"{open_.topic}-0", f"{open_.topic}-1"} < set(ours["partitions"].split(",")), "and of the offsets"
     (done,) = rows(kafka1, "describe", f"{open_.prefix}-done")
@@ -124,7 +124,7 @@ def test_abort_without_execute_changes_nothing(kafka1: LocalKafka, client: Clien
     name = f"{open_.prefix}-open"
     shown = run(kafka1, "abort", name)
     assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed; --execute aborts.\n")
-    assert [each.state for each in list_transactions(client, prefix=name)] == ["Ongoing"]
+    assert [transaction.state for transaction in list_transactions(client, prefix=name)] == ["Ongoing"]
     (row,) = rows(kafka1, "abort", name, "--execute")
     assert (row["transaction_state"], row["open"]) == ("Ongoing", True)
     assert row["new_producer_epoch"] > row["producer_epoch"]
@@ -214,7 +214,7 @@ def test_abort_with_wrong_arguments_fails_before_any_request(arguments: tuple[st
 def test_txn_commands_of_docs_and_help_succeed(kafka1: LocalKafka, open_: Open) -> None:
     """Run the examples of cli.md and of `--help`."""
     subjects = ("list", "describe", "hanging", "abort")
-    helps = [CliRunner().invoke(pykafka, ["txn", each, "--help"]).stdout for each in subjects]
+    helps = [CliRunner().invoke(pykafka, ["txn", subject, "--help"]).stdout for subject in subjects]
     examples = [command for command in sorted(commands()) if command.startswith("pykafka txn")]
     examples += [line.strip() for text in helps for line in text.splitlines() if "  pykafka txn" in line]
     assert len(examples) > 8

@@ -25,6 +25,7 @@ COMMAND = [sys.executable, "-m", "spark_kafka_source.demo"]
 def test_demo_ends_with_correct_results_lag_zero_and_picture(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, security: str
 ) -> None:
+    """Slow: starts a separate Kafka and Spark, as a user does, and runs Kafka's tool."""
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(BRIEF_LIFE))
     brokers = "3" if SOAK else "1"
     picture = tmp_path / "demo.svg"
@@ -71,6 +72,6 @@ def batch_rows(output: str) -> list[dict[str, int]]:
 
 
 def number(pattern: str, output: str) -> int:
-    found = re.search(pattern, output)
-    assert found, f"{pattern} is not in\n{output}"
-    return int(found[1].replace(",", ""))
+    match = re.search(pattern, output)
+    assert match, f"{pattern} is not in\n{output}"
+    return int(match[1].replace(",", ""))

@@ -39,7 +39,7 @@ class Stream:
 
         `before_tasks` is called between the plan of the first batch and its tasks.
         """
-        found: list[Row] = []
+        collected: list[Row] = []
         with self._reader(options) as reader:
             while (end := self._planned or self._next_end(reader)) != self.checkpoint:
                 self._planned = end
@@ -50,11 +50,11 @@ class Stream:
                     before_tasks = None
                 for task in tasks:
                     for batch in reader.read(task):
-                        found += [
+                        collected += [
                             (row["offset"], row["value"].decode()) for row in batch.to_pylist() if row["partition"] == 0
                         ]
                 self.checkpoint, self._planned = end, None
-        return found
+        return collected
 
     def plan(self) -> None:
         """Plan the next batch and stop before it is read; the next `run` replays it."""
@@ -99,8 +99,8 @@ class Batches:
         self.by_id: dict[int, list[tuple[int, int, str]]] = {}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        found = batch.selectExpr("partition", "offset", "string(value)").collect()
-        self.by_id[batch_id] = sorted((row[0], row[1], row[2]) for row in found)
+        rows = batch.selectExpr("partition", "offset", "string(value)").collect()
+        self.by_id[batch_id] = sorted((row[0], row[1], row[2]) for row in rows)
 
     def all(self) -> list[tuple[int, int, str]]:
         return [row for batch_id in sorted(self.by_id) for row in self.by_id[batch_id]]

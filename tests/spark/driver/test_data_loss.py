@@ -182,20 +182,20 @@ def test_topic_deleted_after_planning_fails_batch_on_each_replay(
     """Each replay of the batch fails. With failOnDataLoss=false it has the other topic's rows; the query continues."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 300)
     for _ in range(REPEATS):
-        kept, gone = topic(1), topic(1)
-        stream = Stream(kafka, f"{kept},{gone}")
-        for name in (kept, gone):
+        retained, deleted = topic(1), topic(1)
+        stream = Stream(kafka, f"{retained},{deleted}")
+        for name in (retained, deleted):
             produce(kafka, name, "first", READ)
         assert len(stream.run()) == 2 * READ
-        for name in (kept, gone):
+        for name in (retained, deleted):
             produce(kafka, name, "next", 3)
         stream.plan()
-        delete_topics(kafka, gone)
+        delete_topics(kafka, deleted)
         for _ in range(2):
-            with pytest.raises(DataLoss, match=rf"\[{UNREADABLE}\] {gone}-0: .* deleted.*failOnDataLoss=false"):
+            with pytest.raises(DataLoss, match=rf"\[{UNREADABLE}\] {deleted}-0: .* deleted.*failOnDataLoss=false"):
                 stream.run()
         assert stream.run(failOnDataLoss="false") == rows("next", range(READ, READ + 3))
-        produce(kafka, kept, "last", 2)
+        produce(kafka, retained, "last", 2)
         assert stream.run(failOnDataLoss="false") == rows("last", range(READ + 3, READ + 5))
 
 
@@ -217,12 +217,12 @@ def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
 
     for name in names:
         produce(kafka, name, "next", 3)
-    found = stream.run(recreate_all, **dict([option.split("=")]))
-    assert sorted(found) == sorted(row for length in lengths for row in rows("new", range(length)))
+    result = stream.run(recreate_all, **dict([option.split("=")]))
+    assert sorted(result) == sorted(row for length in lengths for row in rows("new", range(length)))
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
     for name in names:
         lost = f"{name}-0: the topic was deleted and created again .*onTopicRecreated=earliest: 3 offsets are skipped"
-        assert len([each for each in warnings if re.search(lost, each)]) == 1, warnings
+        assert len([warning for warning in warnings if re.search(lost, warning)]) == 1, warnings
 
 
 # -- an unclean election ----------------------------------------------------------------------------
@@ -260,17 +260,17 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
 ) -> None:
     """Replicas that lack the second half of the read records become leaders, in one election for all cases."""
     for _ in range(REPEATS):
-        leader, follower, other = random.sample(kafka.broker_ids, 3)
-        topics = [replicated(kafka, [leader, follower], [other, leader]) for _ in range(len(TRUNCATIONS) + 3)]
+        leader, follower, second = random.sample(kafka.broker_ids, 3)
+        topics = [replicated(kafka, [leader, follower], [second, leader]) for _ in range(len(TRUNCATIONS) + 3)]
         with_spark = SparkStream(spark, kafka, topics[0], tmp_path)
-        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, each) for each in topics[1:-2])]
-        planned = [Stream(kafka, each) for each in topics[-2:]]
+        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, topic) for topic in topics[1:-2])]
+        planned = [Stream(kafka, topic) for topic in topics[-2:]]
         try:
             for stream in [*streams, *planned]:
                 produce(kafka, stream.topic, "first", READ // 2)
             assert [stream.run() for stream in planned] == [rows("first", range(READ // 2))] * 2
             kafka.stop(follower)
-            wait_for(lambda: all(in_sync(kafka, each) == {leader} for each in topics))  # noqa: B023
+            wait_for(lambda: all(in_sync(kafka, topic) == {leader} for topic in topics))  # noqa: B023
             for stream in streams:
                 produce(kafka, stream.topic, "lost", READ - READ // 2)
                 assert len(stream.run()) == READ
@@ -279,9 +279,11 @@ def test_truncated_log_is_detected_after_it_has_grown_again(
                 each.plan()
             kafka.stop(leader)
             kafka.start(follower)
-            wait_for(lambda: all(leader_of(kafka, each) == follower for each in topics))  # noqa: B023
+            wait_for(lambda: all(leader_of(kafka, topic) == follower for topic in topics))  # noqa: B023
         finally:
-            kafka.start(*{leader, follower} - {each for each in kafka.broker_ids if kafka.pid(each) is not None})
+            kafka.start(
+                *{leader, follower} - {broker_id for broker_id in kafka.broker_ids if kafka.pid(broker_id) is not None}
+            )
         for stream, case in zip(streams, [GROWN, *TRUNCATIONS], strict=True):
             produce(kafka, stream.topic, "new", case.new)
             if case.grows_unnoticed:
@@ -311,15 +313,15 @@ def check_planned(stream: Stream, new: int) -> None:
 
 
 # All losses are tested without Spark above.
-@variants("what", list(LOSSES), "some records are deleted", "recreated, shorter")
+@variants("label", list(LOSSES), "some records are deleted", "recreated, shorter")
 def test_data_loss_fails_query(
-    what: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+    label: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     stream = SparkStream(spark, kafka, topic(1), tmp_path)
     produce(kafka, stream.topic, "first", READ)
     assert stream.run() == rows("first", range(READ))
-    LOSSES[what].damage(kafka, stream.topic)
-    check_loss(stream, LOSSES[what])
+    LOSSES[label].damage(kafka, stream.topic)
+    check_loss(stream, LOSSES[label])
 
 
 # -- transient errors -----------------------------------------------------------------------------

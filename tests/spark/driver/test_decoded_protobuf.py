@@ -40,11 +40,11 @@ def write(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Write:
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
 
     def send(topic: str, *messages: Any) -> None:
-        for each in messages:
-            raw = each
-            if not isinstance(each, bytes):
-                serializer = ProtobufSerializer(type(each), client, {"use.deprecated.format": False})
-                raw = serializer(each, SerializationContext(topic, MessageField.VALUE))
+        for message in messages:
+            raw = message
+            if not isinstance(message, bytes):
+                serializer = ProtobufSerializer(type(message), client, {"use.deprecated.format": False})
+                raw = serializer(message, SerializationContext(topic, MessageField.VALUE))
             producer.produce(topic, raw, key=b"k")
         assert producer.flush(30) == 0
 
@@ -101,19 +101,19 @@ def test_stream_leaves_other_messages_to_the_dead_letter_topic(
         "deadLetterTopic": dead,
     }
     frame = spark.readStream.format("pykafka-group").options(**options).load().select("value.id")
-    found: list[int] = []
+    collected: list[int] = []
 
     def collect(batch: DataFrame, _: int) -> None:
-        found.extend(row.id for row in batch.collect())
+        collected.extend(row.id for row in batch.collect())
 
     writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path))
     writer.trigger(availableNow=True).start().awaitTermination(120)
-    assert found == [1, 4]
+    assert collected == [1, 4]
     letters = spark.read.format("pykafka-group").options(**{
         "kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": dead, "includeHeaders": "true"
     }).load().orderBy("offset").collect()  # fmt: skip
     reasons = [
-        {each.key: bytes(each.value).decode() for each in row.headers}["__connect.errors.exception.message"]
+        {header.key: bytes(header.value).decode() for header in row.headers}["__connect.errors.exception.message"]
         for row in letters
     ]
     assert reasons == [

@@ -86,14 +86,14 @@ def orders(*numbers: int) -> list[dict[str, Any]]:
 def run(spark: SparkSession, options: dict[str, str], folder: Path) -> list[tuple[Any, ...]]:
     """Run a stream until nothing is new, and return the fields of its values."""
     frame = spark.readStream.format("pykafka-group").options(**options).load().select("value.*")
-    found: list[tuple[Any, ...]] = []
+    collected: list[tuple[Any, ...]] = []
 
     def collect(batch: DataFrame, _: int) -> None:
-        found.extend(tuple(row) for row in batch.collect())
+        collected.extend(tuple(row) for row in batch.collect())
 
     writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(folder))
     writer.trigger(availableNow=True).start().awaitTermination(120)
-    return found
+    return collected
 
 
 def test_values_are_columns_with_the_types_of_the_schema(
@@ -157,8 +157,8 @@ def test_invalid_values_are_null_beside_their_bytes_and_error(
 ) -> None:
     topic = topic1()
     write(topic, FIRST, [*orders(1), b"not framed", b"\0\0\0\0\1\2", *orders(4)])
-    given = options(topic, onDecodeError="null", columns="offset,value,_raw,_error")
-    rows = read(spark, given).orderBy("offset").collect()
+    inputs = options(topic, onDecodeError="null", columns="offset,value,_raw,_error")
+    rows = read(spark, inputs).orderBy("offset").collect()
     assert [None if row["value"] is None else row["value"]["id"] for row in rows] == [1, None, None, 4]
     assert [row["_raw"] for row in rows] == [None, b"not framed", b"\0\0\0\0\1\2", None]
     assert [row["_error"] for row in rows][1:3] == [
@@ -177,13 +177,13 @@ def test_record_that_does_not_decode_is_a_dead_letter_and_no_row(
     tmp_path: Path,
 ) -> None:
     topic, dead = topic1(), topic1()
-    given = options(topic, onDecodeError="dead-letter", deadLetterTopic=dead)
+    inputs = options(topic, onDecodeError="dead-letter", deadLetterTopic=dead)
     write(topic, FIRST, [*orders(1), b"\0\0\0\0\x63\x04\x04DE", *orders(3)])
-    assert run(spark, given, tmp_path) == [(1, "DE"), (3, "DE")]
+    assert run(spark, inputs, tmp_path) == [(1, "DE"), (3, "DE")]
     (letter,) = spark.read.format("pykafka-group").options(**{
         "kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": dead, "includeHeaders": "true"
     }).load().collect()  # fmt: skip
-    headers = {each.key: bytes(each.value).decode() for each in letter.headers}
+    headers = {header.key: bytes(header.value).decode() for header in letter.headers}
     assert (bytes(letter.key), bytes(letter.value)) == (b"k", b"\0\0\0\0\x63\x04\x04DE")
     assert [headers[f"__connect.errors.{name}"] for name in ("topic", "partition", "offset")] == [topic, "0", "1"]
     assert headers["__connect.errors.exception.message"] == "value: schema id 99: the registry does not have it"
@@ -204,8 +204,8 @@ def test_fixed_schema_and_text_keys_need_no_registry(
     write(topic, FIRST, [b"\x02\x04DE", b"\x04\x04FR"])
     file = tmp_path / "order.avsc"
     file.write_text(json.dumps(FIRST))
-    given = {name: text for name, text in options(topic).items() if not name.startswith("schema.registry")}
-    frame = read(spark, {**given, "valueFormat": "avro", "valueSchema": f"file:{file}", "keyFormat": "string"})
+    texts = {name: text for name, text in options(topic).items() if not name.startswith("schema.registry")}
+    frame = read(spark, {**texts, "valueFormat": "avro", "valueSchema": f"file:{file}", "keyFormat": "string"})
     rows = frame.select("key", "value.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [("k", 1, "DE"), ("k", 2, "FR")]
 
@@ -246,14 +246,14 @@ def test_example_of_the_page_runs(
 ) -> None:
     topic, paid = topic1(), topic1()
     write(topic, FIRST, orders(7))
-    given = f'"{topic}").option("startingOffsets", "earliest")'
-    names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders")': given, "http://registry:8081": registry.url}
-    found: dict[str, Any] = {"spark": spark}
-    exec(block("schemas.md", "orders = (").with_names(names), found)
+    inputs = f'"{topic}").option("startingOffsets", "earliest")'
+    names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders")': inputs, "http://registry:8081": registry.url}
+    result: dict[str, Any] = {"spark": spark}
+    exec(block("schemas.md", "orders = (").with_names(names), result)
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"paid")': f'"{paid}")', "/checkpoints/paid": str(tmp_path),
              "http://registry:8081": registry.url, ".start()": ".trigger(availableNow=True).start()"}  # fmt: skip
-    exec(block("schemas.md", "written = (").with_names(names), found)
-    found["written"].awaitTermination(120)
+    exec(block("schemas.md", "written = (").with_names(names), result)
+    result["written"].awaitTermination(120)
     again = read(spark, options(paid)).select("value.*").collect()
     assert [tuple(row) for row in again] == [(7, 0)]
 
@@ -265,6 +265,6 @@ def test_missing_dead_letter_topic_is_reported_before_the_first_record(
     topic = topic1()
     write(topic, FIRST, orders(1))
     soon = {"fetchOffset_numRetries": "0", "kafka_default_api_timeout_ms": "3000"}
-    given = options(topic, onDecodeError="dead-letter", deadLetterTopic=f"{topic}-missing", **soon)
+    inputs = options(topic, onDecodeError="dead-letter", deadLetterTopic=f"{topic}-missing", **soon)
     with pytest.raises(Exception, match=f"deadLetterTopic: the topic {topic}-missing does not exist; create it first"):
-        _ = run(spark, given, tmp_path) if streaming else read(spark, given).collect()
+        _ = run(spark, inputs, tmp_path) if streaming else read(spark, inputs).collect()

@@ -21,6 +21,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.spark.driver.topic_admin import produce
 from tests.support.topic_changes import delete_topics
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.skipif(
     version_numbers(KAFKA_VERSION) < (3, 3), reason="brokers with ZooKeeper prove no deletion within seconds"
@@ -41,9 +42,9 @@ def subscription(how: str, prefix: str, topics: list[str]) -> dict[str, str]:
     return {"subscribePattern": f"^{prefix}-.*", **member.get(how, {})}
 
 
-def options(kafka: LocalKafka, **given: str) -> dict[str, str]:
+def options(kafka: LocalKafka, **arguments: str) -> dict[str, str]:
     servers = kafka.bootstrap_servers
-    return {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest", "failOnDataLoss": "false", **given}
+    return {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest", "failOnDataLoss": "false", **arguments}
 
 
 def two_topics(topic: TopicFactory) -> tuple[str, str, str]:
@@ -52,11 +53,11 @@ def two_topics(topic: TopicFactory) -> tuple[str, str, str]:
 
 
 def rows_by_topic(reader: KafkaStreamReader, start: JsonDict, end: JsonDict) -> Counter[str]:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for task in reader.partitions(start, end):
         for batch in reader.read(task):
-            found.update(batch.column("topic").to_pylist())
-    return found
+            result.update(batch.column("topic").to_pylist())
+    return result
 
 
 @pytest.mark.parametrize("how", [PATTERN, LIST, ASSIGN, CLASSIC, CONSUMER])
@@ -65,29 +66,29 @@ def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
 ) -> None:
     if how == CONSUMER and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
-    prefix, kept, gone = two_topics(topic)
-    for name in (kept, gone):
+    prefix, retained, deleted = two_topics(topic)
+    for name in (retained, deleted):
         produce(kafka, name, "first", 3)
-    given = options(kafka, **subscription(how, prefix, [kept, gone]), **{"kafka.group.id": f"group-{prefix}"})
-    reader = KafkaStreamReader(parse_source_options(given, streaming=True))
+    inputs = options(kafka, **subscription(how, prefix, [retained, deleted]), **{"kafka.group.id": f"group-{prefix}"})
+    reader = KafkaStreamReader(parse_source_options(inputs, streaming=True))
     limit = reader.getDefaultReadLimit()
     try:
         begin = reader.initialOffset()
         first = reader.latestOffset(begin, limit)
-        while not {kept, gone} <= first.keys():
+        while not {retained, deleted} <= first.keys():
             begin, first = first, reader.latestOffset(first, limit)
-        for name in (kept, gone):
+        for name in (retained, deleted):
             produce(kafka, name, "next", 2)
         planned = reader.latestOffset(first, limit)
-        delete_topics(kafka, gone)
-        produce(kafka, kept, "last", 5)
+        delete_topics(kafka, deleted)
+        produce(kafka, retained, "last", 5)
         began_s = time.monotonic()
-        assert rows_by_topic(reader, first, planned) == {kept: 2}
+        assert rows_by_topic(reader, first, planned) == {retained: 2}
         read_s = time.monotonic() - began_s
         end = reader.latestOffset(planned, limit)
         planned_s = time.monotonic() - began_s - read_s
-        assert rows_by_topic(reader, planned, end) == {kept: 5}
-        assert gone not in end
+        assert rows_by_topic(reader, planned, end) == {retained: 5}
+        assert deleted not in end
     finally:
         reader.stop()
     assert read_s < LIMIT_S
@@ -99,16 +100,18 @@ def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
 def test_topic_deleted_within_batch_read_delays_other_topics_by_seconds(
     how: str, fail: str, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
-    prefix, kept, gone = two_topics(topic)
-    for name in (kept, gone):
+    prefix, retained, deleted = two_topics(topic)
+    for name in (retained, deleted):
         produce(kafka, name, "first", 3)
-    given = options(kafka, **subscription(how, prefix, [kept, gone]), failOnDataLoss=fail)
-    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    inputs = options(kafka, **subscription(how, prefix, [retained, deleted]), failOnDataLoss=fail)
+    reader = KafkaBatchReader(parse_source_options(inputs, streaming=False))
     tasks = reader.partitions()
-    delete_topics(kafka, gone)
+    delete_topics(kafka, deleted)
     began_s = time.monotonic()
     if fail == "true":
-        with pytest.raises(DataLoss, match=rf"{gone}-0: .*Likely cause: the topic was deleted.*failOnDataLoss=false"):
+        with pytest.raises(
+            DataLoss, match=rf"{deleted}-0: .*Likely cause: the topic was deleted.*failOnDataLoss=false"
+        ):
             [list(reader.read(task)) for task in tasks]
     else:
         assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 3
@@ -120,39 +123,36 @@ def test_query_of_pattern_survives_topic_deleted_within_batch(
     fail: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     """With failOnDataLoss=true the error names the topic, the cause and the option."""
-    prefix, kept, gone = two_topics(topic)
-    for name in (kept, gone):
+    prefix, retained, deleted = two_topics(topic)
+    for name in (retained, deleted):
         produce(kafka, name, "first", 3)
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     deleted_s: list[float] = []
     continued_s: list[float] = []
 
     def read(batch: DataFrame, number: int) -> None:
         if number == 1 and not deleted_s:
-            delete_topics(kafka, gone)
+            delete_topics(kafka, deleted)
             deleted_s.append(time.monotonic())
-            produce(kafka, kept, "last", 5)
+            produce(kafka, retained, "last", 5)
         rows = Counter(row.topic for row in batch.select("topic").collect())
-        found.update(rows)
+        result.update(rows)
         if number == 2:
             continued_s.append(time.monotonic())
 
-    given = options(kafka, **subscription(PATTERN, prefix, []), failOnDataLoss=fail)
-    rows = spark.readStream.format("pykafka-group").options(**given).load()
+    inputs = options(kafka, **subscription(PATTERN, prefix, []), failOnDataLoss=fail)
+    rows = spark.readStream.format("pykafka-group").options(**inputs).load()
     query = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path)).start()
     query.processAllAvailable()
-    for name in (kept, gone):
+    for name in (retained, deleted):
         produce(kafka, name, "next", 2)
     if fail == "true":
-        with pytest.raises(StreamingQueryException, match=rf"{gone}-0.*the topic was deleted.*failOnDataLoss=false"):
+        with pytest.raises(StreamingQueryException, match=rf"{deleted}-0.*the topic was deleted.*failOnDataLoss=false"):
             query.awaitTermination(60)
         return
-    deadline_s = time.monotonic() + 60
-    while found[kept] < 10:
-        assert time.monotonic() < deadline_s
-        assert query.exception() is None
-        time.sleep(0.05)
+    wait_until(lambda: query.exception() or result[retained] >= 10, timeout_s=60, every_s=0.05)
+    assert query.exception() is None
     query.stop()
-    assert found[kept] == 10
+    assert result[retained] == 10
     if continued_s:
         assert continued_s[0] - deleted_s[0] < 2 * LIMIT_S

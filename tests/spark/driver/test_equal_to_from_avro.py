@@ -23,8 +23,8 @@ SCHEMAS = scaled("AVRO_SCHEMAS", 6, 200)
 def without_metadata(document: Any) -> Any:
     """Return a type's JSON without the notes that `from_avro` makes about its own types."""
     if isinstance(document, dict):
-        return {name: without_metadata(each) for name, each in document.items() if name != "metadata"}
-    return [without_metadata(each) for each in document] if isinstance(document, list) else document
+        return {name: without_metadata(inner) for name, inner in document.items() if name != "metadata"}
+    return [without_metadata(inner) for inner in document] if isinstance(document, list) else document
 
 
 @pytest.mark.parametrize("seed", range(SCHEMAS))
@@ -35,11 +35,11 @@ def test_random_values_equal_those_of_from_avro(spark: SparkSession, seed: int) 
     schema = {"type": "record", "name": "R", "fields": fields}
     raw = encoded(schema, [samples.value(schema) for _ in range(8)])
     text = json.dumps(schema)
-    frame = spark.createDataFrame([(number, each) for number, each in enumerate(raw)], "n int, raw binary").coalesce(1)
-    theirs = frame.select("n", from_avro("raw", text).alias("v")).orderBy("n").select("v")
+    frame = spark.createDataFrame([(number, word) for number, word in enumerate(raw)], "n int, raw binary").coalesce(1)
+    reference = frame.select("n", from_avro("raw", text).alias("v")).orderBy("n").select("v")
     decoder = ColumnDecoder(ReaderSchema("avro", text))
     column, invalid = decoder.decode(frame.orderBy("n").toArrow().column("raw").combine_chunks())
     assert invalid == []
-    their_type = json.loads(theirs.schema["v"].dataType.json())
+    their_type = json.loads(reference.schema["v"].dataType.json())
     assert without_metadata(spark_type(decoder.type)) == without_metadata(their_type)
-    assert plain(column) == plain(theirs.toArrow().column("v").combine_chunks())
+    assert plain(column) == plain(reference.toArrow().column("v").combine_chunks())

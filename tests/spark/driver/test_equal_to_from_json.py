@@ -48,7 +48,7 @@ def some_json(draw: random.Random, kind: str) -> str:
         entries = [f"{json.dumps(key)}: {some_json(draw, kind[12:-1])}" for key in "xy"[: draw.randrange(3)]]
         return f"{{{', '.join(entries)}}}"
     if kind.startswith("STRUCT"):
-        fields = [(each[0], each[3:]) for each in split_fields(kind[7:-1])]
+        fields = [(split_field[0], split_field[3:]) for split_field in split_fields(kind[7:-1])]
         entries = [f'"{name}":{some_json(draw, inner)}' for name, inner in fields if draw.random() < 0.9]
         draw.shuffle(entries)
         entries += ['"zz": [{}, null]'] if draw.random() < 0.2 else []
@@ -57,13 +57,13 @@ def some_json(draw: random.Random, kind: str) -> str:
 
 
 def split_fields(text: str) -> list[str]:
-    found, depth, start = [], 0, 0
+    result, depth, start = [], 0, 0
     for at, char in enumerate(text):
         depth += {"<": 1, ">": -1, "(": 1, ")": -1}.get(char, 0)
         if char == "," and not depth:
-            found.append(text[start:at].strip())
+            result.append(text[start:at].strip())
             start = at + 1
-    return [*found, text[start:].strip()]
+    return [*result, text[start:].strip()]
 
 
 def some_scalar(draw: random.Random, kind: str) -> str:
@@ -107,22 +107,22 @@ def test_random_values_equal_those_of_from_json(spark: SparkSession, seed: int) 
         values.append(f"{{{', '.join(entries)}}}".encode())
     frame = spark.createDataFrame(list(enumerate(values)), "n int, raw binary").coalesce(1)
     text = f.col("raw").cast("string")
-    theirs = frame.select(
+    reference = frame.select(
         "n",
         f.from_json(text, schema).alias("value"),
         f.from_json(text, f"{schema}, _corrupt_record STRING")["_corrupt_record"].isNotNull().alias("wrong"),
     ).orderBy("n")
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    table = theirs.toArrow()
+    table = reference.toArrow()
     wrong = table.column("wrong").to_pylist()
     column, invalid = ColumnDecoder(ReaderSchema("json", schema)).decode(
         frame.orderBy("n").toArrow().column("raw").combine_chunks()
     )
     column.validate(full=True)
-    reasons = {each.row: str(each) for each in invalid}
-    different = [row for row, each in enumerate(wrong) if each != (row in reasons)]
+    reasons = {failure.row: str(failure) for failure in invalid}
+    different = [row for row, flag in enumerate(wrong) if flag != (row in reasons)]
     assert [(kinds, values[row], reasons.get(row)) for row in different[:1]] == []
     assert 20 < len(invalid) < 180
     expected = plain(table.column("value").combine_chunks())
-    for row, found in enumerate(plain(column)):
-        assert wrong[row] or repr(found) == repr(expected[row]), values[row]  # NaN is not equal to itself
+    for row, result in enumerate(plain(column)):
+        assert wrong[row] or repr(result) == repr(expected[row]), values[row]  # NaN is not equal to itself

@@ -38,7 +38,7 @@ INCOMPATIBLE_EVERY = 97
 
 
 def fields_of(version: int, number: int) -> dict[str, int]:
-    return dict.fromkeys(("id", *(f"f{each}" for each in range(1, version + 1))), number)
+    return dict.fromkeys(("id", *(f"f{number}" for number in range(1, version + 1))), number)
 
 
 class Avro:
@@ -72,7 +72,7 @@ class Protobuf:
     def value(self, version: int, number: int) -> bytes:
         # Varints of five bytes: not the shortest, and valid.
         digits = bytes((number >> 7 * place & 0x7F) | (0x80 if place < 4 else 0) for place in range(5))
-        return b"\0" + b"".join(bytes((each << 3,)) + digits for each in range(1, version + 2))
+        return b"\0" + b"".join(bytes((number << 3,)) + digits for number in range(1, version + 2))
 
 
 class Json:
@@ -158,7 +158,7 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
         began_s = time.monotonic()
         waiting = 0
         try:
-            for share, event in sorted(events):
+            for share, event in [*sorted(events), (1, "end")]:
                 time.sleep(max(0, began_s + share * SECONDS - time.monotonic()))
                 if event == "kill":
                     job.kill()
@@ -173,7 +173,6 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
                         job.start()
                 elif event == "evolve":
                     writing.evolve()
-            time.sleep(max(0, began_s + SECONDS - time.monotonic()))
         finally:
             writing.stop()
             job.kill()
@@ -181,7 +180,9 @@ def test_query_reads_on_while_schema_evolves_and_registry_stops_and_query_is_kil
     rows = spark.read.option("mergeSchema", "true").parquet(str(output)).collect()
     by_offset = {row["offset"]: row.asDict() for row in rows}
     assert len(rows) == len(by_offset)
-    assert sorted(by_offset) == [each for each in range(len(writing.versions)) if each not in writing.incompatible]
+    assert sorted(by_offset) == [
+        number for number in range(len(writing.versions)) if number not in writing.incompatible
+    ]
     for number, row in by_offset.items():
         assert row["id"] == row["f1"] == number
         for each in range(1, VERSIONS + 1):

@@ -49,15 +49,17 @@ def test_few_tasks_of_many_partitions_read_same_rows_as_jvm_connector(
     end = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
     leaders = leaders_of(kafka, name)
     assert end["@leaders"] == {name: {str(n): leader for n, leader in leaders.items()}}
-    given = parse_source_options(options, streaming=True)
+    source_options = parse_source_options(options, streaming=True)
     # A replay has the same tasks.
-    first, second = ([task.ranges for task in KafkaStreamReader(given).partitions(start, end)] for _ in range(2))
+    first, second = (
+        [task.ranges for task in KafkaStreamReader(source_options).partitions(start, end)] for _ in range(2)
+    )
     assert first == second
     assert len(first) == 3
-    sizes = [sum(one.size for one in task) for task in first]
+    sizes = [sum(source_range.size for source_range in task) for task in first]
     assert sum(sizes) == ROWS
     assert max(sizes) <= 1_500 + 900
-    changes = sum(len({leaders[one.partition] for one in task}) - 1 for task in first)
+    changes = sum(len({leaders[source_range.partition] for source_range in task}) - 1 for task in first)
     assert changes <= 2, "at most one task at each border between leaders reads from two"
 
 

@@ -41,10 +41,10 @@ class Query:
     newest_spark: bool = True
     group: str = field(default_factory=lambda: f"group-{uuid.uuid4().hex[:8]}")
 
-    def reader(self, **others: str) -> KafkaStreamReader:
-        given = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "subscribe": self.topic}
-        given |= {"kafka.group.id": self.group, **self.options, **others}
-        named = {key: value.replace("TOPIC", self.topic) for key, value in given.items()}
+    def reader(self, **further: str) -> KafkaStreamReader:
+        options = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, "subscribe": self.topic}
+        options |= {"kafka.group.id": self.group, **self.options, **further}
+        named = {key: value.replace("TOPIC", self.topic) for key, value in options.items()}
         return KafkaStreamReader(parse_source_options(named, streaming=True))
 
     def end_of_next(self, reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
@@ -60,9 +60,9 @@ class Query:
         stop(reader)
         return end
 
-    def resume(self, end: JsonDict, **others: str) -> Rows:
+    def resume(self, end: JsonDict, **further: str) -> Rows:
         """Replay the first batch and read all later ones; return the rows."""
-        reader = self.reader(**others)
+        reader = self.reader(**further)
         start, rows = reader.initialOffset(), []
         while end != start:
             for task in reader.partitions(start, end):
@@ -83,8 +83,8 @@ class Query:
 
     def committed(self) -> int | None:
         with client_of(self.kafka) as client:
-            found = fetch_offsets(client, self.group, [(self.topic, 0)], client.deadline())
-        return found[self.topic, 0].offset if found else None
+            offsets = fetch_offsets(client, self.group, [(self.topic, 0)], client.deadline())
+        return offsets[self.topic, 0].offset if offsets else None
 
     def add_partition(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
@@ -153,9 +153,9 @@ def test_failed_first_batch_is_replayed_from_its_start(
     assert query.committed() == (start.begins if start.group else None), "no further than what is complete"
     start.before_replay(query)
     query.produce(range(10, 15))
-    others = {"startingOffsets": "latest"} if start.begins == 0 else {}
+    further = {"startingOffsets": "latest"} if start.begins == 0 else {}
     caplog.clear()
-    assert query.resume(end, **others) == [*rows(start.begins, 15), *start.added]
+    assert query.resume(end, **further) == [*rows(start.begins, 15), *start.added]
     assert query.committed() == (15 if start.group else None)
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert sum("first batch" in message for message in warnings) == 1

@@ -82,11 +82,11 @@ class Side:
         """Return the start offsets of the first batch, from the checkpoint."""
         if self.source == OURS:
             text = (self.checkpoint / "offsets" / "0").read_text().splitlines()[-1]
-            (found,) = json.loads(text)["@joined"].values()
+            (rows,) = json.loads(text)["@joined"].values()
         else:
             text = (self.checkpoint / "sources" / "0" / "0").read_text().splitlines()[-1]
-            (found,) = json.loads(text).values()
-        return {int(partition): offset for partition, offset in found.items()}
+            (rows,) = json.loads(text).values()
+        return {int(partition): offset for partition, offset in rows.items()}
 
     def run(
         self, spark: SparkSession, servers: str, how: str | None, trigger: dict[str, Any], limit: int | None
@@ -172,16 +172,16 @@ class RandomScript:
         before = dict(self.ends)
         sides = [Side(OURS, ours, self.folder / "ours"), Side(JVM, jvm, self.folder / "jvm")]
         self.fail(spark, sides)
-        for each in sides:
-            for partition, begin in each.begins().items():
+        for side in sides:
+            for partition, begin in side.begins().items():
                 # On a busy topic, the start is any end of the log during the run.
                 first, last = (
                     [begins[partition]] * 2 if partition in begins else (before[partition], self.ends[partition])
                 )
-                assert first <= begin <= last, f"{self}: {each.source} begins {partition} at {begin}"
+                assert first <= begin <= last, f"{self}: {side.source} begins {partition} at {begin}"
         for _ in range(self.rng.randint(1, 2)):
-            for each in sides:
-                each.run(spark, self.kafka.bootstrap_servers, None, ENDS, None)
+            for side in sides:
+                side.run(spark, self.kafka.bootstrap_servers, None, ENDS, None)
             ends = dict(self.ends)
             if self.start in GROUPS:
                 assert self.committed() == ends, f"{self}"
@@ -196,8 +196,8 @@ class RandomScript:
             how, limit = self.rng.choice(FAILURES if attempt else FAILURES[1:]), self.rng.choice((None, None, 5))
             self.description.append(f"{how}, {next(iter(trigger))}")
             with self.writing():
-                for each in sides:
-                    each.run(spark, self.kafka.bootstrap_servers, how, trigger, limit)
+                for side in sides:
+                    side.run(spark, self.kafka.bootstrap_servers, how, trigger, limit)
             if untouched:
                 for partition, begin in sides[0].begins().items():
                     assert self.committed()[partition] in (None, begin), f"{self}: more is committed than is complete"
@@ -205,15 +205,15 @@ class RandomScript:
 
     def compare(self, sides: list[Side], ends: Ends) -> int:
         """Compare the rows up to `ends`. On a busy topic each side has its own `latest`, so start at the later one."""
-        begins = [each.begins() for each in sides]
+        begins = [side.begins() for side in sides]
         both = {partition: max(begin.get(partition, 0) for begin in begins) for partition in ends}
         common = []
-        for each, begin in zip(sides, begins, strict=True):
-            rows = each.rows()
-            wanted = [
+        for side, begin in zip(sides, begins, strict=True):
+            rows = side.rows()
+            expected = [
                 (partition, offset) for partition in ends for offset in range(begin.get(partition, 0), ends[partition])
             ]
-            assert [row[:2] for row in rows] == wanted, f"{self}: {each.source}"
+            assert [row[:2] for row in rows] == expected, f"{self}: {side.source}"
             common.append([row for row in rows if row[1] >= both[row[0]]])
         assert common[0] == common[1], f"{self}"
         return len(common[0])
@@ -225,9 +225,9 @@ class RandomScript:
         words = {partition: self.rng.choice((-1, -2, offset)) for partition, offset in some.items()}
         first = self.rng.randrange(10)
 
-        def records(wanted: Ends) -> Ends:
+        def records(expected: Ends) -> Ends:
             """Return these offsets; the log end offset for partitions without such a record."""
-            return ends | {partition: offset for partition, offset in wanted.items() if offset < self.ends[partition]}
+            return ends | {partition: offset for partition, offset in expected.items() if offset < self.ends[partition]}
 
         latest = (ends, {"startingOffsets": "latest"})
         earliest = (dict.fromkeys(self.ends, 0), {"startingOffsets": "earliest"})
@@ -272,12 +272,12 @@ class RandomScript:
     def change_something(self) -> bool:
         """Do random things between two runs; return True if the group was moved."""
         moved = False
-        for what in self.rng.sample(("records", "partition", "group"), 2):
-            self.description.append(what)
-            if what == "records":
+        for measure in self.rng.sample(("records", "partition", "group"), 2):
+            self.description.append(measure)
+            if measure == "records":
                 for partition in self.ends:
                     self.write(self.rng.randrange(6), partition)
-            elif what == "partition":
+            elif measure == "partition":
                 new = len(self.ends)
                 self.admin.create_partitions([NewPartitions(self.topic, new + 1)])[self.topic].result(60)
                 wait_until_known(self.kafka, self.topic, new + 1)
@@ -293,10 +293,10 @@ class RandomScript:
     def committed(self) -> dict[int, int | None]:
         consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap_servers, "group.id": self.group})
         try:
-            found = consumer.committed([TopicPartition(self.topic, partition) for partition in self.ends], 60)
+            result = consumer.committed([TopicPartition(self.topic, partition) for partition in self.ends], 60)
         finally:
             consumer.close()
-        return {each.partition: each.offset if each.offset >= 0 else None for each in found}
+        return {record.partition: record.offset if record.offset >= 0 else None for record in result}
 
     def write(self, records: int, partition: int) -> None:
         for _ in range(records):

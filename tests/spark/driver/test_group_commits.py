@@ -108,10 +108,12 @@ def test_new_query_resumes_at_committed_offsets_without_gap_or_repeat(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
-    seen: list[list[str]] = []
+    observed: list[list[str]] = []
 
     def keep(batch: DataFrame, batch_id: int) -> None:
-        seen.append(sorted(f"{row.partition}:{row.offset}" for row in batch.select("partition", "offset").collect()))
+        observed.append(
+            sorted(f"{row.partition}:{row.offset}" for row in batch.select("partition", "offset").collect())
+        )
 
     for run in range(2):
         fill(kafka1, name, partitions=2, records=5)
@@ -123,7 +125,7 @@ def test_new_query_resumes_at_committed_offsets_without_gap_or_repeat(
             .start()
         )
         assert query.awaitTermination(120)
-    assert seen == [
+    assert observed == [
         [f"{partition}:{offset}" for partition in range(2) for offset in range(5)],
         [f"{partition}:{offset}" for partition in range(2) for offset in range(5, 10)],
     ]

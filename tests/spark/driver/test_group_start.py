@@ -48,7 +48,7 @@ def offsets(rows: list[tuple[int, str]]) -> list[int]:
 def batch_offsets(stream: Stream, **options: str) -> list[int]:
     given = {**stream.options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
     reader = KafkaBatchReader(parse_source_options(given, streaming=False))
-    return [row for task in reader.partitions() for each in reader.read(task) for row in each["offset"].to_pylist()]
+    return [row for task in reader.partitions() for value in reader.read(task) for row in value["offset"].to_pylist()]
 
 
 # -- an open transaction --------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_committed_offset_out_of_range_is_reset_by_option_and_logged(
     stream = Stream(kafka1, log_of_4_to_10)
     commit(kafka1, stream.group, stream.topic, committed)
     assert offsets(stream.run(**GROUP, **options)) == list(range(begins, 10))
-    (warning,) = [each for each in caplog.messages if "out of range" in each]
+    (warning,) = [message for message in caplog.messages if "out of range" in message]
     assert f"offset {committed} of {stream.topic}-0 is out of range: the log holds [4, 10)" in warning
     assert f"Starts at {begins}" in warning
     assert f"{skipped} offsets are skipped" in warning

@@ -91,9 +91,9 @@ def test_query_killed_in_batch_with_gained_partitions_replays_it(
     assert gained.isdisjoint(partition for partition, _ in own)
     assert sorted(rows) == sorted(planned(tmp_path, batch, name))
     assert not (tmp_path / "commits" / str(batch)).exists()
-    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as run:
         fill(kafka1, name, PARTITIONS, 10)
-        other.await_(lambda: set(other.rows) >= {(number, 19) for number in range(PARTITIONS)})
+        run.await_(lambda: set(run.rows) >= {(number, 19) for number in range(PARTITIONS)})
         wait_for_lag_zero(kafka1, group, PARTITIONS)
         with query_of(spark, kafka1, name, group, protocol, tmp_path) as again:
             again.await_(lambda: len(again.rows) >= len(rows))

@@ -44,19 +44,19 @@ def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
     elif how != "subscribePattern":
         names = {"subscribe": f"{first},{second}", "assign": f'{{"{first}": [0], "{second}": [0]}}'}
         subscription = {how: names[how]}
-    given = options(secured.properties("SASL_PLAINTEXT") | BOB) | subscription
-    given |= {"startingOffsets": "earliest", "failOnDataLoss": fail_on_data_loss, "kafka.group.id": prefix}
+    inputs = options(secured.properties("SASL_PLAINTEXT") | BOB) | subscription
+    inputs |= {"startingOffsets": "earliest", "failOnDataLoss": fail_on_data_loss, "kafka.group.id": prefix}
 
     def run() -> Counter[str]:
-        found: Counter[str] = Counter()
+        result: Counter[str] = Counter()
 
         def read(batch: DataFrame, _: int) -> None:
-            found.update(row.topic for row in batch.select("topic").collect())
+            result.update(row.topic for row in batch.select("topic").collect())
 
-        rows = spark.readStream.format("pykafka-group").options(**given).load()
+        rows = spark.readStream.format("pykafka-group").options(**inputs).load()
         writer = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path))
         writer.trigger(availableNow=True).start().awaitTermination()
-        return found
+        return result
 
     allow(secured.kafka, acls)
     for topic in (first, second):

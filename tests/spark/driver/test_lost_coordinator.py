@@ -43,7 +43,9 @@ def wait_until_in_sync(kafka: LocalKafka, topic: str) -> None:
     wait_until_known(kafka, topic, PARTITIONS)
     with client_of(kafka) as client:
         wait_until(
-            lambda: all(len(each.isr) == 3 for each in client.metadata([topic]).topics[topic].partitions.values()),
+            lambda: all(
+                len(partition.isr) == 3 for partition in client.metadata([topic]).topics[topic].partitions.values()
+            ),
             timeout_s=60,
             every_s=0.05,
         )
@@ -99,13 +101,13 @@ def test_commits_continue_after_repeated_loss_of_coordinator(
         try:
             wait_until(lambda: committed(client, group), timeout_s=120, every_s=0.05)
             for _ in range(KILLS):
-                seen = committed(client, group)
+                observed = committed(client, group)
                 chaos.step()
                 lost_since_s = time.monotonic()
                 # A commit in flight may still succeed; the second one was sent after the failure.
                 for _ in range(2):
-                    wait_until(lambda: committed(client, group) > seen, timeout_s=120, every_s=0.05)  # noqa: B023
-                    seen = max(seen, committed(client, group))
+                    wait_until(lambda: committed(client, group) > observed, timeout_s=120, every_s=0.05)  # noqa: B023
+                    observed = max(observed, committed(client, group))
                 took_s.append(time.monotonic() - lost_since_s)
                 chaos.step()
                 print(f"commits went on after {took_s[-1]:.1f} s")
@@ -131,4 +133,4 @@ def committed(client: Client, group: str) -> int:
         offsets = fetch_offsets(client, group, None, client.deadline(3_000), require_stable=False)
     except KafkaError:
         return 0
-    return sum(each.offset for each in offsets.values())
+    return sum(offset.offset for offset in offsets.values())

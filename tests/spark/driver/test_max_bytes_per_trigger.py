@@ -92,9 +92,9 @@ def test_stricter_of_two_trigger_limits_applies(kafka1: LocalKafka, uneven: str)
 def test_limit_below_one_record_reads_one_record_per_partition(kafka1: LocalKafka, uneven: str) -> None:
     options = parse_source_options(given(kafka1, uneven, maxBytesPerTrigger=1), streaming=True)
     reader = KafkaStreamReader(options)
-    one = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-    two = reader.latestOffset(one, reader.getDefaultReadLimit())
-    assert (one[uneven], two[uneven]) == ({"0": 1, "1": 1}, {"0": 2, "1": 2})
+    first = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    two = reader.latestOffset(first, reader.getDefaultReadLimit())
+    assert (first[uneven], two[uneven]) == ({"0": 1, "1": 1}, {"0": 2, "1": 2})
     assert reader.latestOffset(two, ReadAllAvailable())[uneven] == {"0": SMALL, "1": LARGE}, "as for the trigger once"
     # PySpark before 4.2 passes no limit.
     assert reader.latestOffset(two)[uneven] == {"0": 3, "1": 3}

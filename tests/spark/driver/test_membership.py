@@ -23,6 +23,7 @@ from tests.support.consumer_groups import members_of, set_session_timeout, wait_
 from tests.support.documents import block
 from tests.support.member_queries import Key, Run, drivers, fill, new_group, query_of
 from tests.support.soak import variants
+from tests.support.wait_until import attempts
 
 pytestmark = pytest.mark.soak
 
@@ -79,7 +80,7 @@ class Librdkafka:
 
 def shares(kafka: LocalKafka, group: str) -> list[int]:
     """Return the sorted numbers of partitions per member, from the coordinator."""
-    return sorted(len(each.assignment) for each in members_of(kafka, group))
+    return sorted(len(member.assignment) for member in members_of(kafka, group))
 
 
 @protocols(CLASSIC)
@@ -118,7 +119,7 @@ def test_query_takes_over_partitions_after_librdkafka_leaves(
     name, group = topic1(4), new_group()
     options = {"kafka_client_id": "the-query"}
     with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
-        with Librdkafka(kafka1, name, group, protocol) as other:
+        with Librdkafka(kafka1, name, group, protocol) as librdkafka:
             fill(kafka1, name, 4, 1)
             ours.await_(lambda: shares(kafka1, group) == [2, 2])
             fill(kafka1, name, 4, 10)
@@ -131,7 +132,7 @@ def test_query_takes_over_partitions_after_librdkafka_leaves(
         ours.await_(lambda: len(ours.rows) >= before + 20)
         ends = {row.partition: row.current_offset or 0 for row in wait_for_lag_zero(kafka1, group, 4)}
     every = {(partition, offset) for partition, end in ends.items() for offset in range(end)}
-    assert set(ours.rows) | set(other.rows) == every
+    assert set(ours.rows) | set(librdkafka.rows) == every
 
 
 @protocols(CONSUMER)
@@ -160,16 +161,17 @@ def test_batch_with_gained_partitions_is_replayed_as_planned(
 ) -> None:
     """The query fails in its first batch with gained partitions. Another member reads their rows before the restart."""
     name, group = topic1(2), new_group()
-    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as other:
+    with query_of(spark, kafka1, name, group, protocol, tmp_path / "other") as run:
         fill(kafka1, name, 2, 5)
-        other.await_(lambda: len(other.rows) == 10)
+        run.await_(lambda: len(run.rows) == 10)
         wait_for_lag_zero(kafka1, group, 2)
         ours = Run()
         ours.fail = True
         ours.start(spark, kafka1, name, group, protocol, tmp_path / "ours")
-        while not (error := ours.query.exception()):
+        for _ in attempts(60, 0.1):
+            if error := ours.query.exception():
+                break
             fill(kafka1, name, 2, 1)
-            time.sleep(0.1)
         assert "on purpose" in str(error)
         failed = list(ours.rows)
         assert failed
@@ -190,9 +192,9 @@ def test_batch_longer_than_max_poll_interval_keeps_offset_of_new_owner(
     with query_of(spark, kafka1, name, group, protocol, tmp_path, kafka_max_poll_interval_ms="2000") as ours:
         ours.may_continue.clear()
         ours.await_(lambda: len(ours.rows) == 10)
-        with Librdkafka(kafka1, name, group, protocol) as other:
+        with Librdkafka(kafka1, name, group, protocol) as librdkafka:
             fill(kafka1, name, 1, 10)
-            ours.await_(lambda: len(other.rows) == 20)
+            ours.await_(lambda: len(librdkafka.rows) == 20)
             ours.may_continue.set()
             ours.await_(lambda: len(members_of(kafka1, group)) == 2)
             assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 1)] == [20]
@@ -208,16 +210,16 @@ def test_resumed_driver_reads_no_row_of_new_owner(
 ) -> None:
     name, group = topic1(2), new_group()
     fill(kafka1, name, 2, 10)
-    others = drivers()
+    further = drivers()
     with query_of(spark, kafka1, name, group, protocol, tmp_path) as ours:
         ours.await_(lambda: len(ours.rows) == 20)
         wait_for_lag_zero(kafka1, group, 2)
-        (driver,) = drivers() - others
+        (driver,) = drivers() - further
         driver.suspend()
         try:
-            with Librdkafka(kafka1, name, group, protocol) as other:
+            with Librdkafka(kafka1, name, group, protocol) as librdkafka:
                 fill(kafka1, name, 2, 10)
-                ours.await_(lambda: len(other.rows) == 20)
+                ours.await_(lambda: len(librdkafka.rows) == 20)
                 driver.resume()
                 ours.await_(lambda: len(members_of(kafka1, group)) == 2)
                 wait_for_lag_zero(kafka1, group, 2)
@@ -226,7 +228,7 @@ def test_resumed_driver_reads_no_row_of_new_owner(
         fill(kafka1, name, 2, 10)
         ours.await_(lambda: len(ours.rows) == 40)
         assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 2)] == [30, 30]
-    assert set(ours.rows) & set(other.rows) == set()
+    assert set(ours.rows) & set(librdkafka.rows) == set()
 
 
 @protocols(CONSUMER)
@@ -253,21 +255,20 @@ def test_restarted_static_member_causes_no_rebalance(
         options["kafka_session_timeout_ms"] = "60000"
     else:
         set_session_timeout(kafka1, group, 60_000)
-    with Librdkafka(kafka1, name, group, protocol) as other:
+    with Librdkafka(kafka1, name, group, protocol) as librdkafka:
         with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
 
             def shared() -> bool:
                 fill(kafka1, name, 2, 1)
-                time.sleep(0.2)
                 return len(ours.rows) > 0 and shares(kafka1, group) == [1, 1]
 
             ours.await_(shared)
-        before, (mine,) = other.assignments, ours.partitions
+        before, (own,) = librdkafka.assignments, ours.partitions
         fill(kafka1, name, 2, 5)
         with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
             ours.await_(lambda: len(ours.rows) >= 5)
-            assert ours.partitions == {mine}
-            assert other.assignments == before
+            assert ours.partitions == {own}
+            assert librdkafka.assignments == before
 
 
 def test_example_of_docs_reads_as_group_member(
@@ -275,10 +276,10 @@ def test_example_of_docs_reads_as_group_member(
 ) -> None:
     name, group = topic1(2), new_group()
     names = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': repr(name), "orders-etl": group}
-    found: dict[str, Any] = {"spark": spark}
-    exec(block("groups.md", "group.protocol").with_names(names), found)
+    result: dict[str, Any] = {"spark": spark}
+    exec(block("groups.md", "group.protocol").with_names(names), result)
     run = Run()
-    writer = found["rows"].writeStream.foreachBatch(run.keep).option("checkpointLocation", str(tmp_path))
+    writer = result["rows"].writeStream.foreachBatch(run.keep).option("checkpointLocation", str(tmp_path))
     run.query = writer.start()
     try:
         run.await_(lambda: len(members_of(kafka1, group)) == 1)

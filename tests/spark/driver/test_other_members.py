@@ -55,20 +55,20 @@ def test_query_takes_over_partitions_after_other_client_leaves(
     with query_of(spark, kafka1, name, group, protocol, tmp_path / "checkpoint", kafka_client_id="the-query") as ours:
         produce(kafka1, name, range(COUNT // 4), PARTITIONS)
         ours.await_(lambda: len(ours.rows) == COUNT // 4)
-        other: Any
+        second: Any
         if program:
-            other = sarama.GroupMember(program, kafka1, name, group)
+            second = sarama.GroupMember(program, kafka1, name, group)
         else:
-            other = ConsoleConsumer(kafka1, name, group, group_protocol=protocol)
+            second = ConsoleConsumer(kafka1, name, group, group_protocol=protocol)
         try:
-            ours.await_(lambda: [len(each) for each in watch.owned()] == [2, 2])
+            ours.await_(lambda: [len(numbers) for numbers in watch.owned()] == [2, 2])
             members = kafka1.describe_group(group, "--members", "--verbose")
             assert len(re.findall(rf"{group} .*/127.0.0.1 +the-query +2 ", members)) == 1, members
             produce(kafka1, name, range(COUNT // 4, COUNT * 3 // 4), PARTITIONS)
             ours.await_(lambda: watch.owned() and watch.committed == COUNT * 3 // 4)
         finally:
-            values = other.close()
-        ours.await_(lambda: [len(each) for each in watch.owned()] == [4])
+            values = second.close()
+        ours.await_(lambda: [len(numbers) for numbers in watch.owned()] == [4])
         before = len(ours.rows)
         produce(kafka1, name, range(COUNT * 3 // 4, COUNT), PARTITIONS)
         ours.await_(lambda: watch.owned() and watch.committed == COUNT)

@@ -39,38 +39,38 @@ class Connector:
         self._classes: Any = self._jvm.org.apache.spark.sql.kafka010
         self._json = self._classes.JsonUtils
         texts = {name.lower(): str(value) for name, value in options.items()}
-        given = self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(texts)
-        self.stream = self._classes.KafkaMicroBatchStream(None, {}, given, "", None, True)
+        inputs = self._jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(texts)
+        self.stream = self._classes.KafkaMicroBatchStream(None, {}, inputs, "", None, True)
         as_scala = self._jvm.PythonUtils.toScalaMap(texts)
         insensitive = getattr(self._jvm.org.apache.spark.sql.catalyst.util, "CaseInsensitiveMap$")
         read_options = getattr(insensitive, "MODULE$").apply(as_scala)
         self._reader = self._classes.KafkaOffsetReaderAdmin(None, {}, read_options, "")
 
     def end_offsets(self, limit: int, starts: Ends, available: Ends) -> dict[TopicPartition, int]:
-        found = self._call("rateLimit", limit, self._map(starts), self._map(available))
-        rows = json.loads(self._json.partitionOffsets(found))
-        return {(topic, int(number)): offset for topic, each in rows.items() for number, offset in each.items()}
+        result = self._call("rateLimit", limit, self._map(starts), self._map(available))
+        rows = json.loads(self._json.partitionOffsets(result))
+        return {(topic, int(number)): offset for topic, row in rows.items() for number, offset in row.items()}
 
     def must_wait(self, min_offsets: int, starts: Ends, available: Ends, max_delay_ms: int) -> bool:
         return bool(self._call("delayBatch", min_offsets, self._map(available), self._map(starts), max_delay_ms))
 
     def ranges(self, starts: Ends, ends: Ends) -> list[tuple[str, int, int, int]]:
         """Topic, partition, from and until, sorted: the connector's own order is that of a hash map."""
-        found = self._reader.getOffsetRangesFromResolvedOffsets(self._map(starts), self._map(ends), None).toString()
-        rows = re.findall(r"KafkaOffsetRange\((\w+)-(\d+),(\d+),(\d+),", found)
-        assert len(rows) == found.count("KafkaOffsetRange(")
+        result = self._reader.getOffsetRangesFromResolvedOffsets(self._map(starts), self._map(ends), None).toString()
+        rows = re.findall(r"KafkaOffsetRange\((\w+)-(\d+),(\d+),(\d+),", result)
+        assert len(rows) == result.count("KafkaOffsetRange(")
         return sorted((topic, int(number), int(begin), int(until)) for topic, number, begin, until in rows)
 
     def _map(self, offsets: Ends) -> Any:
         return self._json.partitionOffsets(json.dumps(Offsets(offsets).to_json_dict()))
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        (found,) = [one for one in self.stream.getClass().getDeclaredMethods() if one.getName() == method]
-        found.setAccessible(True)
+        (result,) = [first for first in self.stream.getClass().getDeclaredMethods() if first.getName() == method]
+        result.setAccessible(True)
         array = self._gateway.new_array(self._jvm.java.lang.Object, len(arguments))
         for place, argument in enumerate(arguments):
             array[place] = argument
-        return found.invoke(self.stream, array)
+        return result.invoke(self.stream, array)
 
 
 def backlog(rng: random.Random) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
@@ -109,9 +109,9 @@ def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: Spa
                 max_records=options.get("maxRecordsPerPartition"),
                 min_partitions=options.get("minPartitions"),
             )
-            found = [(r.topic, r.partition, r.from_offset, r.until_offset) for r in ours]
-            assert found == connector.ranges(starts, until), case
-            split += len(found) > len(starts)
+            collected = [(r.topic, r.partition, r.from_offset, r.until_offset) for r in ours]
+            assert collected == connector.ranges(starts, until), case
+            split += len(collected) > len(starts)
     assert split > BACKLOGS // 2
 
 

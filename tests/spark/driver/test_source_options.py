@@ -76,8 +76,8 @@ def content(rows: DataFrame) -> list[tuple[Any, ...]]:
 
 def checkpointed(checkpoint: Path) -> dict[str, Any]:
     newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    found: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
-    return found
+    rows: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
+    return rows
 
 
 def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
@@ -128,13 +128,13 @@ def test_batch_by_timestamps_reads_offsets_of_jvm_connector(
 
 
 def test_timestamp_as_iso_text_equals_milliseconds(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
-    wanted = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
+    expected = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
     for text in (f"{T0}.505Z", "2023-11-15T00:13:20.505+02:00"):
         options = {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
-        assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
+        assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == expected
     both = {"startingOffsetsByTimestamp": each(timed, f"{T0}.505Z", T0_MS + 505, T0_MS + 505, T0_MS + 505)}
     options = {**both, "startingOffsetsByTimestampStrategy": "latest"}
-    assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == wanted
+    assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == expected
 
 
 def test_stream_by_timestamp_resumes_at_checkpoint(
@@ -223,12 +223,12 @@ def test_option_columns_selects_columns_of_source(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
     options = {"subscribe": timed, "startingOffsets": "earliest"}
-    whole = batch(spark, kafka1, **options, includeHeaders=True)
-    all_rows = whole.collect()
+    complete = batch(spark, kafka1, **options, includeHeaders=True)
+    all_rows = complete.collect()
     assert len(all_rows) == 111
     for columns in (["offset", "partition"], ["value", "headers", "timestamp"], ["topic"], ["timestampType", "key"]):
         rows = batch(spark, kafka1, **options, columns=",".join(columns))
-        assert rows.schema == whole.select(columns).schema
+        assert rows.schema == complete.select(columns).schema
         assert content(rows) == sorted(tuple(row[name] for name in columns) for row in all_rows)
     assert row_count(run_query(stream(spark, kafka1, **options, columns="value"), tmp_path)) == 111
     with pytest.raises(Exception, match="'colour' is no column"):

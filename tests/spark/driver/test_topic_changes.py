@@ -41,11 +41,11 @@ def test_new_partitions_of_running_query_are_read_from_beginning(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
-    found: Counter[int] = Counter()
+    result: Counter[int] = Counter()
     busy, filled = Event(), Event()
 
     def count(batch: DataFrame, _: int) -> None:
-        found.update(row.partition for row in batch.select("partition").collect())
+        result.update(row.partition for row in batch.select("partition").collect())
         busy.set()
         assert filled.wait(60)
 
@@ -69,7 +69,7 @@ def test_new_partitions_of_running_query_are_read_from_beginning(
     rows = wait_for_lag_zero(kafka, group, partitions=3)
     query.stop()
     assert [row.current_offset for row in rows] == [11, 10, 10]
-    assert found == {0: 11, 1: 10, 2: 10}
+    assert result == {0: 11, 1: 10, 2: 10}
 
 
 def test_pattern_reads_topics_created_later(
@@ -88,15 +88,15 @@ def test_pattern_reads_topics_created_later(
 def test_deleted_topic_fails_query_with_its_name(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    kept, gone = topic(1), topic(1)
-    for name in (kept, gone):
+    retained, deleted = topic(1), topic(1)
+    for name in (retained, deleted):
         produce(kafka, name, 0, 2)
-    options = {"subscribe": f"{kept},{gone}", "startingOffsets": "earliest"}
+    options = {"subscribe": f"{retained},{deleted}", "startingOffsets": "earliest"}
     assert row_count(run_query(stream(spark, kafka, **options), tmp_path)) == 4
-    delete_topics(kafka, gone)
+    delete_topics(kafka, deleted)
     # One back-off is longer than the time for which brokers must repeatedly report the topic as unknown.
     options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
-    with pytest.raises(Exception, match=f"{gone}-0 no longer exists: the topic was deleted"):
+    with pytest.raises(Exception, match=f"{deleted}-0 no longer exists: the topic was deleted"):
         row_count(run_query(stream(spark, kafka, **options), tmp_path))
 
 

@@ -79,12 +79,12 @@ def replace_by_error(code: ErrorCode, *path: str) -> Callable[[Exchange], bytes 
 
     def rule(exchange: Exchange) -> bytes | None:
         body = exchange.reply()
-        found = [body]
+        collected = [body]
         for key in path:
-            found = [row for each in found for row in each[key]]
-        for row in found:
+            collected = [row for record in collected for row in record[key]]
+        for row in collected:
             row.update({key: nothing for key, nothing in FIELDS_OF_FAILED_ROWS.items() if key in row}, error_code=code)
-        return exchange.reply_with(body) if found else None
+        return exchange.reply_with(body) if collected else None
 
     return rule
 
@@ -158,6 +158,7 @@ class Commits:
 def test_transient_errors_never_move_position_of_running_query(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
+    """Slow: a batch of a real query for each fault of a reply, through a proxy."""
     name, group, batches, commits = topic(2), new_group(), Batches(), Commits()
     with KafkaProxy.of(kafka) as proxy:
         proxy.requests[OFFSET_COMMIT] = commits
@@ -188,12 +189,12 @@ def test_transient_errors_never_move_position_of_running_query(
                 proxy.replies.update(rules)
                 produce_and_wait()
                 proxy.replies.clear()
-        wait_for_query(query, lambda: all(committed(kafka, group, name, each) == written for each in range(2)))
+        wait_for_query(query, lambda: all(committed(kafka, group, name, number) == written for number in range(2)))
         query.stop()
     assert commits.never_decrease()
-    found = batches.all()
+    result = batches.all()
     for partition in range(2):
-        offsets = [offset for number, offset, _ in found if number == partition]
+        offsets = [offset for number, offset, _ in result if number == partition]
         assert offsets == list(range(written))
 
 

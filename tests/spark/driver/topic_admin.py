@@ -44,8 +44,8 @@ def produce(
 
 
 def delete_records(kafka: LocalKafka, topic: str, before: int) -> None:
-    wanted = TopicPartition(topic, 0, before)
-    for deleted in admin(kafka).delete_records([wanted]).values():
+    expected = TopicPartition(topic, 0, before)
+    for deleted in admin(kafka).delete_records([expected]).values():
         assert deleted.result(30).low_watermark == before
 
 
@@ -68,8 +68,8 @@ def replicated(kafka: LocalKafka, *replicas: list[int]) -> str:
 
 
 def leader_of(kafka: LocalKafka, topic: str) -> int:
-    known = admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions
-    return known[0].leader if known else -1
+    partition_metadatas = admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions
+    return partition_metadatas[0].leader if partition_metadatas else -1
 
 
 def in_sync(kafka: LocalKafka, topic: str) -> set[int]:
@@ -83,8 +83,8 @@ def offset_at(kafka: LocalKafka, topic: str, where: OffsetSpec) -> int:
 
 def committed(kafka: LocalKafka, group: str, topic: str, partition: int = 0) -> int | None:
     """Return None while the group's coordinator is unavailable: librdkafka does not retry."""
-    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-    [answer] = admin(kafka).list_consumer_group_offsets([asked]).values()
+    partitions = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+    [answer] = admin(kafka).list_consumer_group_offsets([partitions]).values()
     try:
         return answer.result(30).topic_partitions[0].offset
     except KafkaException as error:
@@ -95,10 +95,10 @@ def committed(kafka: LocalKafka, group: str, topic: str, partition: int = 0) -> 
 
 def commit(kafka: LocalKafka, group: str, topic: str, offset: int) -> None:
     """Commit until it succeeds: a coordinator that does not know a new topic yet refuses the row, not the call."""
-    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
+    partitions = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
 
     def taken() -> bool:
-        [altered] = admin(kafka).alter_consumer_group_offsets([wanted]).values()
+        [altered] = admin(kafka).alter_consumer_group_offsets([partitions]).values()
         [row] = altered.result(30).topic_partitions
         return row.error is None
 

@@ -22,6 +22,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import described_by_kafka
 from tests.support.wait_for_brokers import wait_until_decided
+from tests.support.wait_until import attempts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,13 +160,12 @@ def test_lag_of_query_equals_jvm_connector(
     assert lag_of_query(ours).offsets_behind == 0
     assert lag_of_query(batches[0]).offsets_behind == 60
 
-    deadline_s = time.monotonic() + 20
-    while len(seen := [each for each in listener.history if each.query == "pykafka_group"]) < 3:
-        assert time.monotonic() < deadline_s, "the listener was not told"
-        time.sleep(0.05)
-    assert [(each.batch, each.lag.offsets_behind) for each in seen[:3]] == [(0, 60), (1, 20), (2, 0)]
+    for _ in attempts(every_s=0.05):
+        if len(times := [sample for sample in listener.history if sample.query == "pykafka_group"]) >= 3:
+            break
+    assert [(sample.batch, sample.lag.offsets_behind) for sample in times[:3]] == [(0, 60), (1, 20), (2, 0)]
     # The first batch ends at 24 of 60 and 16 of 40, and the records are a second apart.
-    assert 5 * 60 - 24 <= seen[0].lag.seconds_behind <= 5 * 60 + time.monotonic() - produced_s
+    assert 5 * 60 - 24 <= times[0].lag.seconds_behind <= 5 * 60 + time.monotonic() - produced_s
     assert listener.latest["pykafka_group"].offsets_behind == 0
     table = listener.to_arrow()
     assert table.schema == HISTORY_SCHEMA

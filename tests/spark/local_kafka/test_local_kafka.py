@@ -83,12 +83,12 @@ def test_unknown_broker_id_fails_with_known_ids(kafka1: LocalKafka) -> None:
 def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
     """A broker with all options. Another process takes the first free port before the broker binds it."""
     taken = int(kafka1.address(1).rpartition(":")[2])
-    free_ports, asked = local_kafka.free_ports, []
+    free_ports, requested = local_kafka.free_ports, []
 
     def first_a_taken_one(count: int) -> list[int]:
-        asked.append(count)
+        requested.append(count)
         ports = free_ports(count)
-        return [taken, *ports[1:]] if len(asked) == 1 else ports
+        return [taken, *ports[1:]] if len(requested) == 1 else ports
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_kafka, "free_ports", first_a_taken_one)
@@ -107,7 +107,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
             jvm_options=BRIEF_LIFE,
         )
     with running:
-        assert len(asked) == 2
+        assert len(requested) == 2
         yield running
 
 
@@ -121,8 +121,8 @@ def test_settings_reach_the_broker(special: LocalKafka) -> None:
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
     asking = admin(special)
     configs = asking.describe_configs([resource])[resource].result(30)
-    wanted = {"message.max.bytes": "54321", "auto.create.topics.enable": "true", "broker.rack": "here"}
-    assert {name: configs[name].value for name in wanted} == wanted
+    expected = {"message.max.bytes": "54321", "auto.create.topics.enable": "true", "broker.rack": "here"}
+    assert {name: configs[name].value for name in expected} == expected
 
 
 @pytest.mark.kafka
@@ -189,14 +189,14 @@ def test_older_kafka_version_starts() -> None:
 
 # Starts a Kafka, prints the broker's pid and the data folder, and ends in the way of its argument.
 OWNER = f"""
-import sys, time
+import signal, sys
 from spark_kafka_source.local_kafka import LocalKafka
 kafka = LocalKafka(jvm_options={BRIEF_LIFE})
 print(kafka.pid(1), kafka.data_folder(1).parent.parent, flush=True)
 if sys.argv[1] == "return":
     sys.exit(0)
 kafka.pause(1)  # a broker that does not react must be ended, too
-time.sleep(600)
+signal.pause()
 """
 
 
@@ -258,7 +258,7 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
         names = [running.stdout.readline().partition("=")[0] for _ in range(4)]
         assert names == ["bootstrap.servers", "security.protocol", "ssl.truststore.type", "ssl.truststore.location"]
         children = psutil.Process(running.pid).children(recursive=True)
-        (broker,) = (each for each in children if Path(command_line(each)[0]).name == "java")
+        (broker,) = (process for process in children if Path(command_line(process)[0]).name == "java")
         folder = Path(command_line(broker)[-1]).parent.parent
         assert folder.exists()
         running.send_signal(signal.SIGINT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import psutil
@@ -13,6 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.librdkafka import admin, consumer, produce, values_of
 from tests.support.soak import SOAK
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -45,10 +45,7 @@ def test_describe_group_prints_offsets_and_lag(kafka: LocalKafka, topic: Callabl
 
 def test_internal_topics_have_replica_on_every_broker(kafka: LocalKafka) -> None:
     reader = consumer(kafka, "any")
-    deadline_s = time.monotonic() + 30
-    while "__consumer_offsets" not in made_by(reader):
-        assert time.monotonic() < deadline_s, "it was not made in time"
-        time.sleep(0.05)
+    wait_until(lambda: "__consumer_offsets" in made_by(reader), every_s=0.05)
     partitions = admin(kafka).list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
     reader.close()
     assert len(partitions) == 4

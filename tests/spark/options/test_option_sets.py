@@ -22,7 +22,7 @@ pytestmark = pytest.mark.soak
 
 OURS, JVM = "pykafka-group", "kafka"
 # The other sets do not change the rows; tests/options tests that they are accepted.
-COMPARED = [one for one in READS if SOAK or one in PLAIN]
+COMPARED = [first for first in READS if SOAK or first in PLAIN]
 COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
 # Only two sets as streams, since each stream starts a Python process.
 STREAMED = ("a group", "of files")
@@ -31,17 +31,17 @@ STREAMED = ("a group", "of files")
 @pytest.fixture
 def names(kafka1: LocalKafka, topic1: TopicFactory) -> dict[str, str]:
     """Two topics with records of seconds 0 to 30, some without a key, a value, or with headers."""
-    found = {BROKERS: kafka1.bootstrap_servers}
+    result = {BROKERS: kafka1.bootstrap_servers}
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
     for place, partitions in ((TOPIC, 2), (OTHER, 1)):
-        found[place] = topic1(partitions, prefix="sets")
+        result[place] = topic1(partitions, prefix="sets")
         for n in range(60):
             key, value = (None if n % 7 == 0 else f"k{n}", None if n % 11 == 0 else f"v{n}")
             headers = [("h", str(n))] if n % 3 else None
             partition = n % partitions
-            producer.produce(found[place], value, key, partition, timestamp=1 + n * 500, headers=headers)
+            producer.produce(result[place], value, key, partition, timestamp=1 + n * 500, headers=headers)
     assert producer.flush(30) == 0
-    return {**found, PATTERN: f"^{found[TOPIC][:10]}"}
+    return {**result, PATTERN: f"^{result[TOPIC][:10]}"}
 
 
 def from_the_beginning(options: Mapping[str, str]) -> dict[str, str]:
@@ -53,42 +53,45 @@ def from_the_beginning(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def tagged(frames: Mapping[str, DataFrame]) -> DataFrame:
-    each = [frame.select(sf.lit(name).alias("set"), *COLUMNS) for name, frame in frames.items()]
-    return reduce(DataFrame.union, each)
+    labelled = [frame.select(sf.lit(name).alias("set"), *COLUMNS) for name, frame in frames.items()]
+    return reduce(DataFrame.union, labelled)
 
 
 def test_batch_with_public_option_sets_reads_rows_of_jvm_connector(spark: SparkSession, names: dict[str, str]) -> None:
-    """A batch read accepts all options of streams."""
-    found = {}
+    """A batch read accepts all options of streams.
+
+    Slow: reads each set of options with both connectors.
+    """
+    values_by_key = {}
     for format in (OURS, JVM):
         frames = {
-            one.name: spark.read.format(format).options(**from_the_beginning(filled(one, names))).load()
-            for one in COMPARED
+            first.name: spark.read.format(format).options(**from_the_beginning(filled(first, names))).load()
+            for first in COMPARED
         }
-        found[format] = sorted(tuple(row) for row in tagged(frames).collect())
-    assert found[OURS] == found[JVM]
-    assert {row[0] for row in found[OURS]} == {one.name for one in COMPARED}
-    assert sum(row[0] == "earliest" for row in found[OURS]) == 60
+        values_by_key[format] = sorted(tuple(row) for row in tagged(frames).collect())
+    assert values_by_key[OURS] == values_by_key[JVM]
+    assert {row[0] for row in values_by_key[OURS]} == {first.name for first in COMPARED}
+    assert sum(row[0] == "earliest" for row in values_by_key[OURS]) == 60
 
 
 def test_stream_with_public_option_sets_reads_rows_of_jvm_connector(
     spark: SparkSession, names: dict[str, str], tmp_path: Path
 ) -> None:
-    found = {}
-    sets = [one for one in READS if one.name in STREAMED]
+    values_by_key = {}
+    sets = [first for first in READS if first.name in STREAMED]
     assert len(sets) == len(STREAMED)
     for format in (OURS, JVM):
         frames = {
-            one.name: spark.readStream.format(format).options(**from_the_beginning(filled(one, names))).load()
-            for one in sets
+            first.name: spark.readStream.format(format).options(**from_the_beginning(filled(first, names))).load()
+            for first in sets
         }
         rows, path = tagged(frames), str(tmp_path / format)
         writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{path}-checkpoint")
         query = writer.trigger(availableNow=True).start(path)
         assert query.awaitTermination(200)
-        found[format] = sorted(tuple(row) for row in spark.read.schema(rows.schema).parquet(path).collect())
-    assert found[OURS] == found[JVM]
-    assert {row[0] for row in found[OURS]} == set(STREAMED)
+        values_by_key[format] = sorted(tuple(row) for row in spark.read.schema(rows.schema).parquet(path).collect())
+    assert values_by_key[OURS] == values_by_key[JVM]
+    assert {row[0] for row in values_by_key[OURS]} == set(STREAMED)
 
 
 def test_written_records_equal_those_of_the_jvm_connector(
@@ -97,11 +100,11 @@ def test_written_records_equal_those_of_the_jvm_connector(
     written = {}
     for format in (OURS, JVM):
         places = {BROKERS: kafka1.bootstrap_servers, TOPIC: topic1(3)}
-        for one in SINKS:
-            tag, number = sf.lit(one.name), sf.col("id").cast("string")
+        for first in SINKS:
+            tag, number = sf.lit(first.name), sf.col("id").cast("string")
             rows = spark.range(5).coalesce(1).select(sf.concat(tag, number).alias("key"), number.alias("value"))
             # Python data sources need a save mode.
-            rows.write.format(format).options(**filled(one, places)).mode("append").save()
+            rows.write.format(format).options(**filled(first, places)).mode("append").save()
         records = read_back(kafka1, places[TOPIC])
         written[format] = sorted((record.partition, record.key, record.value) for record in records)
     assert written[OURS] == written[JVM]
@@ -144,6 +147,6 @@ def test_stream_with_batch_option_fails_with_configuration_error(spark: SparkSes
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(StreamingQueryException) as caught:
         query.awaitTermination(60)
-    wanted = "protocol.errors.ConfigurationError: endingOffsets is an option of batch reads, not of streaming reads"
-    assert last_line_of_python(caught.value).startswith(wanted)
+    expected = "protocol.errors.ConfigurationError: endingOffsets is an option of batch reads, not of streaming reads"
+    assert last_line_of_python(caught.value).startswith(expected)
     assert "UnboundLocalError" not in str(caught.value)

@@ -28,14 +28,14 @@ def sink_options(kafka: LocalKafka, topic: str, value_format: str, url: str, **m
     }
 
 
-def write(frame: DataFrame, given: dict[str, str]) -> None:
+def write(frame: DataFrame, options: dict[str, str]) -> None:
     """Write all rows in one task."""
-    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**given).save()
+    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**options).save()
 
 
-def assert_read_as_written(frame: DataFrame, given: dict[str, str]) -> None:
+def assert_read_as_written(frame: DataFrame, options: dict[str, str]) -> None:
     """Register the schema of the column `value`, write it, and read it back with this project's source."""
-    write(frame, {**given, "schema.registry.auto.register.schemas": "true"})
-    read = {name: text for name, text in given.items() if name != "topic"}
-    found = frame.sparkSession.read.format("pykafka-group").options(**read, subscribe=given["topic"]).load()
-    assert found.select("value").collect() == frame.collect()
+    write(frame, {**options, "schema.registry.auto.register.schemas": "true"})
+    read = {name: text for name, text in options.items() if name != "topic"}
+    result = frame.sparkSession.read.format("pykafka-group").options(**read, subscribe=options["topic"]).load()
+    assert result.select("value").collect() == frame.collect()

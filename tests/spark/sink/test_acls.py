@@ -23,6 +23,7 @@ PREFIX = "rights"
 
 @pytest.mark.timeout(300)
 def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:
+    """Slow: a stream starts and fails without each of the four ACLs."""
     topic = next(factory := topic_factory(secured.kafka))()
     acls = [
         Acl("Write", "TransactionalId", f"{PREFIX}-", prefix=True),
@@ -32,21 +33,21 @@ def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured:
     ]
 
     def write(checkpoint: str) -> None:
-        given = options(secured.properties("SASL_PLAINTEXT") | BOB | {"default.api.timeout.ms": "10000"})
+        inputs = options(secured.properties("SASL_PLAINTEXT") | BOB | {"default.api.timeout.ms": "10000"})
         rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=2, numPartitions=1).load()
         writer = rows.selectExpr("cast(value as string) as value").writeStream.format("pykafka-group")
-        writer = writer.options(**given, topic=topic, deliveryGuarantee="exactly-once", transactionalIdPrefix=PREFIX)
+        writer = writer.options(**inputs, topic=topic, deliveryGuarantee="exactly-once", transactionalIdPrefix=PREFIX)
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
         writer.start().awaitTermination()
 
     for missing in acls:
-        others = [acl for acl in acls if acl != missing]
-        allow(secured.kafka, others)
+        further = [acl for acl in acls if acl != missing]
+        allow(secured.kafka, further)
         with pytest.raises(StreamingQueryException) as refused:
             write(f"without {missing.operation} on {missing.resource}")
         assert re.search(rf"\(it needs .*\b{missing.operation}\b", str(refused.value))
         assert f" on {missing.resource} {missing.name}" in str(refused.value)
-        revoke(secured.kafka, others)
+        revoke(secured.kafka, further)
     allow(secured.kafka, acls)
     write("with all of them")
     values = read_committed.by_this_project(secured.kafka.bootstrap_servers, topic)

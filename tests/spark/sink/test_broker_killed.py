@@ -23,6 +23,7 @@ from tests.conftest import TopicFactory
 from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.read_back import read_back
 from tests.support.soak import SOAK
+from tests.support.wait_until import attempts, wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -41,13 +42,13 @@ def restarted(tmp_path: Path) -> Path:
 @pytest.fixture
 def slow_rows(spark: SparkSession, restarted: Path) -> Iterator[DataFrame]:
     """Return rows at a pace that lets a broker be killed and restarted meanwhile; the second half is slower."""
-    there = str(restarted)
+    present = str(restarted)
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
             time.sleep(_PAUSE_S if number * _ROWS_AT_A_TIME < ROWS // 2 else 2 * _PAUSE_S)
-            while batch["id"][-1].as_py() == ROWS - 1 and not Path(there).exists():
-                time.sleep(0.05)
+            if batch["id"][-1].as_py() == ROWS - 1:
+                wait_until(Path(present).exists, timeout_s=300, every_s=0.05)
             yield batch
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_ROWS_AT_A_TIME))
@@ -99,17 +100,19 @@ def kill_and_restart(kafka: LocalKafka, topic: str, restarted: Path) -> int:
 def wait_until_written(kafka: LocalKafka, topic: str, records: int) -> int:
     """Wait until the topic has at least this many records; return their number."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "watch", "log_level": 0})
-    deadline_s = time.monotonic() + 120
-    held = 0
+    pending = 0
     try:
-        while held < records:
-            assert time.monotonic() < deadline_s, f"{topic} holds {held} of {records} records"
-            time.sleep(0.1)
+        for _ in attempts(120, 0.1):
+            if pending >= records:
+                return pending
             # Fails during a leader election.
             with suppress(KafkaException):
                 partitions = consumer.list_topics(topic, timeout=1).topics[topic].partitions
-                ends = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=1) for each in partitions]
-                held = sum(high for _, high in ends)
+                ends = [
+                    consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=1)
+                    for partition in partitions
+                ]
+                pending = sum(high for _, high in ends)
     finally:
         consumer.close()
-    return held
+    raise AssertionError(f"{topic} holds {pending} of {records} records")

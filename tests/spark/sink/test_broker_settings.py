@@ -32,6 +32,7 @@ from tests.support.read_back import read_back
 from tests.support.soak import variants
 from tests.support.transaction_version import transactions_before_kip_890
 from tests.support.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -62,9 +63,9 @@ def test_concurrent_tasks_write_to_auto_created_topic(spark: SparkSession, other
     rows = spark.range(0, 9_000, 1, 3).selectExpr("cast(id AS string) AS value")
     writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", other_kafka.bootstrap_servers)
     writer.option("topic", name).mode("append").save()
-    found = read_back(other_kafka, name)
-    assert sorted(int(record.value or b"") for record in found) == list(range(9_000))
-    assert set(Counter(record.partition for record in found)) == {0, 1, 2}
+    records = read_back(other_kafka, name)
+    assert sorted(int(record.value or b"") for record in records) == list(range(9_000))
+    assert set(Counter(record.partition for record in records)) == {0, 1, 2}
 
 
 def test_topic_deleted_while_written_is_auto_created_again(other_kafka: LocalKafka) -> None:
@@ -145,10 +146,7 @@ def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka
 
 
 def wait_until_forgotten(client: Client, transactional_id: str) -> None:
-    deadline_s = time.monotonic() + 30
-    while list_transactions(client, prefix=transactional_id):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_until(lambda: not list_transactions(client, prefix=transactional_id), every_s=0.05)
 
 
 def send_and_flush(producer: TransactionalProducer, topic: str) -> None:

@@ -57,16 +57,16 @@ def test_values_are_those_of_to_json_and_are_read_as_they_were(
 ) -> None:
     topic = topic1()
     frame = spark.sql(EVERYTHING).union(spark.sql(EVERYTHING).selectExpr("NULL AS value"))
-    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "valueFormat": "json"}
-    write(frame, {**given, "topic": topic})
+    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "valueFormat": "json"}
+    write(frame, {**options, "topic": topic})
     written = raw_values(kafka1, topic, 2)
-    theirs = [row.value for row in frame.select(f.to_json("value").alias("value")).collect()]
-    assert written[1] is theirs[1] is None
+    reference = [row.value for row in frame.select(f.to_json("value").alias("value")).collect()]
+    assert written[1] is reference[1] is None
     ours = json.loads(written[0])
     assert ours.pop("e") == "2026-01-31T06:00:00.123Z"
-    assert json.loads(theirs[0], parse_float=float).items() >= ours.items()
+    assert json.loads(reference[0], parse_float=float).items() >= ours.items()
     schema = frame.schema["value"].dataType
-    read = spark.read.format("pykafka-group").options(**given, subscribe=topic, valueSchema=schema.json())
+    read = spark.read.format("pykafka-group").options(**options, subscribe=topic, valueSchema=schema.json())
     assert read.load().orderBy("offset").selectExpr("CAST(value AS STRING)").collect() == (
         frame.selectExpr("CAST(value AS STRING)").collect()
     )
@@ -81,7 +81,7 @@ def test_batch_is_written_with_the_latest_version_of_the_subject(
     client = SchemaRegistryClient({"url": registry.url})
     deserializer = JSONDeserializer(None, schema_registry_client=client)  # validates with the writer's schema
     context = SerializationContext(topic, MessageField.VALUE)
-    assert [deserializer(each, context) for each in raw_values(kafka1, topic, 3)] == [
+    assert [deserializer(value, context) for value in raw_values(kafka1, topic, 3)] == [
         {"id": number, "lines": ["a", f"b{number}"], "note": "two" if number == 2 else None, "status": "PAID"}
         for number in (1, 2, 3)
     ]
@@ -97,8 +97,8 @@ def test_stream_registers_the_schema_of_its_column_which_the_source_reads(
     frame = rows.load().selectExpr(
         "struct(offset, partition, timestamp, array(CAST(value AS STRING)) AS texts) AS value"
     )
-    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
-    writer = frame.writeStream.format("pykafka-group").options(**given).option("checkpointLocation", str(tmp_path))
+    inputs = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
+    writer = frame.writeStream.format("pykafka-group").options(**inputs).option("checkpointLocation", str(tmp_path))
     writer.trigger(availableNow=True).start().awaitTermination(120)
     read = options(kafka1, topic, registry, subscribe=topic)
     del read["topic"]

@@ -43,8 +43,10 @@ def test_batch_is_written_with_the_message_of_the_subject(
     write(orders(spark, "'PAID' AS state"), options(kafka1, topic, registry, valueMessageName="Order"))
     raw = raw_values(kafka1, topic, 3)
     read = ProtobufDeserializer(ORDER, {"use.deprecated.format": False})
-    found = [read(each, SerializationContext(topic, MessageField.VALUE)) for each in raw]
-    assert [(each.id, list(each.lines), each.n) for each in found] == [(n, ["a", f"b{n}"], 0) for n in range(3)]
+    records = [read(value, SerializationContext(topic, MessageField.VALUE)) for value in raw]
+    assert [(record.id, list(record.lines), record.n) for record in records] == [
+        (n, ["a", f"b{n}"], 0) for n in range(3)
+    ]
     # The id, the numbers of the second message, and no field for the zero.
     assert raw[0] == b"\0\0\0\0\1\x02\x02" + b"\x12\1a\x12\2b0\x20\1"
 
@@ -67,8 +69,8 @@ def test_fixed_schema_is_written_without_a_prefix_and_null_stays_null(
     topic = topic1()
     frame = spark.sql("SELECT if(id = 1, null, struct(id)) AS value FROM (SELECT explode(sequence(0L, 2L)) AS id)")
     text = 'syntax = "proto3"; message Order { optional sint64 id = 7; }'
-    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": topic, "valueFormat": "protobuf"}
-    write(frame, {**given, "valueSchema": text})
+    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": topic, "valueFormat": "protobuf"}
+    write(frame, {**options, "valueSchema": text})
     assert raw_values(kafka1, topic, 3) == [b"\x38\0", None, b"\x38\4"]
 
 

@@ -73,11 +73,11 @@ def test_stream_registers_the_schema_of_its_column_and_keeps_tombstones(
         .load()
         .selectExpr("key", "if(offset = 1, null, struct(offset, CAST(value AS STRING) AS text, timestamp)) AS value")
     )
-    given = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
-    writer = frame.writeStream.format("pykafka-group").options(**given).option("checkpointLocation", str(tmp_path))
+    inputs = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
+    writer = frame.writeStream.format("pykafka-group").options(**inputs).option("checkpointLocation", str(tmp_path))
     writer.trigger(availableNow=True).start().awaitTermination(120)
-    found = read_back(kafka1, registry, topic, 3)
-    assert [each and (each["offset"], each["text"]) for each in found] == [(0, "1"), None, (2, "3")]
+    back = read_back(kafka1, registry, topic, 3)
+    assert [row and (row["offset"], row["text"]) for row in back] == [(0, "1"), None, (2, "3")]
     assert registry.requests.count(f"POST /subjects/{topic}-value/versions") >= 1
 
 

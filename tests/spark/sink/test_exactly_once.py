@@ -92,6 +92,7 @@ SOME_POINTS = [
     ids=["as they lie", "shuffled"],
 )
 def test_killed_processes_leave_every_row_once(copy: CopyFactory, options: dict[str, str], points: list[str]) -> None:
+    """Slow: each kill ends Spark's workers, and the batch is written again."""
     copied = copy(**SMALL_BATCHES, **options)
     for point in points * KILLS:
         copied.run_into(POINTS[point]())
@@ -124,10 +125,10 @@ def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFacto
     copied = copy(maxOffsetsPerTrigger="4000")
     copied.run_into(POINTS["between the EndTxn calls"]())
     with copied.client() as client:
-        left = list_open_transactions(client, "copy-", client.deadline())
-        assert left
-        for each in left:  # as the coordinator does after the transaction timeout
-            init_producer_id(client, each.transactional_id, 60_000, client.deadline())
+        identities = list_open_transactions(client, "copy-", client.deadline())
+        assert identities
+        for identity in identities:  # as the coordinator does after the transaction timeout
+            init_producer_id(client, identity.transactional_id, 60_000, client.deadline())
     assert copied.run()[0] == 0, "it was to be replayed"
     copied.check()
 

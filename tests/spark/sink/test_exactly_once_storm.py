@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from tests.support.chaos import Actor, Chaos, ChosenBroker, Move, State
 from tests.support.copied_exactly_once import Copy, write_numbers
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.soak import SOAK, scaled
+from tests.support.wait_until import comes_true
 
 KILLS = scaled("KILLS", 1, 20)
 PARTITIONS = 9
@@ -90,9 +90,7 @@ def copied(spark: SparkSession, kafka: LocalKafka, target: str, folder: Path) ->
             copy = Copy(spark, kafka, proxy, source, target, PARTITIONS, ROWS, folder / "checkpoint", options)
             yield copy
             copy.check()
-        deadline_s = time.monotonic() + 60
-        while reader.count < ROWS and time.monotonic() < deadline_s:
-            time.sleep(0.1)
+        comes_true(lambda: reader.count >= ROWS, 60)
     finally:
         reader.close()
     assert reader.values == {p: list(range(p, ROWS, PARTITIONS)) for p in range(PARTITIONS)}
@@ -124,9 +122,9 @@ class SparkWorker(Actor):
         pass
 
     def kill(self) -> None:
-        daemons = [each for each in psutil.Process().children(recursive=True) if _is_daemon(each)]
+        daemons = [process for process in psutil.Process().children(recursive=True) if _is_daemon(process)]
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # there may be none at this moment
-            random.choice([each for each in daemons if each.parent() in daemons]).kill()
+            random.choice([daemon for daemon in daemons if daemon.parent() in daemons]).kill()
             self.killed += 1
 
 

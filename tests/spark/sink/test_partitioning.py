@@ -38,9 +38,9 @@ def test_default_partitioner_places_keys_as_java_producer(
         name = topic1(PARTITIONS)
         writer = rows.write.format(sink).option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
         writer.option("topic", name).mode("append").save()
-        found = read_back(kafka1, name)
-        assert sorted(record.value or b"" for record in found) == keys
-        partition_of[sink] = {record.key: record.partition for record in found}
+        records = read_back(kafka1, name)
+        assert sorted(record.value or b"" for record in records) == keys
+        partition_of[sink] = {record.key: record.partition for record in records}
     assert partition_of["pykafka-group"] == partition_of["kafka"]
     assert b"" in partition_of["pykafka-group"]
     assert set(partition_of["kafka"].values()) == set(range(PARTITIONS))
@@ -55,7 +55,7 @@ class TestPartitionerClass:
     """The option `kafka.partitioner.class`."""
 
     @pytest.mark.parametrize(
-        ("ours", "theirs"),
+        ("ours", "reference"),
         [
             ("murmur2", "murmur2"),
             ("org.apache.kafka.clients.producer.internals.DefaultPartitioner", "murmur2"),
@@ -64,12 +64,12 @@ class TestPartitionerClass:
         ],
     )
     def test_librdkafka_partitioners_place_keys_as_librdkafka(
-        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str, theirs: str
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, ours: str, reference: str
     ) -> None:
         keys, name = [key for key in some_keys(1_000) if key], topic1(PARTITIONS)
         rows = spark.createDataFrame([(key, "ours") for key in keys], "key binary, value string").coalesce(2)
         write(rows, kafka1, name, **{"kafka.partitioner.class": ours})
-        producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "partitioner": theirs})
+        producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "partitioner": reference})
         for key in keys:
             producer.produce(name, key=key, value=b"theirs")
         assert producer.flush(30) == 0
@@ -107,13 +107,13 @@ def test_rows_without_key_are_spread_and_keyed_rows_stay_together(
         "if(id % 2 = 0, NULL, concat('k', id % 100)) AS key", "lpad(cast(id AS string), 100, '0') AS value"
     )
     write(rows, kafka1, name)
-    found = read_back(kafka1, name)
-    assert sorted(int(record.value or b"") for record in found) == list(range(20_000))
-    without_key = Counter(record.partition for record in found if record.key is None)
+    records = read_back(kafka1, name)
+    assert sorted(int(record.value or b"") for record in records) == list(range(20_000))
+    without_key = Counter(record.partition for record in records if record.key is None)
     assert set(without_key) == {0, 1, 2, 3}
     assert max(without_key.values()) < 2 * min(without_key.values())
     of_key: dict[bytes, set[int]] = {}
-    for record in found:
+    for record in records:
         if record.key is not None:
             of_key.setdefault(record.key, set()).add(record.partition)
     assert len(of_key) == 50
@@ -126,14 +126,14 @@ def test_small_rows_of_few_tasks_fill_record_batches_of_all_partitions(
     """Java's producer does so with its smaller `batch.size`. With ours, 1 MiB, a task here writes about one batch."""
     name = topic1(7)
     write(spark.range(0, 70_000, 1, 2).selectExpr("lpad(cast(id AS string), 20, '0') AS value"), kafka1, name)
-    found = read_back(kafka1, name)
-    assert sorted(int(record.value or b"") for record in found) == list(range(70_000))
-    counts = Counter(record.partition for record in found)
+    records = read_back(kafka1, name)
+    assert sorted(int(record.value or b"") for record in records) == list(range(70_000))
+    counts = Counter(record.partition for record in records)
     assert set(counts) == set(range(7))
     assert max(counts.values()) < 1.5 * min(counts.values())
     for partition in range(7):
-        numbers = [int(record.value or b"") for record in found if record.partition == partition]
+        numbers = [int(record.value or b"") for record in records if record.partition == partition]
         for first in (0, 35_000):
-            mine = [number for number in numbers if first <= number < first + 35_000]
-            assert mine == sorted(mine)
+            own = [number for number in numbers if first <= number < first + 35_000]
+            assert own == sorted(own)
         assert len(stored_batches(kafka1.data_folder(1), name, partition)) == 2, "one of each task"

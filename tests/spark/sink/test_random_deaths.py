@@ -79,13 +79,13 @@ def test_random_process_deaths_leave_every_batch_complete_and_once(
                 deaths = run(Query(proxy.servers), name, rng, proxy, lose)
         else:
             deaths = run(Query(proxy.servers), name, rng, proxy, lose)
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    values_by_key: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for value in read_committed.by_librdkafka(kafka1.bootstrap_servers, name)[0]:
         batch, task, attempt = map(int, value.split(b"."))
-        found[batch].append((task, attempt))
+        values_by_key[batch].append((task, attempt))
     assert deaths > 0
-    assert sorted(found) == list(range(BATCHES))
-    for rows in found.values():
+    assert sorted(values_by_key) == list(range(BATCHES))
+    for rows in values_by_key.values():
         assert sorted(task for task, _ in rows) == list(range(TASKS))
         assert len({attempt for _, attempt in rows}) == 1, "rows of two attempts are mixed"
 

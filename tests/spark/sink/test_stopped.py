@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWritten
 from tests.conftest import TopicFactory
 from tests.support.read_back import read_back
+from tests.support.wait_until import wait_until
 
 ROWS = 500
 LAST = f"{ROWS - 1:03}"
@@ -65,14 +65,14 @@ def gate(tmp_path: Path) -> Path:
 @pytest.fixture
 def rows(spark: SparkSession, tmp_path: Path, gate: Path) -> Iterator[DataFrame]:
     """Return a stream of one micro-batch with one task. Many Arrow batches: most rows are written before the last."""
-    folder, there = tmp_path / "lines", str(gate)
+    folder, present = tmp_path / "lines", str(gate)
     folder.mkdir()
     (folder / "lines.txt").write_text("".join(f"{row:03}{'.' * 1000}\n" for row in range(ROWS)))
 
     def wait_for_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            while batch["value"][-1].as_py().startswith(LAST) and not Path(there).exists():
-                time.sleep(0.05)
+            if batch["value"][-1].as_py().startswith(LAST):
+                wait_until(Path(present).exists, timeout_s=300, every_s=0.05)
             yield batch
 
     setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -100,11 +100,8 @@ def start(spark: SparkSession, kafka1: LocalKafka, tmp_path: Path) -> Callable[[
 
 
 def wait_for_some(kafka: LocalKafka, topic: str, query: StreamingQuery) -> None:
-    deadline_s = time.monotonic() + 60
-    while not read_back(kafka, topic):
-        assert time.monotonic() < deadline_s
-        assert query.isActive, query.exception()
-        time.sleep(0.1)
+    wait_until(lambda: read_back(kafka, topic) or not query.isActive, timeout_s=60, every_s=0.1)
+    assert query.isActive, query.exception()
 
 
 def numbers(kafka: LocalKafka, topic: str) -> set[bytes]:
@@ -119,6 +116,7 @@ def test_stream_stopped_within_batch_logs_no_warning_and_resumes_it(
     gate: Path,
     tmp_path: Path,
 ) -> None:
+    """Slow: stops a stream while its task writes, and restarts it."""
     name = topic1(1)
     query = start(rows, name)
     wait_for_some(kafka1, name, query)

@@ -27,9 +27,9 @@ def wait_for_all(kafka: LocalKafka, topic: str, partition: int) -> None:
 
 def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(2)
-    known = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
+    remembered = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
     plan = SinkPlan(name, frozenset({"value", "partition"}))
-    task = TaskWriter(parse_client(known), parse_producer(known), plan)
+    task = TaskWriter(parse_client(remembered), parse_producer(remembered), plan)
     client = PROCESS.client(task.client)
     client.topic(name, client.deadline(20_000))  # `default.api.timeout.ms` limits the wait for the missing partition
 
@@ -43,4 +43,6 @@ def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: Top
     with pytest.raises(UsageError, match="partition 2 was requested") as failure:
         task.write(rows())
     written = len(read_back(kafka1, name))
-    assert f"Before that, Kafka acknowledged rows of this task: {written} rows to {name} (2 part" in str(failure.value)
+    assert f"Before that, Kafka acknowledged rows of this task: {written} rows to {name} ({written} in 2 part" in str(
+        failure.value
+    )

@@ -55,8 +55,8 @@ def test_resumed_older_driver_ends_fenced_by_newer_driver(
             assert stop.done.wait(300), stderr_path.read_text()
             copied.disarm()
             assert copied.run(), "nothing was left to do"
-            for each in process_tree(job):
-                each.resume()
+            for process in process_tree(job):
+                process.resume()
             assert job.wait(300) == 1
         assert "was started again elsewhere" in stderr_path.read_text()
         copied.check()
@@ -67,9 +67,9 @@ def running(job: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield job
     finally:
-        for each in process_tree(job):
+        for process in process_tree(job):
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         job.wait()
 
 
@@ -84,5 +84,5 @@ def process_tree(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def suspend_all(job: subprocess.Popen[bytes]) -> None:
     suspended = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    while active := [each for each in process_tree(job) if each.status() not in suspended]:
+    while active := [process for process in process_tree(job) if process.status() not in suspended]:
         active[0].suspend()

@@ -137,7 +137,7 @@ def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query,
     first = [query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)]
     query.decide(*first)
     second = [query.task("B", 0, task, (name, f"B{task}")) for task in (0, 1)]
-    assert [each.topics for each in second] == [{}, {}]
+    assert [write.topics for write in second] == [{}, {}]
     query.commit(*second)
     assert query.committed_values(name) == [b"A0", b"A1"]
     query.commit(*(query.task("B", 1, task, (name, f"C{task}")) for task in (0, 1)))
@@ -177,7 +177,7 @@ def test_timed_out_transaction_of_decided_batch_alone_is_written_again(query: Qu
 def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None:
     query.decide(*(query.task("A", 0, task, (name, f"A{task}")) for task in (0, 1)))
     time_out(query, 1)
-    there = query.task("B", 0, 0, (name, "B0"))
+    write = query.task("B", 0, 0, (name, "B0"))
 
     def start_again() -> None:
         query.task("C", 0, 0, (name, "C0"))
@@ -185,8 +185,8 @@ def test_rewritten_transaction_is_decided_again(query: Query, name: str) -> None
     with paused_at(TransactionalProducer, "begin_transaction", start_again):
         again = query.task("B", 0, 1, (name, "B1"))
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
-        query.commit(there, again)
-    query.abort(there, again)
+        query.commit(write, again)
+    query.abort(write, again)
     third = [query.task("C", 0, task, (name, f"C{task}")) for task in (0, 1)]
     query.decide(*third)
     query.commit(*(query.task("D", 0, task, (name, f"D{task}")) for task in (0, 1)))
@@ -347,7 +347,7 @@ def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, n
     writer = query.writer(streaming=False)
     with spark_task(0):
         reported, _ = (
-            writer.write([pa.record_batch({"topic": [name], "value": [each]})]) for each in ("reported", "late")
+            writer.write([pa.record_batch({"topic": [name], "value": [value]})]) for value in ("reported", "late")
         )
     with pytest.raises(KafkaError, match="1 of 1 transactions ended"):
         guarantee.commit(query.options, [reported])
@@ -357,10 +357,10 @@ def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query, n
     assert query.committed_values(name) == []
 
 
-@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
 def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
-    query: Query, name: str, call: str, others: int
+    query: Query, name: str, call: str, further: int
 ) -> None:
     """Spark kills the other tasks of a failed job, but only seconds later."""
     writer = query.writer(streaming=False)
@@ -369,13 +369,13 @@ def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
         with spark_task(task):
             return writer.write([pa.record_batch({"topic": [name], "value": [f"{task}"]})])
 
-    prepared = [write(task) for task in range(others)]
+    prepared = [write(task) for task in range(further)]
 
     def give_up() -> None:
         guarantee.abort(query.options, writer, [*prepared, None, None])
 
     with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, give_up):
-        write(others)
+        write(further)
     assert writer.batch_write is not None
     assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
     assert query.committed_values(name) == []
@@ -403,13 +403,13 @@ def test_takeover_with_fewer_tasks_aborts_transactions_of_all_earlier_tasks(quer
 
 
 def test_empty_tasks_and_several_topics_commit_every_row_once(query: Query, topic1: TopicFactory) -> None:
-    one, other = topic1(), topic1()
+    first, second = topic1(), topic1()
     assert query.task("A", 0, 0).identity is None
     query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
-    query.commit(query.task("A", 1, 0), query.task("A", 1, 1, (one, "1"), (other, "2")))
-    query.decide(query.task("A", 2, 0, (other, "3")), query.task("A", 2, 1))
-    query.commit(query.task("B", 2, 0, (one, "4")), query.task("B", 2, 1, (one, "5")))
-    assert query.committed_values(one, other) == [b"1", b"2", b"3"]
+    query.commit(query.task("A", 1, 0), query.task("A", 1, 1, (first, "1"), (second, "2")))
+    query.decide(query.task("A", 2, 0, (second, "3")), query.task("A", 2, 1))
+    query.commit(query.task("B", 2, 0, (first, "4")), query.task("B", 2, 1, (first, "5")))
+    assert query.committed_values(first, second) == [b"1", b"2", b"3"]
 
 
 def test_failed_task_leaves_no_open_transaction(kafka1: LocalKafka, name: str) -> None:

@@ -42,12 +42,12 @@ class TestBatch:
             "concat('k', id) AS key", "encode(concat('wert ü', id), 'utf-8') AS value"
         )
         write(rows, kafka1, topic=name, **{"kafka.compression.type": codec})
-        found = read_back(kafka1, name)
-        assert sorted((record.key, record.value) for record in found) == sorted(
+        records = read_back(kafka1, name)
+        assert sorted((record.key, record.value) for record in records) == sorted(
             (f"k{n}".encode(), f"wert ü{n}".encode()) for n in range(60_000)
         )
-        assert {record.partition for record in found} == {0, 1, 2}
-        assert all(record.headers is None for record in found)
+        assert {record.partition for record in records} == {0, 1, 2}
+        assert all(record.headers is None for record in records)
 
     def test_nulls_empty_values_and_all_columns_are_written_unchanged(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
@@ -64,13 +64,13 @@ class TestBatch:
             rows, f"key binary, value binary, headers {HEADERS}, partition int, timestamp timestamp"
         )
         write(frame.coalesce(1), kafka1, topic=name)
-        found = {
+        result = {
             record.partition: (record.key, record.value, record.headers, record.timestamp_ms)
             for record in read_back(kafka1, name)
         }
         at_ms = int(moment.timestamp() * 1000)
         # Kafka's format does not distinguish null headers from an empty list.
-        assert found == {
+        assert result == {
             3: (b"k", b"v", (("a", b"1"), ("a", None), ("ü", b"")), at_ms),
             2: (None, b"no key", None, at_ms),
             1: (b"", b"", None, at_ms),
@@ -87,10 +87,10 @@ class TestBatch:
             "key string, value string, partition int, timestamp timestamp",
         )
         write(frame.coalesce(1), kafka1, topic=name)
-        found = {record.value: record for record in read_back(kafka1, name)}
-        assert [found[value].partition for value in (b"1", b"2")] == [0, 1]
+        records = {record.value: record for record in read_back(kafka1, name)}
+        assert [records[value].partition for value in (b"1", b"2")] == [0, 1]
         after_ms = time.time_ns() // 1_000_000
-        assert all(before_ms <= record.timestamp_ms <= after_ms for record in found.values())
+        assert all(before_ms <= record.timestamp_ms <= after_ms for record in records.values())
 
     def test_rows_go_to_their_topic_unless_the_option_is_set(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
@@ -121,8 +121,8 @@ class TestBatch:
         write(read, kafka1, topic=copy)
 
         def rows(topic: str) -> list[tuple[Any, ...]]:
-            found = read_back(kafka1, topic)
-            return sorted((r.partition, r.key, r.value, r.headers, r.timestamp_ms) for r in found)
+            records = read_back(kafka1, topic)
+            return sorted((r.partition, r.key, r.value, r.headers, r.timestamp_ms) for r in records)
 
         assert rows(copy) == rows(origin)
         assert len(rows(copy)) == 500
@@ -196,10 +196,10 @@ class TestStream:
                 .start()
             )
             assert query.awaitTermination(120)
-        found = read_back(kafka1, name)
+        records = read_back(kafka1, name)
         keys = sorted(f"{file}-{line}".encode() for file in range(3) for line in range(100))
-        assert sorted(record.key or b"" for record in found) == keys
-        for record in found:
+        assert sorted(record.key or b"" for record in records) == keys
+        for record in records:
             assert record.value == b"value of " + (record.key or b"")
             assert record.headers == (("h", record.key),)
             assert record.timestamp_ms == 1_700_000_000_123

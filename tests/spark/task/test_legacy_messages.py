@@ -90,14 +90,14 @@ def set_format(admin: AdminClient, topic: str, version: str) -> None:
 
 def stored(kafka: LocalKafka, topic: str) -> list[tuple[int, int]]:
     """Return magic and codec of every entry of a topic's log on disk."""
-    found = []
+    collected = []
     for segment in sorted((kafka.data_folder(1) / f"{topic}-0").glob("*.log")):
         content, position = segment.read_bytes(), 0
         while position + 23 <= len(content):
             size, magic = struct.unpack_from(">ixxxxb", content, position + 8)
-            found.append((magic, content[position + (22 if magic == 2 else 17)] & 7))
+            collected.append((magic, content[position + (22 if magic == 2 else 17)] & 7))
             position += 12 + size
-    return found
+    return collected
 
 
 def test_logs_contain_all_legacy_formats_and_codecs(old_kafka: LocalKafka) -> None:

@@ -25,7 +25,7 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
     send_fetch = bounded_reader.send_fetch  # type: ignore[attr-defined]
 
     def noted(client: Any, request: Any, *more: Any, **options: Any) -> Any:
-        asked_bytes.append(sum(each.fetch_bytes() for each in request.partitions))
+        asked_bytes.append(sum(partition.fetch_bytes() for partition in request.partitions))
         return send_fetch(client, request, *more, **options)
 
     monkeypatch.setattr(bounded_reader, "send_fetch", noted)
@@ -36,8 +36,8 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
     given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
     options = parse_source_options(given | {"subscribe": name}, streaming=True)
     for until_offset in (10_000, 20_000):
-        wanted = Range(name, 0, until_offset - 10_000, until_offset)
-        assert sum(batch.num_rows for batch in range_reader.read_range(options, [wanted])) == 10_000
+        expected = Range(name, 0, until_offset - 10_000, until_offset)
+        assert sum(batch.num_rows for batch in range_reader.read_range(options, [expected])) == 10_000
     first, *_, last = asked_bytes
     assert first > 8_000_000, "no record size was known"
     assert last < 2_000_000

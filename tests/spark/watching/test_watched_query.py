@@ -29,9 +29,9 @@ def test_watched_query_shows_its_lag_fall_to_zero(
     )
     query = start(orders.load(), tmp_path)
     watched = watch(query, options=options, picture=tmp_path / "lag.png")
-    lags = [each.lag for each in watched.samples]
+    lags = [sample.lag for sample in watched.samples]
     assert [lag and lag.offsets_behind for lag in lags] == [200, 100, 0]
-    assert [each.rows for each in watched.samples] == [100, 100, 100]
+    assert [sample.rows for sample in watched.samples] == [100, 100, 100]
     assert lags[-1] is not None
     assert lags[-1].seconds_behind == 0
     assert watched.samples[-1].group == f"g-{topic}: Empty, 0 members"

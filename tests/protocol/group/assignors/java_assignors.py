@@ -36,9 +36,9 @@ class JavaAssignors:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(_in_json(group)), file=self._process.stdin, flush=True)
-        found = json.loads(self._process.stdout.readline())
-        assigned = {name: base64.b64decode(data) for name, data in found["assignments"].items()}
-        return {name: sorted(decode_assignment(data)) for name, data in assigned.items()}, found["took_ms"] / 1000
+        rows = json.loads(self._process.stdout.readline())
+        assigned = {name: base64.b64decode(data) for name, data in rows["assignments"].items()}
+        return {name: sorted(decode_assignment(data)) for name, data in assigned.items()}, rows["took_ms"] / 1000
 
 
 def _in_json(group: Group) -> dict[str, Any]:

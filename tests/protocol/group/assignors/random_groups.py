@@ -34,11 +34,11 @@ class Group:
 
     @property
     def written(self) -> dict[str, bytes]:
-        found = {}
+        values_by_key = {}
         for name, member in self.subscriptions.items():
             sent = replace(member, user_data=self.assignor.user_data(member.owned, member.generation))
-            found[name] = encode_subscription(sent, self.versions[name])
-        return found
+            values_by_key[name] = encode_subscription(sent, self.versions[name])
+        return values_by_key
 
     @property
     def members(self) -> Members:
@@ -61,7 +61,7 @@ class Group:
             {name: Ownership(member.owned, member.generation) for name, member in self.subscriptions.items()},
             self.topics,
         )
-        return sum(owner is not None and each not in assigned[owner] for each, owner in before.items())
+        return sum(owner is not None and partition not in assigned[owner] for partition, owner in before.items())
 
     def after(self, assigned: GroupAssignment, generation: int = _GENERATION + 1) -> Group:
         """Return the group at its next rebalance: each member owns its assigned partitions."""
@@ -92,12 +92,12 @@ def random_group(assignor: Assignor, rng: random.Random) -> Group:
 
 
 def _topics(rng: random.Random) -> Topics:
-    known = rng.choice([(), RACKS[:1], RACKS, RACKS])
+    choice = rng.choice([(), RACKS[:1], RACKS, RACKS])
     everywhere, alike = rng.random() < 0.2, rng.random() < 0.3
     size = rng.randint(0, 12)
     return {
         f"topic-{number}": [
-            frozenset(rng.sample(known, len(known) if everywhere else rng.randint(0, len(known))))
+            frozenset(rng.sample(choice, len(choice) if everywhere else rng.randint(0, len(choice))))
             for _ in range(size if alike else rng.choice([0, 1, 2, 5, rng.randint(0, 30)]))
         ]
         for number in range(rng.randint(1, 6))
@@ -114,7 +114,7 @@ def _members(names: list[str], topics: Topics, contested: bool, rng: random.Rand
         subscribed = common if alike else frozenset(rng.sample(every, rng.randint(0, len(every))))
         generation = rng.choice([-1, 3, 4, _GENERATION]) if stale else _GENERATION
         # They are also wrong if a member of an old generation claims a topic that it has not subscribed to.
-        reported = [each for each in owned[name] if generation == _GENERATION or each[0] in subscribed]
+        reported = [partition for partition in owned[name] if generation == _GENERATION or partition[0] in subscribed]
         rack = rng.choice([None, *RACKS]) if racks else None
         instance_id = f"static-{rng.random()}" if rng.random() < 0.2 else None
         members[name] = Subscription(subscribed, frozenset(reported), generation, rack, instance_id=instance_id)

@@ -17,8 +17,8 @@ from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_g
 
 pytestmark = pytest.mark.soak
 
-EACH = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=lambda each: each.name)
-STICKY_ONES = pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+EACH = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=lambda case: case.name)
+STICKY_ONES = pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda case: case.name)
 
 
 def topics(**counts: int) -> Topics:
@@ -35,34 +35,42 @@ def test_partitions_have_one_subscribed_member_each(assignor: Assignor) -> None:
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
         subscribed = {topic for member in group.subscriptions.values() for topic in member.topics}
-        there = [(topic, number) for topic in subscribed for number in range(len(group.topics.get(topic, ())))]
+        present = [(topic, number) for topic in subscribed for number in range(len(group.topics.get(topic, ())))]
         assigned = group.assign()
 
         assert assigned.keys() == group.subscriptions.keys()
         for name, partitions in assigned.items():
             assert {topic for topic, _ in partitions} <= group.subscriptions[name].topics
-        given_out = sorted(each for partitions in assigned.values() for each in partitions)
+        given_out = sorted(partition for partitions in assigned.values() for partition in partitions)
         if assignor.cooperative:
             assert len(set(given_out)) == len(given_out)
-            assert set(given_out) <= set(there)
+            assert set(given_out) <= set(present)
         else:
-            assert given_out == sorted(there), seed
+            assert given_out == sorted(present), seed
 
 
 def test_cooperative_assignment_is_the_sticky_one_without_partitions_owned_by_others() -> None:
     kept_back = 0
     for seed in range(GROUPS):
-        eager, group = (random_group(each, random.Random(seed)) for each in (STICKY, COOPERATIVE_STICKY))
+        eager, group = (random_group(assignor, random.Random(seed)) for assignor in (STICKY, COOPERATIVE_STICKY))
         versions = dict.fromkeys(group.subscriptions, 3)
         target, assigned = replace(eager, versions=versions).assign(), replace(group, versions=versions).assign()
         for name, partitions in target.items():
-            mine, others = (
+            own, subscriptions = (
                 group.subscriptions[name],
-                [each for other, each in group.subscriptions.items() if other != name],
+                [subscription for second, subscription in group.subscriptions.items() if second != name],
             )
-            held = {each for other in others if other.generation >= mine.generation for each in other.owned}
-            older = {each for other in others for each in other.owned} - mine.owned
-            assert assigned[name] == [each for each in partitions if each not in held | older], (seed, name)
+            pending = {
+                partition
+                for second in subscriptions
+                if second.generation >= own.generation
+                for partition in second.owned
+            }
+            older = {partition for second in subscriptions for partition in second.owned} - own.owned
+            assert assigned[name] == [partition for partition in partitions if partition not in pending | older], (
+                seed,
+                name,
+            )
             kept_back += len(partitions) - len(assigned[name])
     assert kept_back > GROUPS
 
@@ -81,7 +89,7 @@ def test_contested_partition_is_lost_by_both_members(assignor: Assignor) -> None
 @STICKY_ONES
 def test_ownership_of_a_newer_generation_wins(assignor: Assignor) -> None:
     for generations in ((1, 2), (2, 1)):
-        a, b = (owning(assignor, ("t", 0), ("t", 1), generation=each) for each in generations)
+        a, b = (owning(assignor, ("t", 0), ("t", 1), generation=generation) for generation in generations)
         assigned = assignor.assign({"a": a, "b": b, "c": owning(assignor)}, topics(t=3))
         newer, older = ("b", "a") if generations == (1, 2) else ("a", "b")
 
@@ -183,11 +191,11 @@ def test_cooperative_rebalances_end_if_racks_are_full(seed: int) -> None:
 
 
 def test_strategy_is_a_list_of_names_or_java_classes() -> None:
-    names = [each.name for each in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
+    names = [assignor.name for assignor in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
 
     assert names == ["range", "sticky"]
     default = ConsumerConfig().partition_assignment_strategy
-    assert [each.name for each in parse_strategy(default)] == ["range", "cooperative-sticky"]
+    assert [assignor.name for assignor in parse_strategy(default)] == ["range", "cooperative-sticky"]
     for assignor in ASSIGNORS.values():
         assert parse_strategy(assignor.name) == parse_strategy(assignor.java_class) == (assignor,)
 

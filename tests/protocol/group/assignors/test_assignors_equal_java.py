@@ -25,26 +25,26 @@ def java() -> Iterator[JavaAssignors]:
         yield running
 
 
-@pytest.mark.parametrize("assignor", [RANGE, ROUNDROBIN], ids=lambda each: each.name)
+@pytest.mark.parametrize("assignor", [RANGE, ROUNDROBIN], ids=lambda case: case.name)
 def test_assignments_equal_javas(java: JavaAssignors, assignor: Assignor) -> None:
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
         assert group.assign() == java.assign(group), (seed, group)
 
 
-@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda case: case.name)
 def test_assignments_are_as_balanced_and_stable_as_javas(java: JavaAssignors, assignor: Assignor) -> None:
     """Assignments are equal if subscriptions are equal, and mostly otherwise."""
     outcomes: Counter[str] = Counter()
     for seed in range(GROUPS):
         group = random_group(assignor, random.Random(seed))
-        ours, theirs = group.assign(), java.assign(group)
-        outcomes["equal" if ours == theirs else "other"] += 1
-        if ours != theirs:
+        ours, reference = group.assign(), java.assign(group)
+        outcomes["equal" if ours == reference else "other"] += 1
+        if ours != reference:
             assert not group.alike, (seed, group)
-            assert group.moved(ours) <= group.moved(theirs), (seed, group)
+            assert group.moved(ours) <= group.moved(reference), (seed, group)
             # Partitions that a cooperative assignor withholds are not counted as load until the next rebalance.
-            assert assignor.cooperative or unevenness(ours) <= unevenness(theirs), (seed, group)
+            assert assignor.cooperative or unevenness(ours) <= unevenness(reference), (seed, group)
     print(f"{assignor.name}: {dict(outcomes)}")
     assert outcomes["equal"] > 10 * outcomes["other"]
 
@@ -64,8 +64,8 @@ def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
     }
     group = Group(ASSIGNORS[name], topics, subscriptions, dict.fromkeys(subscriptions, 3))
     assigned, first_s = timed(group)
-    rest = group.after(assigned)
-    smaller = Group(rest.assignor, topics, dict(list(rest.subscriptions.items())[20:]), rest.versions)
+    remainder = group.after(assigned)
+    smaller = Group(remainder.assignor, topics, dict(list(remainder.subscriptions.items())[20:]), remainder.versions)
     _, second_s = timed(smaller)
 
     assert max(first_s, second_s) < 5
@@ -83,4 +83,4 @@ def timed(group: Group) -> tuple[GroupAssignment, float]:
 def unevenness(assignment: GroupAssignment) -> int:
     """Return Kafka's own measure: the sum of the differences between the loads of all pairs of members."""
     loads = [len(partitions) for partitions in assignment.values()]
-    return sum(abs(one - other) for one in loads for other in loads) // 2
+    return sum(abs(load - load) for load in loads for load in loads) // 2

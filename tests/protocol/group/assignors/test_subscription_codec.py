@@ -82,7 +82,7 @@ def test_sticky_user_data_equals_javas() -> None:
     assert COOPERATIVE_STICKY.user_data(owned, 5) == bytes.fromhex("00000005")
 
 
-@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda each: each.name)
+@pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE_STICKY], ids=lambda case: case.name)
 def test_unreadable_user_data_is_ignored(assignor: Assignor) -> None:
     """User data of a custom assignor with the same name must not prevent the assignment."""
     data = assignor.user_data([("t", 0)], 5)

@@ -84,8 +84,8 @@ def new_member(owners: list[Owner], protocol: str, group: str) -> NewMember:
     Classic members send frequent heartbeats; in the consumer protocol the coordinator sets the interval.
     """
 
-    def create(client: Client, *topics: str, subscription: TopicSubscription | None = None, **given: Any) -> Owner:
-        properties = {name.replace("_", "."): value for name, value in given.items()}
+    def create(client: Client, *topics: str, subscription: TopicSubscription | None = None, **inputs: Any) -> Owner:
+        properties = {name.replace("_", "."): value for name, value in inputs.items()}
         properties = {"group.protocol": protocol, **properties}
         if properties["group.protocol"] == "classic":
             properties = {"heartbeat.interval.ms": "100", **properties}

@@ -20,8 +20,8 @@ from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 
 
-def say(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+def say(**label: object) -> None:
+    print(json.dumps(label), flush=True)
 
 
 def main(bootstrap: str, topic: str, properties: str) -> None:

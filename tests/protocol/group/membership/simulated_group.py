@@ -29,9 +29,9 @@ ORDERS = TopicSubscription(frozenset({"orders"}))
 CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms": 10, "metadata.max.age.ms": 1_000})
 
 
-def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscription = ORDERS, **given: Any) -> Any:
-    """Return a state machine of one group protocol; `given` are properties with _ for dots."""
-    properties = {name.replace("_", "."): value for name, value in given.items()}
+def machine(protocol: str, now_s: float = 0.0, *, subscription: TopicSubscription = ORDERS, **inputs: Any) -> Any:
+    """Return a state machine of one group protocol; `inputs` are properties with _ for dots."""
+    properties = {name.replace("_", "."): value for name, value in inputs.items()}
     config = parse_consumer({"group.id": GROUP, "group.protocol": protocol, **properties})
     kind: type[MemberMachine] = {"classic": ClassicMember, "consumer": ConsumerMember}[protocol]
     return kind(CLIENT, config, subscription, now_s)
@@ -71,25 +71,25 @@ class SimulatedMember:
             return True
         self.sent.append(step)
         fields = step.body(step.api.last) if callable(step.body) else step.body
-        whole = {each.name: each.default_value() for each in step.api.request.fields} | fields
-        self._in_flight = step, self.now_s, self.cluster.handle(1, Request(step.api, step.api.last, whole, "member"))
+        complete = {field.name: field.default_value() for field in step.api.request.fields} | fields
+        self._in_flight = step, self.now_s, self.cluster.handle(1, Request(step.api, step.api.last, complete, "member"))
         return True
 
     def _take_answer(self, lose: bool) -> bool:
         assert self._in_flight is not None
-        request, since_s, given = self._in_flight
-        reply = self.cluster.look(given) if callable(given) else given
+        request, since_s, inputs = self._in_flight
+        reply = self.cluster.look(inputs) if callable(inputs) else inputs
         if reply is None and not lose:
             if request.held:
                 self.machine.extend_session(request, since_s, self.now_s)
-                self._in_flight = request, self.now_s, given
+                self._in_flight = request, self.now_s, inputs
             return False
         self._in_flight = None
         if reply is None or lose:
             self.machine.on_failure(request, ConnectionLost("as if"), self.now_s)
         else:
             self._deliver(
-                request, {each.name: each.default_value() for each in request.api.response.fields} | reply, since_s
+                request, {field.name: field.default_value() for field in request.api.response.fields} | reply, since_s
             )
         return True
 
@@ -166,7 +166,9 @@ def until_stable(
             if complete and all(member.machine.is_reconciled for member in members):
                 return
             members[0].cluster.clock.advance(0.5)  # type: ignore[attr-defined]
-    raise AssertionError([(each.machine.state, str(each.machine.reason), each.machine.owned) for each in members])
+    raise AssertionError(
+        [(member.machine.state, str(member.machine.reason), member.machine.owned) for member in members]
+    )
 
 
 def new_cluster(partitions: int = 4) -> Cluster:

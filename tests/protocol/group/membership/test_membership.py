@@ -77,14 +77,14 @@ def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
     """Both members use one client: the JoinGroup of one must not delay the heartbeats of the other."""
-    one, two = joined(), new_member(client, "orders")
+    owner, two = joined(), new_member(client, "orders")
     began_s = time.monotonic()
     assignment = two.poll_rebalance(200)
     assert 0.2 <= time.monotonic() - began_s < 15
     assert (assignment.owned, str(assignment.pending_reason)) == (frozenset(), "first join of this member")
     assert two.membership.rebalance_pending is None, "no rebalance is pending yet"
-    wait_until(lambda: one.membership.rebalance_pending)
-    one.poll_rebalance()
+    wait_until(lambda: owner.membership.rebalance_pending)
+    owner.poll_rebalance()
     wait_until(lambda: two.membership.rebalance_pending)
     assert len(two.poll_rebalance().added) == 2
 
@@ -114,11 +114,11 @@ def test_close_during_the_first_heartbeat_leaves_no_member(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str, reply: str
 ) -> None:
     """A heartbeat that arrives after the leave request would make a member of it."""
-    asked, closing = threading.Event(), threading.Event()
+    event, closing = threading.Event(), threading.Event()
 
     def first(body: Any) -> None:
-        if body["member_epoch"] == 0 and not asked.is_set():
-            asked.set()
+        if body["member_epoch"] == 0 and not event.is_set():
+            event.set()
             assert closing.wait(20)
             time.sleep(0.2)  # longer than a leave request takes
 
@@ -127,9 +127,9 @@ def test_close_during_the_first_heartbeat_leaves_no_member(
     fake.before[CONSUMER_GROUP_HEARTBEAT] = first
     owner = new_member(client, "orders")
     owner.poll_rebalance()
-    assert asked.wait(20)
-    with ThreadPoolExecutor(1) as other:
-        closed = other.submit(owner.membership.close, timeout_ms=20_000)
+    assert event.wait(20)
+    with ThreadPoolExecutor(1) as executor:
+        closed = executor.submit(owner.membership.close, timeout_ms=20_000)
         closing.set()
         closed.result(20)
     time.sleep(0.3)
@@ -141,21 +141,21 @@ def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
     fake: FakeKafka, client: Client, new_member: NewMember, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     """The client stays open, since others use it."""
-    asked, found = threading.Event(), threading.Event()
+    event, result = threading.Event(), threading.Event()
     coordinator = client.coordinator
 
-    def find(*given: Any) -> Broker:
-        asked.set()
-        assert found.wait(20)
-        return coordinator(*given)
+    def find(*arguments: Any) -> Broker:
+        event.set()
+        assert result.wait(20)
+        return coordinator(*arguments)
 
     monkeypatch.setattr(client, "coordinator", find)
     owner = new_member(client, "orders")
     owner.poll_rebalance()
-    assert asked.wait(20)
+    assert event.wait(20)
     owner.membership.close(timeout_ms=100)
-    found.set()
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.endswith(f"of {group}")])
+    result.set()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith(f"of {group}")])
     assert not fake.request_bodies(JOIN_GROUP)
     assert not fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)
 
@@ -163,10 +163,10 @@ def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
 def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answered = threading.Event(), threading.Event()
+    event, answered = threading.Event(), threading.Event()
 
     def metadata(*_: object) -> None:
-        asked.set()
+        event.set()
         assert answered.wait(20)
         raise ConnectionLost("as if")
 
@@ -174,7 +174,7 @@ def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
     owner = joined()
     monkeypatch.setattr(client, "metadata", metadata)
     owner.membership.subscribe(TopicSubscription(frozenset({"others"})))
-    while not asked.is_set():
+    while not event.is_set():
         owner.poll_rebalance(50)
     began_s = time.monotonic()
     owner.membership.close(timeout_ms=15_000)
@@ -198,40 +198,17 @@ def test_close_just_before_join_leaves_at_once(
     two, hung_up, named = new_member(client, "orders"), threading.Event(), threading.Event()
     send, hang_up = client.send, client.hang_up
 
-    def send_late(broker: Broker, api: Api, body: Any, *others: Any, **options: Any) -> Reply:
+    def send_late(broker: Broker, api: Api, body: Any, *further: Any, **options: Any) -> Reply:
         if api is JOIN_GROUP and body["member_id"]:
             named.set()
             assert hung_up.wait(20)
-        return send(broker, api, body, *others, **options)
+        return send(broker, api, body, *further, **options)
 
     monkeypatch.setattr(client, "send", send_late)
     monkeypatch.setattr(client, "hang_up", lambda purpose: (hang_up(purpose), hung_up.set()))
     two.poll_rebalance()
     assert named.wait(20)
     assert_leaves_at_once(two, fake)
-
-
-@pytest.mark.parametrize("protocol", ["classic"])
-def test_close_interrupted_before_the_member_id_arrives_does_not_join(
-    fake: FakeKafka, client: Client, new_member: NewMember, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with Ctrl-C during close."""
-    asked, answered = threading.Event(), threading.Event()
-    fake.before[JOIN_GROUP] = lambda body: asked.set() or answered.wait(20)
-    owner = new_member(client, "orders")
-    owner.poll_rebalance()
-    assert asked.wait(20)
-
-    def interrupted(timeout_s: float) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner.membership.changed, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            owner.membership.close()
-    answered.set()
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name.endswith(group)])
-    assert len(fake.request_bodies(JOIN_GROUP)) == 1
 
 
 def test_coordinator_that_moves_is_found_again(
@@ -243,25 +220,25 @@ def test_coordinator_that_moves_is_found_again(
         before = beats(fake)
         wait_until(lambda before=before: beats(fake) >= before + 4)
         rebalance(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
-    assert not any(each.lost for each in owner.revoked)
+    assert not any(revocation.lost for revocation in owner.revoked)
 
 
 def test_error_of_the_owners_callback_is_raised_without_revocation(
     client: Client, joined: Callable[..., Owner], new_member: NewMember
 ) -> None:
-    one = joined()
+    owner = joined()
     two = new_member(client, "orders")
     two.poll_rebalance(50)
-    wait_until(lambda: one.membership.rebalance_pending)
+    wait_until(lambda: owner.membership.rebalance_pending)
 
     def cannot(revocation: Revocation) -> None:
         raise ZeroDivisionError("as if")
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            one.membership.poll_rebalance(client.deadline(1_000), cannot)
-        assert one.numbers == [0, 1, 2, 3]
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+            owner.membership.poll_rebalance(client.deadline(1_000), cannot)
+        assert owner.numbers == [0, 1, 2, 3]
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
 
 
 def test_fatal_error_is_raised_in_the_owners_calls(
@@ -304,16 +281,16 @@ def test_leader_names_the_member_with_invalid_metadata(
 ) -> None:
     owner = new_member(client, "orders", partition_assignment_strategy="range")
     owner.poll_rebalance(10_000)
-    other = GroupMemberByHand(client, group, protocols={"range": nonsense})
-    other.begin()
+    member = GroupMemberByHand(client, group, protocols={"range": nonsense})
+    member.begin()
     wait_until(lambda: owner.membership.rebalance_pending)
-    with pytest.raises(ProtocolError, match=f"invalid subscription of member {other.member_id}"):
+    with pytest.raises(ProtocolError, match=f"invalid subscription of member {member.member_id}"):
         owner.poll_rebalance(10_000)
 
 
 def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch) -> None:
     owner = joined()
-    monkeypatch.setattr(MemberMachine, "next_step", lambda *given: 1 / 0)
+    monkeypatch.setattr(MemberMachine, "next_step", lambda *arguments: 1 / 0)
     wait_until(lambda: owner.membership.rebalance_pending)
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         owner.poll_rebalance()
@@ -359,8 +336,8 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     fake: FakeKafka, client: Client, new_member: NewMember, group: str
 ) -> None:
     """Cooperative: offsets read in one generation are committed in the next, also if the first commit was refused."""
-    given = {"partition_assignment_strategy": "cooperative-sticky"}
-    owner = new_member(client, "orders", **given)
+    properties = {"partition_assignment_strategy": "cooperative-sticky"}
+    owner = new_member(client, "orders", **properties)
     offsets = OffsetManager(client, group)
     owner.on_member = offsets.set_member
     first = owner.poll_rebalance(10_000).member
@@ -368,16 +345,16 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     fake.rebalance(group)
     wait_until(lambda: fake.request_bodies(JOIN_GROUP)[2:])
     fake.groups.groups[group].generation += 7
-    offsets.mark({("orders", 1): CommittedOffset(5)}, first)
+    offsets.stage({("orders", 1): CommittedOffset(5)}, first)
     assert not offsets.flush(client.deadline(300))
     fake.faults.clear()
     wait_until(lambda: owner.membership.member.generation_id > first.generation_id)
     assert offsets.flush(client.deadline(10_000))
-    offsets.mark({("orders", 2): CommittedOffset(6)}, first)
+    offsets.stage({("orders", 2): CommittedOffset(6)}, first)
     assert offsets.flush(client.deadline(10_000))
     offsets.close()
-    found = fetch_offsets(client, group, None, client.deadline())
-    assert {key: each.offset for key, each in found.items()} == {("orders", 1): 5, ("orders", 2): 6}
+    result = fetch_offsets(client, group, None, client.deadline())
+    assert {key: offset.offset for key, offset in result.items()} == {("orders", 1): 5, ("orders", 2): 6}
     assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
 
 

@@ -40,15 +40,15 @@ def strategy(request: pytest.FixtureRequest) -> dict[str, str]:
 class Librdkafka:
     """A consumer of librdkafka; it polls whenever its partitions are requested."""
 
-    def __init__(self, kafka: LocalKafka, group: str, topic: str, given: dict[str, str]) -> None:
-        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0, **given}
+    def __init__(self, kafka: LocalKafka, group: str, topic: str, options: dict[str, str]) -> None:
+        settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0, **options}
         self._consumer = confluent_kafka.Consumer(settings)
         self._consumer.subscribe([topic])
 
     @property
     def numbers(self) -> list[int]:
         self._consumer.poll(0.02)
-        return sorted(each.partition for each in self._consumer.assignment())
+        return sorted(partition.partition for partition in self._consumer.assignment())
 
     def close(self) -> None:
         self._consumer.close()
@@ -67,19 +67,19 @@ def test_partitions_are_shared_with_librdkafka_and_return(
     name = topic1(len(PARTITIONS))
     ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
     ours.poll_rebalance(20_000)
-    theirs = Librdkafka(kafka1, group, name, strategy)
+    librdkafka = Librdkafka(kafka1, group, name, strategy)
     try:
-        rebalance(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
-        assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
+        rebalance(ours, until=lambda: len(librdkafka.numbers) == 3 == len(ours.numbers))
+        assert sorted(ours.numbers + librdkafka.numbers) == PARTITIONS
         # librdkafka's member may lead from now on.
         ours.membership.close()
         ours = new_member(client, name, **{key.replace(".", "_"): value for key, value in strategy.items()})
-        rebalance(ours, until=lambda: len(theirs.numbers) == 3 == len(ours.numbers))
-        assert sorted(ours.numbers + theirs.numbers) == PARTITIONS
+        rebalance(ours, until=lambda: len(librdkafka.numbers) == 3 == len(ours.numbers))
+        assert sorted(ours.numbers + librdkafka.numbers) == PARTITIONS
     finally:
-        theirs.close()
+        librdkafka.close()
     rebalance(ours, until=lambda: ours.numbers == PARTITIONS)
-    assert not any(each.lost for each in ours.revoked)
+    assert not any(revocation.lost for revocation in ours.revoked)
 
 
 def test_partitions_are_shared_with_java(
@@ -92,17 +92,17 @@ def test_partitions_are_shared_with_java(
     settings += ["--bootstrap-server", kafka1.bootstrap_servers, "--consumer-property", f"group.protocol={protocol}"]
     old = version_numbers(kafka1.version) < (3, 9)
     tool = "kafka.tools.ConsoleConsumer" if old else "org.apache.kafka.tools.consumer.ConsoleConsumer"
-    theirs = threading.Thread(target=kafka1.run_tool, args=(tool, *settings))
-    theirs.start()
+    thread = threading.Thread(target=kafka1.run_tool, args=(tool, *settings))
+    thread.start()
     rebalance(ours, until=lambda: len(ours.numbers) == 3, timeout_ms=60_000)
     assert described(kafka1, group, ours) == set(ours.numbers)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
     for number in PARTITIONS:  # one of these partitions belongs to the Java consumer, and ends it
         producer.produce(name, b"one", partition=number)
     assert producer.flush(20) == 0
-    theirs.join()
+    thread.join()
     rebalance(ours, until=lambda: ours.numbers == PARTITIONS)
-    assert not any(each.lost for each in ours.revoked)
+    assert not any(revocation.lost for revocation in ours.revoked)
 
 
 def described(kafka: LocalKafka, group: str, owner: Owner) -> set[int]:

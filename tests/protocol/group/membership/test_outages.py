@@ -43,15 +43,15 @@ def test_member_survives_a_killed_coordinator(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str
 ) -> None:
     name = topic(len(PARTITIONS), replication_factor=3)
-    one, two = new_member(client, name), new_member(client, name)
-    one.poll_rebalance(20_000)
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    owner, two = new_member(client, name), new_member(client, name)
+    owner.poll_rebalance(20_000)
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
     broker = coordinator_of(kafka, group)
     (kafka.kill if how == "killed" else kafka.pause)(broker)
     try:
-        commit_as_member(client, group, name, one.numbers[0], one)
-        rebalance(one, two, until=lambda: sorted(one.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
-        assert not any(each.lost for each in one.revoked + two.revoked)
+        commit_as_member(client, group, name, owner.numbers[0], owner)
+        rebalance(owner, two, until=lambda: sorted(owner.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
+        assert not any(revocation.lost for revocation in owner.revoked + two.revoked)
     finally:
         (kafka.start if how == "killed" else kafka.resume)(broker)
 
@@ -77,12 +77,12 @@ class MemberProcess:
         for line in self.process.stdout:
             self._said.put(json.loads(line))
 
-    def says(self, what: str, timeout_s: float = 30) -> Any:
+    def says(self, label: str, timeout_s: float = 30) -> Any:
         """Return the next value of this kind that the process prints."""
         while True:
             output = self._said.get(timeout=timeout_s)
-            if what in output:
-                return output[what]
+            if label in output:
+                return output[label]
 
 
 @pytest.mark.timeout(240)
@@ -93,19 +93,19 @@ def test_paused_member_loses_its_partitions_and_rewinds_no_offset(
     """In the consumer protocol the brokers set the session timeout: it expires before the client's own one."""
     name = topic(len(PARTITIONS))
     quick = {"session_timeout_ms": "2000", "heartbeat_interval_ms": "200"} if protocol == "classic" else {}
-    properties = {each.replace("_", "."): value for each, value in quick.items()}
+    properties = {name.replace("_", "."): value for name, value in quick.items()}
     zombie = MemberProcess(kafka, name, {"group.id": group, "group.protocol": protocol, **properties})
     try:
         while zombie.says("owned") != PARTITIONS:
             pass
         zombie.process.send_signal(signal.SIGSTOP)
-        other = new_member(client, name, **quick)
-        rebalance(other, until=lambda: other.numbers == PARTITIONS, timeout_ms=90_000)
-        commit_as_member(client, group, name, 0, other)
+        owner = new_member(client, name, **quick)
+        rebalance(owner, until=lambda: owner.numbers == PARTITIONS, timeout_ms=90_000)
+        commit_as_member(client, group, name, 0, owner)
         zombie.process.send_signal(signal.SIGCONT)
         assert re.search("ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID|FENCED", zombie.says("committed"))
         assert ("session.timeout.ms" if protocol == "classic" else "UNKNOWN_MEMBER_ID") in zombie.says("lost")
-        rebalance(other, until=lambda: len(other.numbers) == 2)
+        rebalance(owner, until=lambda: len(owner.numbers) == 2)
         while len(zombie.says("owned")) != 2:
             pass
         assert fetch_offsets(client, group, None, client.deadline())[name, 0].offset == 7

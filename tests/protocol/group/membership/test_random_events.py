@@ -84,7 +84,7 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
         return SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **KINDS[kind], **options))
 
     members = [new() for _ in range(3)]
-    gone: list[SimulatedMember] = []
+    deleted: list[SimulatedMember] = []
     for _ in range(150):
         member = rng.choice(members)
         match event := rng.choices(list(EVENTS), list(EVENTS.values()))[0]:
@@ -96,12 +96,12 @@ def test_partitions_have_at_most_one_owner_and_finally_exactly_one(kind: str, se
                 assert member.machine.state in (MemberState.LEFT, MemberState.LEAVING)
                 members[members.index(member)] = new()
             case "die":
-                gone.append(member)
+                deleted.append(member)
                 members[members.index(member)] = new()
             case _:
                 happen(event, member, members, rng, refusals)
         cluster.advance()
-        owners = Counter(key for each in members + gone for key in each.assumed_owned)
+        owners = Counter(key for member in members + deleted for key in member.assumed_owned)
         assert max(owners.values(), default=0) <= 1, owners
         for each in members:
             assert each.machine.state is not MemberState.FAILED, each.machine.error
@@ -113,7 +113,11 @@ NAMES = [
     TopicSubscription(frozenset(names)) for names in ({"orders"}, {"payments"}, {"orders", "payments"}, {"refunds"})
 ]
 PATTERNS = [TopicSubscription(pattern=re.compile(text)) for text in ("o.*", ".*s", "p.*|r.*")]
-BY_BROKERS = [TopicSubscription(pattern=each.pattern, re2=each.pattern.pattern) for each in PATTERNS if each.pattern]
+BY_BROKERS = [
+    TopicSubscription(pattern=subscription.pattern, re2=subscription.pattern.pattern)
+    for subscription in PATTERNS
+    if subscription.pattern
+]
 SUBSCRIPTIONS = [*NAMES, TopicSubscription(), *PATTERNS, *BY_BROKERS]
 TOPICS = {"orders": 3, "payments": 2, "refunds": 1}
 RESUBSCRIBE = {"act": 40, "own": 20, "begin": 8, "lose": 5, "refuse": 4, "wait": 18, "sleep": 1, "subscribe": 12}
@@ -141,7 +145,7 @@ def test_members_own_what_they_have_subscribed_last(kind: str, seed: int) -> Non
         else:
             happen(event, member, members, rng, _REFUSALS)
         cluster.advance()
-        owners = Counter(key for each in members for key in each.assumed_owned)
+        owners = Counter(key for member in members for key in member.assumed_owned)
         assert max(owners.values(), default=0) <= 1, owners
     metadata = Metadata.from_reply(cluster.ask(1, METADATA, {"topics": None}))
     wanted = [member.machine.subscription.topics(metadata) & TOPICS.keys() for member in members]
@@ -149,8 +153,8 @@ def test_members_own_what_they_have_subscribed_last(kind: str, seed: int) -> Non
 
     def is_complete() -> bool:
         fits = all(
-            {name for name, _ in each.machine.owned} <= names for each, names in zip(members, wanted, strict=True)
+            {name for name, _ in member.machine.owned} <= names for member, names in zip(members, wanted, strict=True)
         )
-        return fits and sorted(key for each in members for key in each.machine.owned) == sorted(expected)
+        return fits and sorted(key for member in members for key in member.machine.owned) == sorted(expected)
 
     until_stable(*members, is_complete=is_complete)

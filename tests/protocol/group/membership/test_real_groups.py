@@ -30,15 +30,15 @@ def client(kafka1: LocalKafka) -> Iterator[Client]:
 def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, new_member: NewMember
 ) -> None:
-    name, one = topic1(3), None
-    one = new_member(client, name)
-    assert "has not joined" in str(one.membership.rebalance_pending)
-    assignment = one.poll_rebalance(20_000)
+    name, owner = topic1(3), None
+    owner = new_member(client, name)
+    assert "has not joined" in str(owner.membership.rebalance_pending)
+    assignment = owner.poll_rebalance(20_000)
     assert assignment.owned == assignment.added == {(name, number) for number in range(3)}
-    assert (assignment.pending_reason, one.membership.rebalance_pending, one.revoked) == (None, None, [])
+    assert (assignment.pending_reason, owner.membership.rebalance_pending, owner.revoked) == (None, None, [])
     offsets = OffsetManager(client, group)
     offsets.set_member(assignment.member)
-    offsets.mark({(name, 1): CommittedOffset(5)}, assignment.member)
+    offsets.stage({(name, 1): CommittedOffset(5)}, assignment.member)
     assert offsets.flush(client.deadline())
     offsets.close()
     assert fetch_offsets(client, group, None, client.deadline())[name, 1].offset == 5
@@ -51,14 +51,14 @@ def test_two_members_share_and_the_second_leaving_rebalances_at_once(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(4)
-    one, two = new_member(client, name), new_member(client, name)
-    one.poll_rebalance(20_000)
+    owner, two = new_member(client, name), new_member(client, name)
+    owner.poll_rebalance(20_000)
     two.poll_rebalance()
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
-    assert sorted(one.numbers + two.numbers) == [0, 1, 2, 3]
-    assert not any(each.lost for each in one.revoked)
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
+    assert sorted(owner.numbers + two.numbers) == [0, 1, 2, 3]
+    assert not any(revocation.lost for revocation in owner.revoked)
     two.membership.close()
-    rebalance(one, until=lambda: one.numbers == [0, 1, 2, 3])
+    rebalance(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
 
 
 def test_member_closed_during_its_first_join_does_not_delay_others(
@@ -66,13 +66,13 @@ def test_member_closed_during_its_first_join_does_not_delay_others(
 ) -> None:
     """KIP-394: the coordinator already has an id for the member, and would wait for it until the session timeout."""
     name = topic1(4)
-    one = new_member(client, name)
-    one.poll_rebalance(20_000)
+    owner = new_member(client, name)
+    owner.poll_rebalance(20_000)
     two = new_member(client, name)
     two.poll_rebalance()
     two.membership.close()
     three = new_member(client, name)
-    rebalance(one, three, until=lambda: len(one.numbers) == len(three.numbers) == 2)
+    rebalance(owner, three, until=lambda: len(owner.numbers) == len(three.numbers) == 2)
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
 ) -> None:
     first = topic1(1)
     pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
-    one, two = (new_member(fast_metadata_client, subscription=pattern) for _ in range(2))
-    both = (one, two)
+    owner, two = (new_member(fast_metadata_client, subscription=pattern) for _ in range(2))
+    both = (owner, two)
 
     def owned() -> set[TopicPartition]:
-        return set(one.membership.owned | two.membership.owned)
+        return set(owner.membership.owned | two.membership.owned)
 
     rebalance(*both, until=lambda: owned() == {(first, 0)})
     create_partitions(fast_metadata_client, first, 2)
@@ -123,22 +123,22 @@ def test_changed_subscription_revokes_the_former_topic(
     owner.poll_rebalance(10_000)
     owner.membership.subscribe(TopicSubscription(frozenset({second})))
     rebalance(owner, until=lambda: owner.membership.owned == {(second, 0)})
-    assert not any(each.lost for each in owner.revoked)
+    assert not any(revocation.lost for revocation in owner.revoked)
 
 
 def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(4)
-    one, two = (new_member(client, name, group_instance_id=each) for each in "ab")
-    one.poll_rebalance(20_000)
+    owner, two = (new_member(client, name, group_instance_id=instance_id) for instance_id in "ab")
+    owner.poll_rebalance(20_000)
     two.poll_rebalance()
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
-    had, revoked, generation = one.numbers, len(two.revoked), two.membership.member.generation_id
-    one.membership.close()
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
+    had, revoked, generation = owner.numbers, len(two.revoked), two.membership.member.generation_id
+    owner.membership.close()
     again = new_member(client, name, group_instance_id="a")
     rebalance(again, two, until=lambda: again.numbers == had)
-    assert again.membership.member.member_id != one.membership.member.member_id
+    assert again.membership.member.member_id != owner.membership.member.member_id
     assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
 
 
@@ -148,14 +148,14 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
 ) -> None:
     """Also with a topic that it keeps; a follower of the classic protocol then waits for the next rebalance."""
     shared, new = topic1(4), topic1(2)
-    one, two = (new_member(client, shared, group_instance_id=each) for each in "ab")
-    one.poll_rebalance(20_000)
+    first, two = (new_member(client, shared, group_instance_id=instance_id) for instance_id in "ab")
+    first.poll_rebalance(20_000)
     two.poll_rebalance()
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
-    gone, stays = (one, two) if returns == "leader" else (two, one)
-    gone.membership.close()
+    rebalance(first, two, until=lambda: len(first.numbers) == len(two.numbers) == 2)
+    owner, stays = (first, two) if returns == "leader" else (two, first)
+    owner.membership.close()
     topics = [shared, new] if keeps else [new]
-    again = new_member(client, *topics, group_instance_id=gone.membership.member.group_instance_id)
+    again = new_member(client, *topics, group_instance_id=owner.membership.member.group_instance_id)
 
     def is_assigned() -> bool:
         names = [name for name, _ in again.membership.owned]
@@ -183,10 +183,10 @@ def test_second_member_with_the_same_instance_id_fences_the_first(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(1)
-    one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    rebalance(one, until=lambda: one.numbers == [0])
+    owner, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
+    rebalance(owner, until=lambda: owner.numbers == [0])
     with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID") as raised:
-        rebalance(two, one, until=lambda: False)
+        rebalance(two, owner, until=lambda: False)
     assert raised.value.settings == {"group.instance.id"}
 
 
@@ -196,10 +196,10 @@ def test_instance_id_is_awaited_until_its_member_is_removed(
 ) -> None:
     """As after a kill: with KIP-848 the older member keeps the instance id until it leaves or its session times out."""
     name = topic1(1)
-    one, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    rebalance(one, until=lambda: one.numbers == [0])
+    owner, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
+    rebalance(owner, until=lambda: owner.numbers == [0])
     wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).pending_reason))
-    one.membership.close()
+    owner.membership.close()
     rebalance(two, until=lambda: two.numbers == [0])
 
 
@@ -219,14 +219,16 @@ def test_group_changes_from_eager_to_cooperative_member_by_member(
     name = topic1(4)
     both = {"partition_assignment_strategy": "range,cooperative-sticky"}
     alone = {"partition_assignment_strategy": "cooperative-sticky"}
-    one, two = new_member(client, name, **both), new_member(client, name, **both)
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
+    owner, two = new_member(client, name, **both), new_member(client, name, **both)
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
     two.membership.close()
     two = new_member(client, name, **alone)
-    rebalance(one, two, until=lambda: sorted(one.numbers + two.numbers) == [0, 1, 2, 3] and len(two.numbers) == 2)
-    one.membership.close()
+    rebalance(owner, two, until=lambda: sorted(owner.numbers + two.numbers) == [0, 1, 2, 3] and len(two.numbers) == 2)
+    owner.membership.close()
     rebalance(two, until=lambda: len(two.numbers) == 4)
     two.revoked.clear()
-    one = new_member(client, name, **alone)
-    rebalance(one, two, until=lambda: len(one.numbers) == len(two.numbers) == 2)
-    assert [len(each.partitions) for each in two.revoked] == [2], "kept partitions are not revoked temporarily"
+    owner = new_member(client, name, **alone)
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
+    assert [len(revocation.partitions) for revocation in two.revoked] == [2], (
+        "kept partitions are not revoked temporarily"
+    )

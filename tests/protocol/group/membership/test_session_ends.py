@@ -37,9 +37,9 @@ def cluster() -> Cluster:
     return new_cluster()
 
 
-def member_of(cluster: Cluster, **given: Any) -> SimulatedMember:
+def member_of(cluster: Cluster, **arguments: Any) -> SimulatedMember:
     """Return a member that owns all four partitions."""
-    member = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **given))
+    member = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **arguments))
     until_stable(member)
     return member
 
@@ -63,7 +63,7 @@ def refused(member: SimulatedMember, code: ErrorCode) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("options", "code"),
     [
         (CLASSIC, ErrorCode.UNKNOWN_MEMBER_ID),
         (CLASSIC, ErrorCode.ILLEGAL_GENERATION),
@@ -74,9 +74,9 @@ def refused(member: SimulatedMember, code: ErrorCode) -> str:
     ],
 )
 def test_error_that_ends_the_session_loses_partitions_and_rejoins(
-    cluster: Cluster, given: dict[str, Any], code: ErrorCode
+    cluster: Cluster, options: dict[str, Any], code: ErrorCode
 ) -> None:
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **options)
     before = member.machine.member
     assert code.name in refused(member, code)
     assert member.machine.member.generation_id_or_member_epoch == -1
@@ -86,13 +86,13 @@ def test_error_that_ends_the_session_loses_partitions_and_rejoins(
     assert (revocation.lost, len(revocation.partitions)) == (True, 4)
     member.own()
     assert member.machine.owned == frozenset()
-    known = member.machine.member.member_id
-    assert (known == "") == (given["protocol"] == "classic" and code == ErrorCode.UNKNOWN_MEMBER_ID)
+    remembered = member.machine.member.member_id
+    assert (remembered == "") == (options["protocol"] == "classic" and code == ErrorCode.UNKNOWN_MEMBER_ID)
     until_stable(member)
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "setting"),
+    ("options", "code", "setting"),
     [
         (CLASSIC, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
         (CLASSIC, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "partition.assignment.strategy"),
@@ -107,8 +107,10 @@ def test_error_that_ends_the_session_loses_partitions_and_rejoins(
         (CONSUMER, ErrorCode.INVALID_REGULAR_EXPRESSION, "the pattern"),
     ],
 )
-def test_fatal_error_names_the_setting(cluster: Cluster, given: dict[str, Any], code: ErrorCode, setting: str) -> None:
-    member = member_of(cluster, **given)
+def test_fatal_error_names_the_setting(
+    cluster: Cluster, options: dict[str, Any], code: ErrorCode, setting: str
+) -> None:
+    member = member_of(cluster, **options)
     assert code.name in refused(member, code)
     assert member.machine.state is MemberState.FAILED
     assert isinstance(member.machine.error, BrokerError)
@@ -145,25 +147,25 @@ def test_group_of_the_other_protocol_is_an_error_with_a_remedy(cluster: Cluster)
     assert not member.act(), "no further request is sent"
 
 
-@pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
-def test_refused_join_is_retried_after_the_back_off(cluster: Cluster, given: dict[str, Any]) -> None:
-    member = SimulatedMember(cluster, machine(**given))
+@pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+def test_refused_join_is_retried_after_the_back_off(cluster: Cluster, options: dict[str, Any]) -> None:
+    member = SimulatedMember(cluster, machine(**options))
     member.own()
     for _ in range(3):
         refused(member, ErrorCode.UNKNOWN_MEMBER_ID)
         assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("given", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+@pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
 @pytest.mark.parametrize(
     "error",
     [ConnectionLost("as if"), *(broker_error(code, "") for code in (14, 15, 16))],
     ids=["connection", "loading", "not available", "not coordinator"],
 )
 def test_transient_error_is_retried_after_the_back_off_without_loss(
-    cluster: Cluster, given: dict[str, Any], error: Any
+    cluster: Cluster, options: dict[str, Any], error: Any
 ) -> None:
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **options)
     for _ in range(3):
         member.machine.on_failure(next_request(member), error, member.now_s)
         assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
@@ -172,11 +174,11 @@ def test_transient_error_is_retried_after_the_back_off_without_loss(
     assert member.revoked == []
 
 
-@pytest.mark.parametrize(("given", "session_s"), [(CLASSIC, 10), (COOPERATIVE, 10), (CONSUMER, 45)])
+@pytest.mark.parametrize(("options", "session_s"), [(CLASSIC, 10), (COOPERATIVE, 10), (CONSUMER, 45)])
 def test_silent_coordinator_ends_the_session_by_the_members_clock(
-    cluster: Cluster, given: dict[str, Any], session_s: float
+    cluster: Cluster, options: dict[str, Any], session_s: float
 ) -> None:
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **options)
     request = next_request(member)
     heard_s = member.now_s
     member.machine.on_response(request, {"error_code": 0, **_epoch(member)}, heard_s, heard_s)
@@ -197,9 +199,9 @@ def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
     assert member.machine.member.generation_id == -1
 
 
-@pytest.mark.parametrize(("given", "api"), [(CLASSIC, LEAVE_GROUP), (CONSUMER, CONSUMER_GROUP_HEARTBEAT)])
-def test_member_leaves_after_max_poll_interval(cluster: Cluster, given: dict[str, Any], api: object) -> None:
-    member = member_of(cluster, **given)
+@pytest.mark.parametrize(("options", "api"), [(CLASSIC, LEAVE_GROUP), (CONSUMER, CONSUMER_GROUP_HEARTBEAT)])
+def test_member_leaves_after_max_poll_interval(cluster: Cluster, options: dict[str, Any], api: object) -> None:
+    member = member_of(cluster, **options)
     began_s = member.now_s
     while member.now_s < began_s + 59:
         cluster.clock.advance(0.5)  # type: ignore[attr-defined]
@@ -235,7 +237,7 @@ def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(c
 
 
 @pytest.mark.parametrize(
-    ("given", "leave", "leave_epoch"),
+    ("options", "leave", "leave_epoch"),
     [
         (CLASSIC, None, True),
         (CLASSIC, False, False),
@@ -249,9 +251,9 @@ def test_static_member_over_max_poll_interval_stops_heartbeats_without_leaving(c
     ],
 )
 def test_leaving_member_notifies_the_coordinator_unless_it_may_return(
-    cluster: Cluster, given: dict[str, Any], leave: bool | None, leave_epoch: Any
+    cluster: Cluster, options: dict[str, Any], leave: bool | None, leave_epoch: Any
 ) -> None:
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **options)
     member.machine.leave(for_good=leave)
     step = member.machine.next_step(member.now_s)
     if not leave_epoch:
@@ -316,7 +318,7 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
     while not member.revoked:
         cluster.clock.advance(1)  # type: ignore[attr-defined]
         until_stable(member)
-    assert [(len(each.partitions), each.lost) for each in member.revoked] == [(4, False)]
+    assert [(len(revocation.partitions), revocation.lost) for revocation in member.revoked] == [(4, False)]
     (row,) = member.sent[-1].body["topic_partitions"]  # type: ignore[index]
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
 
@@ -333,16 +335,18 @@ def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -
 
 def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
     """KIP-814."""
-    first, other = (SimulatedMember(cluster, machine(**CLASSIC, group_instance_id=each)) for each in "ab")
-    until_stable(first, other)
+    first, member = (
+        SimulatedMember(cluster, machine(**CLASSIC, group_instance_id=instance_id)) for instance_id in "ab"
+    )
+    until_stable(first, member)
     had = first.machine.owned
     first.machine.leave(for_good=None)
     again = SimulatedMember(cluster, machine(now_s=first.now_s, **CLASSIC, group_instance_id="a"))
-    until_stable(again, other)
+    until_stable(again, member)
     assert again.machine.owned == had
     assert [request.body["assignments"] for request in again.sent if request.api is SYNC_GROUP] == [[]]  # type: ignore[index]
     cluster.create_partitions("orders", 6)
-    until_stable(again, other, partitions=6)
+    until_stable(again, member, partitions=6)
 
 
 class TestRequests:
@@ -353,11 +357,11 @@ class TestRequests:
         member = member_of(cluster, **CLASSIC)
         cluster.clock.advance(5)  # type: ignore[attr-defined]
         member.act()
-        seen = {request.api: (request.held, request.timeout_ms) for request in member.sent}
-        assert seen[JOIN_GROUP] == (True, 65_000)
-        assert seen[SYNC_GROUP] == (True, 30_000)
-        held, timeout_ms = seen[HEARTBEAT]
-        assert not held
+        observed = {request.api: (request.held, request.timeout_ms) for request in member.sent}
+        assert observed[JOIN_GROUP] == (True, 65_000)
+        assert observed[SYNC_GROUP] == (True, 30_000)
+        pending, timeout_ms = observed[HEARTBEAT]
+        assert not pending
         assert timeout_ms < 10_000 / 2, "time remains to find another coordinator"
 
     def test_consumer_heartbeat_repeats_only_changed_or_unacknowledged_fields(self, cluster: Cluster) -> None:
@@ -370,11 +374,11 @@ class TestRequests:
         assert next_request(member).body.keys() == always | again  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE], ids=["eager", "cooperative"])
-def test_repeated_join_gives_no_partitions_before_a_heartbeat(cluster: Cluster, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("inputs", [CLASSIC, COOPERATIVE], ids=["eager", "cooperative"])
+def test_repeated_join_gives_no_partitions_before_a_heartbeat(cluster: Cluster, inputs: dict[str, Any]) -> None:
     """The coordinator repeats the lost reply without restarting the session timeout, and may remove the member soon."""
-    first = member_of(cluster, **given)
-    second = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **given))
+    first = member_of(cluster, **inputs)
+    second = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **inputs))
     second.own()
     for _ in range(3):  # KIP-394: it joins again with the member id of the first reply
         second.act()
@@ -390,7 +394,7 @@ def test_repeated_join_gives_no_partitions_before_a_heartbeat(cluster: Cluster, 
     while second.machine.state is not MemberState.RECONCILING and second.machine.state is not MemberState.STABLE:
         cluster.clock.advance(0.1)  # type: ignore[attr-defined]
         second.act()
-    assert [each.api for each in second.sent[sent:]] == [JOIN_GROUP, SYNC_GROUP]
+    assert [request.api for request in second.sent[sent:]] == [JOIN_GROUP, SYNC_GROUP]
     assert second.own() == frozenset()
     assert "JoinGroup was lost" in str(second.machine.assignment_lost(second.now_s))
     second.act()
@@ -404,15 +408,15 @@ BOTH_TOPICS = TopicSubscription(frozenset({"orders", "payments"}))
 PAYMENTS = TopicSubscription(frozenset({"payments"}))
 
 
-@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+@pytest.mark.parametrize("options", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
 @pytest.mark.parametrize(
     "subscription", [PAYMENTS, TopicSubscription(pattern=re.compile("pay.*"))], ids=["name", "pattern"]
 )
 def test_member_is_not_reconciled_before_its_new_topics_are_assigned(
-    cluster: Cluster, given: dict[str, Any], subscription: TopicSubscription
+    cluster: Cluster, options: dict[str, Any], subscription: TopicSubscription
 ) -> None:
     cluster.create_topic("payments", 4)
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **options)
     member.machine.subscribe(subscription, member.now_s)
     assert not member.machine.is_reconciled
     assert "subscription has changed" in str(member.machine.pending(member.now_s))
@@ -420,9 +424,9 @@ def test_member_is_not_reconciled_before_its_new_topics_are_assigned(
     assert {topic for topic, _ in member.machine.owned} == {"payments"}
 
 
-@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
-def test_member_with_its_former_subscription_again_is_soon_reconciled(cluster: Cluster, given: dict[str, Any]) -> None:
-    member = member_of(cluster, **given)
+@pytest.mark.parametrize("inputs", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+def test_member_with_its_former_subscription_again_is_soon_reconciled(cluster: Cluster, inputs: dict[str, Any]) -> None:
+    member = member_of(cluster, **inputs)
     before_s = member.now_s
     for subscription in (BOTH_TOPICS, ORDERS, TopicSubscription(pattern=re.compile("ord.*"))):
         member.machine.subscribe(subscription, member.now_s)
@@ -471,10 +475,10 @@ def test_pattern_of_brokers_is_removed_after_a_failed_heartbeat(cluster: Cluster
     assert {topic for topic, _ in member.machine.owned} == {"payments"}
 
 
-@pytest.mark.parametrize("given", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
-def test_pattern_is_not_matched_with_metadata_of_the_former_topics(cluster: Cluster, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("inputs", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
+def test_pattern_is_not_matched_with_metadata_of_the_former_topics(cluster: Cluster, inputs: dict[str, Any]) -> None:
     cluster.create_topic("payments", 4)
-    member = member_of(cluster, **given)
+    member = member_of(cluster, **inputs)
     member.machine.subscribe(BOTH_TOPICS, member.now_s)
     former = Metadata.from_reply(cluster.ask(1, METADATA, {"topics": [{"name": "orders"}]}))
     member.machine.subscribe(TopicSubscription(pattern=re.compile(".*s")), member.now_s)

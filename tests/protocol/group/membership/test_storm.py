@@ -51,9 +51,9 @@ class Ledger:
         self.faults: list[str] = []
         self.handed_over = 0
 
-    def assign(self, worker: Worker, found: Mapping[TopicPartition, int]) -> None:
+    def assign(self, worker: Worker, result: Mapping[TopicPartition, int]) -> None:
         with self._lock:
-            for key, offset in found.items():
+            for key, offset in result.items():
                 if self.owners.setdefault(key, worker) is not worker:
                     self.faults.append(f"{key} has two owners")
                 if offset < self.committed.get(key, 0):
@@ -74,10 +74,10 @@ class Ledger:
 class Worker(threading.Thread):
     """An owner: handles pending rebalances, works a little, and commits the next offset of all owned partitions."""
 
-    def __init__(self, client: Client, ledger: Ledger, topic: str, given: dict[str, str]) -> None:
+    def __init__(self, client: Client, ledger: Ledger, topic: str, options: dict[str, str]) -> None:
         super().__init__(daemon=True)
-        self.client, self.ledger, self.group = client, ledger, given["group.id"]
-        self.membership = Membership(client, parse_consumer(given), TopicSubscription(frozenset({topic})))
+        self.client, self.ledger, self.group = client, ledger, options["group.id"]
+        self.membership = Membership(client, parse_consumer(options), TopicSubscription(frozenset({topic})))
         self.offsets: dict[TopicPartition, int] = {}
         self.ending = threading.Event()
         self.start()
@@ -98,8 +98,8 @@ class Worker(threading.Thread):
     def poll_rebalance(self) -> None:
         assignment = self.membership.poll_rebalance(self.client.deadline(500), self.before_revoke)
         added = dict.fromkeys(assignment.added, 0)
-        found = fetch_offsets(self.client, self.group, added, self.client.deadline()) if added else {}
-        added |= {key: each.offset for key, each in found.items()}
+        offsets = fetch_offsets(self.client, self.group, added, self.client.deadline()) if added else {}
+        added |= {key: offset.offset for key, offset in offsets.items()}
         self.ledger.assign(self, added)
         self.offsets |= added
         if self.offsets.keys() != assignment.owned:

@@ -2,7 +2,7 @@
 
 The tables are those of `protocol.metrics.definitions`.
 
-    python -m protocol.metrics_page > docs/metrics.md
+    python -m tests.protocol.metrics.metrics_page > docs/metrics.md
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.property_page import table
 _INTRODUCTION = """\
 # Metrics and logs
 
-This page is made by `python -m protocol.metrics_page > docs/metrics.md`.
+This page is made by `python -m tests.protocol.metrics.metrics_page > docs/metrics.md`.
 
 Every `Client` keeps metrics with the names of Kafka's Java client. They are always on. Nothing is counted per record:
 an event is a request, a reply or a record batch.
@@ -138,10 +138,10 @@ def markdown() -> str:
 
 def _table(groups: tuple[str, ...]) -> str:
     rows = [
-        (f"`{each.name}`", f"`{each.group}`", ", ".join(each.tags), each.description)
+        (f"`{definition.name}`", f"`{definition.group}`", ", ".join(definition.tags), definition.description)
         for group in groups
-        for each in DEFINITIONS
-        if each.group == group
+        for definition in DEFINITIONS
+        if definition.group == group
     ]
     return table(("metric", "group", "tags", "meaning"), rows)
 

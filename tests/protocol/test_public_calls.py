@@ -1,0 +1,456 @@
+"""Ctrl-C at any place of a public call loses no record and no result, and the object can be used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from protocol.admin import Admin
+from protocol.calls import CallGate
+from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.consumer_group.consumer_group import ConsumerGroup
+from protocol.consumer_group.consumer_records import ConsumerRecords
+from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer_group.session import ConsumerGroupSession
+from protocol.errors import KafkaError
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.interrupts import signals
+from protocol.processing.failures import NO_RETRIES
+from protocol.processing.processor import Processor
+from protocol.producer.messages import ProducerMessage
+from protocol.producer.producer import Producer
+from protocol.producer.results import SentColumns
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.transaction.states import TransactionState
+from tests.protocol.consumer_group.members import IdleHandler
+from tests.support import read_committed
+from tests.support.interrupts import interrupted_at, places_in
+from tests.support.wait_until import wait_until
+
+CODE = ("protocol.",)
+Closable = KafkaConsumer | ConsumerGroup | Producer
+BOTH = [("orders", 0), ("orders", 1)]
+PROCESSED = 8
+RECORDS = [(partition, offset) for partition in range(2) for offset in range(5)]
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as fake, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 50)
+        fake.create_topic("orders", 2)
+        fake.create_topic("orders-of-producers")
+        with Producer({"bootstrap.servers": fake.bootstrap_servers, "batch.size": 1}) as producer:
+            for partition, _ in RECORDS:
+                producer.send("orders", b"value", partition=partition)
+        yield fake
+
+
+def consumer_of(fake: FakeKafka, **properties: object) -> KafkaConsumer:
+    small = {"fetch.max.wait.ms": 1, "max.partition.fetch.bytes": 1}
+    return KafkaConsumer(
+        {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest", **small}, **properties
+    )
+
+
+def rows_of(polled: object) -> list[tuple[int, int]]:
+    if not isinstance(polled, ConsumerRecords):
+        return []
+    batches = [(key[1], batch) for key, several in polled.items() for batch in several]
+    return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
+
+
+def read_all(consumer: KafkaConsumer, rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Add rows until there are as many as records; return them in order."""
+    deadline = consumer.client.deadline(25_000)
+    while len(rows) < len(RECORDS) and not deadline.passed:
+        rows += rows_of(consumer.poll(50))
+    return sorted(rows)
+
+
+def interrupt(place: int, call: Callable[[], object]) -> object:
+    """Return the result of a call, None after Ctrl-C."""
+    with suppress(KeyboardInterrupt), interrupted_at(place, CODE):
+        return call()
+    return None
+
+
+CALLS_WITH_ASSIGNMENT: dict[str, Callable[[KafkaConsumer], object]] = {
+    "assign": lambda consumer: consumer.assign([("orders", 1)]),
+    "unsubscribe": KafkaConsumer.unsubscribe,
+    "poll": lambda consumer: consumer.poll(1_000),
+    "poll without wait": lambda consumer: consumer.poll(0),
+    "seek": lambda consumer: consumer.seek(("orders", 0), 0),
+    "seek_to_beginning": KafkaConsumer.seek_to_beginning,
+    "beginning_offsets": lambda consumer: consumer.beginning_offsets(BOTH),
+    "end_offsets": lambda consumer: consumer.end_offsets(BOTH),
+    "offsets_for_times": lambda consumer: consumer.offsets_for_times(dict.fromkeys(BOTH, 0)),
+    "current_lag": lambda consumer: consumer.current_lag(("orders", 0)),
+    "position": lambda consumer: consumer.position(("orders", 0)),
+    "positions": KafkaConsumer.positions,
+    "pause": lambda consumer: consumer.pause(BOTH),
+    "resume": lambda consumer: consumer.resume(BOTH),
+    "paused": lambda consumer: consumer.paused,
+    "assignment": lambda consumer: consumer.assignment,
+    "subscription": lambda consumer: consumer.subscription,
+    "recreations": lambda consumer: consumer.recreations,
+    "replace_listener": lambda consumer: consumer.replace_listener(ConsumerRebalanceListener()),
+    "group_metadata": KafkaConsumer.group_metadata,
+    "committed": lambda consumer: consumer.committed(BOTH),
+    "commit_sync": KafkaConsumer.commit_sync,
+    "commit_async": KafkaConsumer.commit_async,
+}
+
+
+@pytest.mark.parametrize("name", CALLS_WITH_ASSIGNMENT)
+def test_interrupted_call_of_a_consumer_loses_and_repeats_no_record(fake: FakeKafka, name: str) -> None:
+    def start() -> None:
+        consumer.assign(BOTH)
+        consumer.resume(BOTH)
+        consumer.seek_to_beginning()
+
+    with consumer_of(fake, group_id="assigned", enable_auto_commit=False) as consumer:
+        call = partial(CALLS_WITH_ASSIGNMENT[name], consumer)
+        start()
+        for place in places_in(call, CODE):
+            start()
+            read = rows_of(interrupt(place, call))
+            consumer.assign(BOTH)
+            consumer.resume(BOTH)
+            if name in ("assign", "unsubscribe"):  # these forget positions
+                consumer.seek_to_beginning()
+            assert read_all(consumer, read) == RECORDS, place
+        consumer.commit_sync()
+
+
+CALLS_AS_MEMBER: dict[str, Callable[[KafkaConsumer], object]] = {
+    "subscribe": lambda consumer: consumer.subscribe(["orders"]),
+    "poll": lambda consumer: consumer.poll(1_000),
+    "commit_sync": KafkaConsumer.commit_sync,
+    "unsubscribe": KafkaConsumer.unsubscribe,
+    "enforce_rebalance": KafkaConsumer.enforce_rebalance,
+}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("name", CALLS_AS_MEMBER)
+def test_interrupted_call_of_a_member_skips_no_record(fake: FakeKafka, name: str, protocol: str) -> None:
+    def start() -> None:
+        consumer.subscribe(["orders"])
+        wait_until(lambda: len(consumer.assignment) == 2 or consumer.poll(10) is None, every_s=0)
+        consumer.seek_to_beginning()
+        consumer.commit_sync()
+
+    with consumer_of(fake, group_id=f"{name} {protocol}", group_protocol=protocol) as consumer:
+        call = partial(CALLS_AS_MEMBER[name], consumer)
+        start()
+        for place in places_in(call, CODE)[::2]:
+            start()
+            read = rows_of(interrupt(place, call))
+            consumer.subscribe(["orders"])
+            assert read_all(consumer, read) == RECORDS, place
+
+
+def consuming(fake: FakeKafka, **properties: object) -> KafkaConsumer:
+    consumer = consumer_of(fake, **properties)
+    consumer.subscribe(["orders"])
+    wait_until(lambda: consumer.poll(10) or consumer.assignment, every_s=0)
+    return consumer
+
+
+class Stops(IdleHandler):
+    """Ends its session at once; the member keeps its partitions."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.stop.set()
+
+
+def consuming_group(fake: FakeKafka, **properties: object) -> ConsumerGroup:
+    group = ConsumerGroup({"bootstrap.servers": fake.bootstrap_servers}, **properties)
+    handler = Stops()
+    group.consume(["orders"], handler, handler.stop)
+    return group
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("open_consumer", [consuming, consuming_group])
+def test_interrupted_close_leaves_no_thread_connection_or_member(
+    fake: FakeKafka, open_consumer: Callable[..., KafkaConsumer | ConsumerGroup], protocol: str
+) -> None:
+    group = f"{open_consumer.__name__} {protocol}"
+    check_interrupted_close(fake, lambda: open_consumer(fake, group_id=group, group_protocol=protocol), group)
+
+
+def check_interrupted_close(fake: FakeKafka, start: Callable[[], Closable], group: str = "none") -> None:
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.describe_groups([group])
+        before = set(client_threads())
+        for place in places_in(start().close, CODE):
+            closable = start()
+            interrupt(place, closable.close)
+            closable.close()
+            assert len(closable._client.pool) == 0
+            assert not admin.describe_groups([group])[group].members
+            wait_until(lambda: set(client_threads()) <= before, lambda: str(client_threads()), every_s=0.01)
+
+
+def client_threads() -> list[threading.Thread]:
+    """Threads but those of the fake broker."""
+    return [thread for thread in threading.enumerate() if "(_serve)" not in thread.name]
+
+
+# -- producers ------------------------------------------------------------------------------------
+
+
+def producer_of(fake: FakeKafka) -> Producer:
+    return Producer({"bootstrap.servers": fake.bootstrap_servers, "linger.ms": "2", "batch.size": "200"})
+
+
+def transactional_producer_of(fake: FakeKafka) -> TransactionalProducer:
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "linger.ms": "2", "batch.size": "200"}
+    producer = TransactionalProducer(properties, transactional_id="id")
+    producer.init_transactions()
+    return producer
+
+
+def columns_of(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+SENDS: dict[str, Callable[[Producer, str, bytes], object]] = {
+    "send": lambda producer, topic, value: producer.send(topic, value),
+    "send_columns": lambda producer, topic, value: producer.send_columns(topic, columns_of(*[value] * 5)),
+    "send_columns with a refused row": lambda producer, topic, value: producer.send_columns(
+        topic, columns_of(value, b"x" * 2_000_000)
+    ),
+    "flush": lambda producer, topic, value: (producer.send(topic, value), producer.flush()),
+}
+CALLS_OF_A_PRODUCER: dict[str, Callable[[Producer, str, bytes], object]] = {
+    **SENDS,
+    "send_and_wait": lambda producer, topic, value: producer.send_and_wait(topic, value),
+    "send_many": lambda producer, topic, value: producer.send_many([ProducerMessage(topic, value)] * 3),
+    "held_bytes": lambda producer, topic, value: producer.held_bytes,
+    "acknowledged": lambda producer, topic, value: producer.acknowledged,
+    "requests": lambda producer, topic, value: producer.requests,
+    "metrics": lambda producer, topic, value: producer.metrics(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_OF_A_PRODUCER)
+def test_interrupted_call_of_a_producer_loses_no_result(fake: FakeKafka, name: str) -> None:
+    topic, call, acknowledged = f"of {name}".replace(" ", "-"), CALLS_OF_A_PRODUCER[name], list[bytes]()
+    fake.create_topic(topic)
+    with producer_of(fake) as producer:
+        for place in places_in(lambda: call(producer, topic, b"first"), CODE):
+            before = [(b"%d %d" % (place, number), number) for number in range(2)]
+            futures = [(value, producer.send(topic, value)) for value, _ in before]
+            result = interrupt(place, lambda: call(producer, topic, b"called %d" % place))  # noqa: B023
+            if isinstance(result, Future):
+                futures.append((b"called %d" % place, result))
+            with suppress(KafkaError):  # of interrupted columns
+                producer.flush()
+            futures.append((b"after %d" % place, producer.send(topic, b"after %d" % place)))
+            with suppress(KafkaError):
+                producer.flush()
+            if isinstance(result, SentColumns):
+                assert result.done, place
+            for value, future in futures:
+                assert future.done(), place
+                if value.startswith(b"after") or future.exception() is None:
+                    assert fake.records(topic)[future.result().offset].value == value, place
+                    acknowledged.append(value)
+        wait_until(lambda: producer.held_bytes == 0, lambda: str(producer.held_bytes))
+    values = [record.value for record in fake.records(topic) if not (record.value or b"").startswith((b"call", b"fir"))]
+    assert len(values) == len(set(values)), "twice"
+    assert acknowledged
+
+
+TRANSACTION_CALLS: dict[str, Callable[[TransactionalProducer, str, bytes], object]] = {
+    **SENDS,
+    "send_offsets_to_transaction": lambda producer, topic, value: producer.send_offsets_to_transaction(
+        {(topic, 0): 1}, ConsumerGroupMetadata("g")
+    ),
+    "commit_transaction": lambda producer, topic, value: producer.commit_transaction(),
+    "abort_transaction": lambda producer, topic, value: producer.abort_transaction(),
+    "begin_transaction": lambda producer, topic, value: (producer.abort_transaction(), producer.begin_transaction()),
+    "prepare_transaction": lambda producer, topic, value: producer.prepare_transaction(),
+    "init_transactions": lambda producer, topic, value: (producer.prepare_transaction(), producer.init_transactions()),
+}
+_S = TransactionState
+
+
+@pytest.mark.parametrize("name", TRANSACTION_CALLS)
+def test_transaction_of_an_interrupted_call_is_whole_or_aborted(fake: FakeKafka, name: str) -> None:
+    topic, call = f"transactions-of-{name}".replace(" ", "-"), TRANSACTION_CALLS[name]
+    fake.create_topic(topic)
+    committed: list[bytes] = []
+
+    def begin() -> None:
+        producer.begin_transaction()
+        producer.send(topic, b"%d" % place)
+        producer.send_columns(topic, columns_of(b"%d" % place, b"%d" % place))
+
+    with transactional_producer_of(fake) as producer:
+        place = 0
+        begin()
+        for place in places_in(lambda: call(producer, topic, b"called"), CODE):
+            if producer.transaction_state is _S.PREPARED_TRANSACTION:
+                producer.init_transactions()
+            if producer.transaction_state is not _S.READY:
+                producer.abort_transaction()
+            begin()
+            interrupt(place, lambda: call(producer, topic, b"called"))
+            state = producer.transaction_state
+            is_whole = state is _S.IN_TRANSACTION and name not in ("begin_transaction", *SENDS)
+            if is_whole or state is _S.COMMITTING_TRANSACTION:
+                producer.commit_transaction()
+                committed.append(b"%d" % place)
+        if producer.transaction_state is _S.PREPARED_TRANSACTION:
+            producer.init_transactions()
+    values = read_committed.by_this_project(fake.bootstrap_servers, topic)[0]
+    assert set(committed) <= set(values)
+    assert {values.count(value) for value in values if value.isdigit()} <= {3}
+
+
+def in_transaction(fake: FakeKafka) -> TransactionalProducer:
+    producer = transactional_producer_of(fake)
+    producer.begin_transaction()
+    return producer
+
+
+@pytest.mark.parametrize("open_producer", [producer_of, in_transaction])
+def test_interrupted_close_of_a_producer_leaves_no_thread_or_connection(
+    fake: FakeKafka, open_producer: Callable[[FakeKafka], Producer]
+) -> None:
+    def start() -> Producer:
+        producer = open_producer(fake)
+        producer.send("orders-of-producers", b"value")
+        return producer
+
+    check_interrupted_close(fake, start)
+
+
+# -- processors -----------------------------------------------------------------------------------
+
+
+class Handler:
+    """Keeps the offsets of handled records of `records-0`; fails for the second one."""
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.all_handled = threading.Event()
+
+    def __call__(self, message: ConsumerMessage) -> None:
+        self.offsets.append(message.offset)
+        if len(self.offsets) == PROCESSED:
+            self.all_handled.set()
+        if message.offset == 1:
+            raise ValueError("no")
+
+    def run(self, processor: Processor, executor: ThreadPoolExecutor) -> None:
+        """Run a processor until all records are handled."""
+
+        def close() -> None:
+            self.all_handled.wait(20)
+            processor.close()
+
+        closing = executor.submit(close)
+        try:
+            processor.run()
+        finally:
+            self.all_handled.set()
+        closing.result(20)
+
+
+@pytest.fixture
+def records(fake: FakeKafka) -> Iterator[None]:
+    fake.create_topic("records")
+    fake.produce("records", *["value"] * PROCESSED)
+    yield
+    fake.delete_topic("records")
+
+
+@pytest.mark.usefixtures("records")
+def test_interrupted_run_of_a_processor_commits_only_handled_records_and_leaves_the_group(
+    fake: FakeKafka,
+) -> None:
+    def start(group: str) -> Callable[[], None]:
+        nonlocal handler, processor
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest", "group.id": group}
+        handler = Handler()
+        processor = Processor(properties, handler, ["records"], threads=2, retry=NO_RETRIES, on_failure="skip")
+        return partial(handler.run, processor, executor)
+
+    handler: Handler
+    processor: Processor
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as executor:
+        executor.submit(admin.describe_groups, ["processor"]).result()
+        before = set(client_threads())
+        for place in places_in(start("processor"), CODE):
+            group = f"processor {place}"
+            interrupt(place, start(group))
+            processor.close()
+            assert not admin.describe_groups([group])[group].members, place
+            for committed in admin.list_consumer_group_offsets(group).values():
+                assert committed is not None
+                assert set(range(committed.offset)) <= set(handler.offsets), place
+            wait_until(lambda: set(client_threads()) <= before, lambda: str(client_threads()), every_s=0.01)
+
+
+@pytest.mark.usefixtures("records")
+def test_consumer_given_to_an_interrupted_processor_reads_all_other_records(fake: FakeKafka) -> None:
+    with consumer_of(fake, group_id="given", enable_auto_commit=False) as consumer, ThreadPoolExecutor(1) as executor:
+
+        def start() -> Callable[[], None]:
+            nonlocal handler, processor
+            consumer.assign([("records", 0)])
+            consumer.seek_to_beginning()
+            handler = Handler()
+            processor = Processor(consumer, handler, threads=1, retry=NO_RETRIES, on_failure="skip")
+            return partial(handler.run, processor, executor)
+
+        handler: Handler
+        processor: Processor
+        for place in places_in(start(), CODE):
+            interrupt(place, start())
+            processor.close()
+            remaining: list[tuple[int, int]] = []
+            position = consumer.position(("records", 0))
+            while position + len(remaining) < PROCESSED:
+                remaining += rows_of(consumer.poll(50))
+            offsets = handler.offsets[:position] + [offset for _, offset in remaining]
+            assert offsets == list(range(PROCESSED)), place
+
+
+def test_second_signal_at_the_end_of_a_call_leaves_the_object_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers raise as the last step of a call, and before signals are deferred again to undo the call."""
+    gate, undone = CallGate("consumer", "busy"), list[str]()
+    end, defer = signals.end, signals.defer
+
+    def interrupted_end(level: int) -> None:
+        monkeypatch.setattr(signals, "end", end)
+        monkeypatch.setattr(signals, "defer", interrupted_defer)
+        end(level)
+        raise KeyboardInterrupt
+
+    def interrupted_defer() -> int:
+        monkeypatch.setattr(signals, "defer", defer)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), gate.call(partial(undone.append, "undone")):
+        monkeypatch.setattr(signals, "end", interrupted_end)
+    assert undone == ["undone"]
+    with gate.call():
+        pass

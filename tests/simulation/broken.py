@@ -1,0 +1,413 @@
+"""Deliberate faults of the product, each of which a scenario must find: a judge that cannot fail proves nothing.
+
+`python -m tests.simulation --broken NAME` runs seeds with a fault until one fails; `--broken all` runs all faults. A
+fault is one edit of a module's source, which the simulated processes load in place of the module. The process of the
+scenario and of the cluster has the module as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.testing.simulation import Outcome, Simulation, Worker, code_cache
+from protocol.testing.simulation.rewrite import compile_ordered
+
+ROOT = Path(__file__).parents[2]
+_RUN_LIMIT_S = 600.0
+_PAGE_HEAD = """# Deliberate faults
+
+A judge that cannot fail proves nothing. Each row is a rule that is taken out of the product, in one place, and the
+number of seeds, from 1 on, until the scenario fails. `python -m tests.simulation --broken all --page
+docs/deliberate-faults.md` makes this page; `--broken NAME` runs some faults, which are data in
+`tests/simulation/broken.py`. `make soak` runs all of them, `make test` the quickest.
+
+| scenario | fault | file | seeds |
+| --- | --- | --- | --- |"""
+
+
+@dataclass(frozen=True)
+class DeliberateFault:
+    """A rule that is taken out of the product.
+
+    Attributes
+    ----------
+    scenario : str
+        The scenario that must find it.
+    module : str
+        File of the product, relative to the checkout.
+    before, after : str
+        Text that the file has once, and its replacement.
+    """
+
+    scenario: str
+    module: str
+    before: str
+    after: str
+
+    def source(self) -> str:
+        """Return the source of the module with the fault.
+
+        Raises
+        ------
+        ValueError
+            The text is not in the file once: the product has changed, and the fault must follow.
+        """
+        text = (ROOT / self.module).read_text()
+        if text.count(self.before) != 1:
+            raise ValueError(f"{self.module} has {text.count(self.before)} times: {self.before}")
+        return text.replace(self.before, self.after)
+
+
+CONSUMER = "protocol/consumer_group/"
+SINK = "spark_kafka_source/sink/exactly_once/"
+DRIVER = "spark_kafka_source/driver/"
+
+FAULTS = {
+    # -- members of a group ---------------------------------------------------------------------------
+    "a commit is three offsets too far": DeliberateFault(
+        "group_members",
+        CONSUMER + "assigned_partitions.py",
+        "key: to_commit(position)\n",
+        "key: to_commit(Position(position.offset + 3))\n",
+    ),
+    "a poll drops a batch": DeliberateFault(
+        "group_members",
+        CONSUMER + "kafka_consumer.py",
+        "            batches.append(read)\n",
+        "            batches or batches.append(read)\n",
+    ),
+    "a member trusts its assignment after a suspension": DeliberateFault(
+        "group_members",
+        "protocol/group/membership/membership.py",
+        "        if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:\n",
+        "        if False:\n",
+    ),
+    "a poll does not look whether partitions are still owned": DeliberateFault(
+        "group_members",
+        CONSUMER + "kafka_consumer.py",
+        "        return self._membership.assignment_lost is None and self",
+        "        return True or self",
+    ),
+    "a member keeps partitions that it must revoke": DeliberateFault(
+        "group_members",
+        "protocol/group/membership/consumer_member.py",
+        "        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS",
+        "        return NO_PARTITIONS",
+    ),
+    # -- handlers -------------------------------------------------------------------------------------
+    "an unfinished record is committed": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/offset_tracker.py",
+        "            if (unfinished := batch.first_committable()) is not None:\n                return unfinished\n",
+        "            batch.first_committable()\n",
+    ),
+    "records of a key are in different lanes": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/lanes.py",
+        "        lane = np.where(valid(keys), lane, spread)\n    return lane\n",
+        "        lane = np.where(valid(keys), lane, spread)\n    return (np.arange(len(keys)) + turn) % lanes\n",
+    ),
+    # -- Ctrl-C ---------------------------------------------------------------------------------------
+    "an interrupted poll does not seek back": DeliberateFault(
+        "interrupted_notebook",
+        CONSUMER + "assigned_partitions.py",
+        "        if not self._partition(key).has_lost_topic:\n            self.seek(key, position, listed=True)\n",
+        "        return\n",
+    ),
+    "Ctrl-C while rows are put into batches": DeliberateFault(
+        "interrupted_notebook",
+        "protocol/producer/producer.py",
+        "    @deferred\n    def flush(",
+        "    def flush(",
+    ),
+    # -- producers ------------------------------------------------------------------------------------
+    "a retried batch has new sequence numbers": DeliberateFault(
+        "idempotent_producer",
+        "protocol/producer/partition_producer.py",
+        "        if batch.base_sequence == NO_SEQUENCE:\n",
+        "        if True:\n",
+    ),
+    "a batch behind a failed one is sent first": DeliberateFault(
+        "idempotent_producer",
+        "protocol/producer/partition_producer.py",
+        "        batch = self._queue[self.in_flight]\n",
+        "        batch = self._queue[-1] if not self.in_flight else self._queue[self.in_flight]\n",
+    ),
+    # -- transactions ---------------------------------------------------------------------------------
+    "sequence numbers continue in a new epoch": DeliberateFault(
+        "transactions",
+        "protocol/producer/transaction_session.py",
+        "            count_from_0()\n",
+        "",
+    ),
+    "an abort is sent for a commit": DeliberateFault(
+        "transactions",
+        "protocol/transaction/end_transaction.py",
+        '"committed": self._commit}',
+        '"committed": False}',
+    ),
+    "records of aborted transactions are read": DeliberateFault(
+        "transactions",
+        "protocol/consumer/fetch_position.py",
+        'self.aborted_transactions if config.isolation_level == "read_committed" else None,',
+        "[],",
+    ),
+    "a refused commit counts as done": DeliberateFault(
+        "transactions",
+        "protocol/producer/transaction_session.py",
+        "            if not done and (commit or not nothing_open):\n",
+        "            if not done and not commit and not nothing_open:\n",
+    ),
+    "an unknown outcome counts as a refusal": DeliberateFault(
+        "transactions",
+        "protocol/producer/transaction_session.py",
+        "        unknown = ended.outcome is TransactionOutcome.UNKNOWN\n",
+        "        unknown = False\n",
+    ),
+    # -- assigned partitions --------------------------------------------------------------------------
+    "a truncated log is read on": DeliberateFault(
+        "assigned_consumer",
+        "protocol/consumer/fetch_position.py",
+        '        if agreed["end_offset"] < self.offset:\n',
+        "        if False:\n",
+    ),
+    "a range does not name lost offsets": DeliberateFault(
+        "assigned_consumer",
+        "protocol/consumer/bounded_reader.py",
+        "            self.skipped.append(skipped)\n",
+        "            pass\n",
+    ),
+    "a range has a record beyond its end": DeliberateFault(
+        "assigned_consumer",
+        "protocol/consumer/bounded_reader.py",
+        "self._columns, reading.name, reading.until_offset)",
+        "self._columns, reading.name, reading.until_offset + 1)",
+    ),
+    # -- a changing cluster ---------------------------------------------------------------------------
+    "an acknowledged record has another offset": DeliberateFault(
+        "changing_cluster",
+        "protocol/producer/partition_producer.py",
+        "        self._end(batch, BatchResult(base_offset, log_append_time_ms))\n",
+        "        self._end(batch, BatchResult(base_offset + 1, log_append_time_ms))\n",
+    ),
+    # -- the exactly-once copy ------------------------------------------------------------------------
+    "offsets are committed without the member": DeliberateFault(
+        "exactly_once_copy",
+        "protocol/producer/transaction_session.py",
+        "                member=group.member,\n",
+        "",
+    ),
+    "a commit before the last records are written": DeliberateFault(
+        "exactly_once_copy",
+        "protocol/producer/transaction_session.py",
+        "            flush()\n",
+        "            pass\n",
+    ),
+    "offsets of an open transaction are not awaited": DeliberateFault(
+        "exactly_once_copy",
+        "protocol/group/committed_offsets.py",
+        "    require_stable: bool = True,\n",
+        "    require_stable: bool = False,\n",
+    ),
+    # -- the exactly-once sink ------------------------------------------------------------------------
+    "no decision before the commit": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "batch_commit.py",
+        "            decide(client, prepared, batch, transaction_timeout_ms)\n",
+        "            pass\n",
+    ),
+    "the driver does not look for closed transactions": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "batch_commit.py",
+        "    if open_transactions is None:\n        return []\n    ended",
+        "    if True:\n        return []\n    ended",
+    ),
+    "a failed batch aborts decided transactions": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "batch_commit.py",
+        "    return set(candidates).difference(batch.query.identities(ledger.transactions))\n",
+        "    return set(candidates)\n",
+    ),
+    "no second look at the ledger": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "task_writer.py",
+        "            require_current()\n            producer.begin_transaction()\n",
+        "            producer.begin_transaction()\n",
+    ),
+    "a marker is never believed": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "open_transactions.py",
+        "        return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id\n",
+        "        return False\n",
+    ),
+    "a marker is always believed": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "open_transactions.py",
+        "        return ledger.marker_key in markers and markers[ledger.marker_key].offset > batch.batch_id\n",
+        "        return True\n",
+    ),
+    "an uncommitted batch counts as complete": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "batch_commit.py",
+        "    if uncommitted:\n",
+        "    if False:\n",
+    ),
+    "a task of a decided batch writes again": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "task_writer.py",
+        "            if not commit_decided(client, batch, ledger, [task]):\n",
+        "            if commit_decided(client, batch, ledger, [task]) is None:\n",
+    ),
+    "a takeover aborts what it has just committed": DeliberateFault(
+        "exactly_once_sink",
+        SINK + "takeover.py",
+        "        end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)\n",
+        "        end_transactions(client, decided, commit=False, deadline=deadline, maybe_ended=True)\n",
+    ),
+    # -- a Spark query --------------------------------------------------------------------------------
+    "the end of a batch is one offset too far": DeliberateFault(
+        "spark_query",
+        "spark_kafka_source/plan/backlog.py",
+        "        ends = {key: Position(end, ",
+        "        ends = {key: Position(end + (end > self.starts.get(key, end)), ",
+    ),
+    "a batch is committed before it is complete": DeliberateFault(
+        "spark_query",
+        DRIVER + "stream_reader.py",
+        "        cluster_id = query.client.cluster_id or completed.cluster_id\n",
+        "        cluster_id = query.client.cluster_id or completed.cluster_id\n"
+        "        query.commits.mark(end, query.logs.assignment.after(end), query.member)\n",
+    ),
+    "the start of the first batch is lost": DeliberateFault(
+        "spark_query",
+        DRIVER + "replay.py",
+        "    return Offsets({})\n\n\ndef new_partition_starts",
+        "    return Offsets({key: offset + 1 for key, offset in end.joined.items()})\n\n\ndef new_partition_starts",
+    ),
+    "an offset is planned without its leader epoch": DeliberateFault(
+        "spark_query",
+        "spark_kafka_source/plan/backlog.py",
+        "            Offsets.at(ends),\n",
+        "            replace(Offsets.at(ends), epochs={}),\n",
+    ),
+    "a replayed batch ends earlier": DeliberateFault(
+        "spark_query",
+        DRIVER + "stream_reader.py",
+        "        batch_end = Offsets.from_json_dict(end)\n        if not",
+        "        batch_end = Offsets.from_json_dict(end)\n"
+        "        if not query.running:\n"
+        "            ends = {key: max(offset - 1, 0) for key, offset in batch_end.ends.items()}\n"
+        "            batch_end = replace(batch_end, ends=ends)\n"
+        "        if not",
+    ),
+    "the first lost offset is one too far": DeliberateFault(
+        "spark_query",
+        "protocol/consumer/fetch_failures.py",
+        "    return InvalidPosition(refused, offset, Position(resume), reason, log=bounds)\n",
+        "    return InvalidPosition(refused, offset + 1, Position(resume), reason, log=bounds)\n",
+    ),
+    "partitions are revoked without the last commit": DeliberateFault(
+        "spark_query",
+        DRIVER + "query_membership.py",
+        "            if not revocation.lost:\n",
+        "            if False:\n",
+    ),
+    "a range is split with a gap": DeliberateFault(
+        "spark_query",
+        "spark_kafka_source/plan/ranges.py",
+        "        from_offset = until_offset\n    return parts\n",
+        "        from_offset = until_offset + (remaining == 2)\n    return parts\n",
+    ),
+}
+"""Deliberate faults by name."""
+
+
+def run_broken(world: Simulation, name: str) -> object:
+    """Run a scenario whose processes have a fault."""
+    fault = FAULTS[name]
+    scenario = importlib.import_module(f"tests.simulation.{fault.scenario}").scenario
+    importlib.import_module(fault.module.removesuffix(".py").replace("/", "."))  # the scenario keeps the rule
+    path = str(ROOT / fault.module)
+    code_cache._CODE[path, compile_ordered, None] = compile_ordered(fault.source().encode(), path)
+    return scenario(world)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search for a seed that finds a fault; `outcome` is its run, None if no seed has found it."""
+
+    name: str
+    seeds: int
+    took_s: float
+    outcome: Outcome | None
+
+    @property
+    def verdict(self) -> str:
+        """The error, or that there is none."""
+        if self.outcome is None:
+            return "NOT FOUND"
+        return str(self.outcome.error).partition("\n")[0][:150]
+
+
+def search(worker: Worker, name: str, first: int = 1, max_seeds: int = 100, max_s: float = 300.0) -> Search:
+    """Run seeds with a fault until one fails."""
+    from_s = time.monotonic()
+    for count in itertools.count(1):
+        outcome = worker.run(run_broken, first + count - 1, name, real_limit_s=_RUN_LIMIT_S, prepare=False)
+        took_s = time.monotonic() - from_s
+        if outcome.error is not None:
+            return Search(name, count, took_s, outcome)
+        if count >= max_seeds or took_s >= max_s:
+            return Search(name, count, took_s, None)
+    raise AssertionError
+
+
+def compile_scenario(worker: Worker, scenario: str) -> None:
+    """Let a worker compile the modules of a scenario, which every run with a fault would do again."""
+    worker.run(f"tests.simulation.{scenario}:scenario", 0, limit_s=0.0)  # it ends at once
+
+
+def page(results: Sequence[Search]) -> str:
+    """Return the page of documentation."""
+    rows = [
+        f"| `{FAULTS[result.name].scenario}` | {result.name} | `{FAULTS[result.name].module}` | {result.seeds} |"
+        for result in results
+    ]
+    return "\n".join([_PAGE_HEAD, *rows, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Search for seeds that find faults, and print them; return 1 if a fault is not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--broken", nargs="+", required=True, help="names of faults, parts of names, or all")
+    parser.add_argument("--first", type=int, default=1, help="first seed")
+    parser.add_argument("--seeds", type=int, default=100, help="the most seeds of a fault")
+    parser.add_argument("--seconds", type=float, default=600.0, help="the longest time for a fault")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--page", type=Path, help="file for the page of documentation")
+    options = parser.parse_args(arguments)
+    names = [name for name in FAULTS if any(part == "all" or part in name for part in options.broken)]
+    results: dict[str, Search] = {}
+
+    def run(scenario: str) -> None:
+        with Worker() as worker:
+            compile_scenario(worker, scenario)
+            for name in [name for name in names if FAULTS[name].scenario == scenario]:
+                result = results[name] = search(worker, name, options.first, options.seeds, options.seconds)
+                print(f"{result.seeds:4} seeds {result.took_s:6.1f} s  {name}: {result.verdict}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, dict.fromkeys(FAULTS[name].scenario for name in names)))
+    missed = [name for name, result in results.items() if result.outcome is None]
+    print(f"{len(results)} faults, not found: {missed or 'none'}")
+    if options.page is not None:
+        options.page.write_text(page([results[name] for name in names]))
+    return 1 if missed or not names else 0
