@@ -58,8 +58,8 @@ compiled-tests: setup
 
 test-on-fake: setup ## the client's tests that need a real Kafka, on the in-memory cluster
 	SPARK_KAFKA_SOURCE_ON_FAKE=1 $(BIN)/python -m pytest -m "kafka and not soak" \
-		tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
-		tests/protocol/consumer_group tests/protocol/transaction
+		tests/protocol/fetch tests/protocol/cluster tests/protocol/producer tests/protocol/group \
+		tests/protocol/consumer tests/protocol/transaction
 
 lint: style types ## ruff, import direction, mypy --strict
 
@@ -104,8 +104,8 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 	for version in $(KAFKA_VERSIONS); do \
 		echo "Kafka $$version"; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
-			tests/protocol/consumer tests/protocol/cluster tests/protocol/producer tests/protocol/group \
-			tests/protocol/consumer_group tests/protocol/transaction \
+			tests/protocol/fetch tests/protocol/cluster tests/protocol/producer tests/protocol/group \
+			tests/protocol/consumer tests/protocol/transaction \
 			tests/protocol/sasl tests/protocol/security tests/cli/test_broker_versions.py || exit 1; \
 		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 SPARK_KAFKA_SOURCE_KILLS=2 \
 		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 -o faulthandler_timeout=3700 \

@@ -76,9 +76,9 @@ def _cpu_s() -> float:
 def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bool = True) -> tuple[float, float]:
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
-    from protocol.consumer.bounded_reader import BoundedReader
-    from protocol.consumer.list_offsets import list_offsets
-    from protocol.consumer.log_offsets import Range
+    from protocol.fetch.bounded_reader import BoundedReader
+    from protocol.fetch.list_offsets import list_offsets
+    from protocol.fetch.log_offsets import Range
     from protocol.kafka_terms import LATEST
 
     def rows(consumer: BoundedReader) -> int:
@@ -108,7 +108,7 @@ def _protocol(job: Job, topic: Topic, warm_up: int, counted: int, *, decoded: bo
 def _consumer(job: Job, topic: Topic, warm_up: int, counted: int) -> tuple[float, float]:
     from protocol.cluster.client import Client
     from protocol.config import ClientConfig, ConsumerConfig
-    from protocol.consumer.consumer import Consumer
+    from protocol.fetch.consumer import Consumer
     from protocol.kafka_terms import EARLIEST
 
     host, port = job.bootstrap_servers.split(",")[0].split(":")

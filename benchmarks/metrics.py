@@ -23,9 +23,9 @@ from benchmarks.job import Figure, Job, Topic, say, section_main
 from benchmarks.topics import create_topic, delete_topic
 from protocol import EARLIEST, Client, Consumer, Producer
 from protocol.config import parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import LATEST
 from protocol.metrics.sensor import Event, Sensor
 

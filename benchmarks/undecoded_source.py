@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from benchmarks.constant_source import BATCH_ROWS, constant_batch
-from protocol.consumer.bounded_reader import BoundedReader
+from protocol.fetch.bounded_reader import BoundedReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.process_state import PROCESS

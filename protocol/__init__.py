@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.lazy_names import attach
+from protocol.base.lazy_names import attach
 
 if TYPE_CHECKING:
     from protocol.admin.admin import Admin
     from protocol.cluster.client import Client
-    from protocol.consumer.consumer import Consumer
-    from protocol.consumer_group.consumer_group import ConsumerGroup
-    from protocol.consumer_group.kafka_consumer import KafkaConsumer
-    from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+    from protocol.consumer.consumer_group import ConsumerGroup
+    from protocol.consumer.kafka_consumer import KafkaConsumer
+    from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
     from protocol.errors import (
         BrokerError,
         ConfigurationError,
@@ -33,10 +32,11 @@ if TYPE_CHECKING:
         TransportError,
         UsageError,
     )
+    from protocol.fetch.consumer import Consumer
     from protocol.group.assignors.assignor import MemberAssignment
     from protocol.group.assignors.partition_assignor import PartitionAssignor
-    from protocol.group.committed_offsets import CommittedOffset
-    from protocol.group.offset_manager import OffsetManager
+    from protocol.group.commits.committed_offsets import CommittedOffset
+    from protocol.group.commits.offset_manager import OffsetManager
     from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
     from protocol.processing.failures import RetryPolicy
     from protocol.processing.processor import Processor
@@ -54,18 +54,18 @@ DISTRIBUTION = "spark-kafka-source"
 _MODULES = {
     "protocol.admin.admin": "Admin",
     "protocol.cluster.client": "Client",
-    "protocol.consumer.consumer": "Consumer",
-    "protocol.consumer_group.consumer_group": "ConsumerGroup",
-    "protocol.consumer_group.kafka_consumer": "KafkaConsumer",
-    "protocol.consumer_group.rebalance_listener": "ConsumerRebalanceListener",
+    "protocol.fetch.consumer": "Consumer",
+    "protocol.consumer.consumer_group": "ConsumerGroup",
+    "protocol.consumer.kafka_consumer": "KafkaConsumer",
+    "protocol.consumer.rebalance_listener": "ConsumerRebalanceListener",
     "protocol.errors": (
         "BrokerError ConfigurationError DataLoss DeadlineExceeded KafkaError ProtocolError SecurityError "
         "TransportError UsageError"
     ),
     "protocol.group.assignors.assignor": "MemberAssignment",
     "protocol.group.assignors.partition_assignor": "PartitionAssignor",
-    "protocol.group.committed_offsets": "CommittedOffset",
-    "protocol.group.offset_manager": "OffsetManager",
+    "protocol.group.commits.committed_offsets": "CommittedOffset",
+    "protocol.group.commits.offset_manager": "OffsetManager",
     "protocol.kafka_terms": "EARLIEST LATEST TopicPartition",
     "protocol.processing.failures": "RetryPolicy",
     "protocol.processing.processor": "Processor",

@@ -9,7 +9,7 @@ from operator import index
 
 from protocol.errors import UsageError
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from protocol.property_kinds import MAX_INT32, MAX_INT64
+from protocol.settings.property_kinds import MAX_INT32, MAX_INT64
 from protocol.wire.primitives import LONGEST_STRING_BYTES
 
 

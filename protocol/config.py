@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError, UsageError
-from protocol.once import warn_once
 from protocol.properties import read
-from protocol.property_kinds import MAX_INT32, Role
 from protocol.sasl.config import NO_SASL, SaslConfig
 from protocol.sasl.credentials import credentials
-from protocol.secret import hide_variables, pickled_with_secrets
 from protocol.security.tls_config import DEFAULT_TLS, TLSConfig, parse_tls
+from protocol.settings.property_kinds import MAX_INT32, Role
+from protocol.settings.secret import hide_variables, pickled_with_secrets
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetReset = Literal["earliest", "latest", "none"]

@@ -12,10 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from protocol.config_providers import resolve_references
+from protocol.base.once import warn_once
+from protocol.base.spelling import closest_match
 from protocol.errors import ConfigurationError
-from protocol.once import warn_once
-from protocol.property_kinds import (
+from protocol.sasl.config import SASL_PROPERTIES
+from protocol.security.tls_config import TLS_PROPERTIES
+from protocol.settings.config_providers import resolve_references
+from protocol.settings.property_kinds import (
     ACKS,
     ADDRESSES,
     BOOLEAN,
@@ -37,9 +40,6 @@ from protocol.property_kinds import (
     no_effect,
     one_of,
 )
-from protocol.sasl.config import SASL_PROPERTIES
-from protocol.security.tls_config import TLS_PROPERTIES
-from protocol.spelling import closest_match
 
 # -- the table ------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ PROPERTIES: tuple[Property, ...] = (
     _consumer(
         "max.processing.time.ms",
         POSITIVE_MILLISECONDS,
-        "for `protocol.consumer.consumer` only: fetches leave out a partition that has not been read for this time, "
+        "for `protocol.fetch.consumer` only: fetches leave out a partition that has not been read for this time, "
         "until it is read (a property of this client, not of Kafka)",
     ),
     _consumer("check.crcs", BOOLEAN, "check the CRC of every record batch"),

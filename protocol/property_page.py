@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
-from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES, GroupConsumerConfig
+from protocol.consumer.group_consumer_config import GROUP_PROPERTIES, GroupConsumerConfig
 from protocol.properties import PROPERTIES
-from protocol.property_kinds import Effect, Property, Role
 from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
 from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
+from protocol.settings.property_kinds import Effect, Property, Role
 
 _INTRODUCTION = """\
 # Client properties

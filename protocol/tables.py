@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
+from protocol.base.progress import Progress, ProgressReporter
 from protocol.cluster.client import Client
 from protocol.config import named_properties, parse_client, parse_producer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
-from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.consumer_group.out_of_range import OutOfRange, check_committed
+from protocol.consumer.group_consumer_config import GroupConsumerConfig, parse_group_consumer
+from protocol.consumer.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
-from protocol.group.committed_offsets import TopicIds, as_committed_offsets, fetch_start_offsets
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import TopicIds, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.listing import listed
 from protocol.position import Position
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.progress import Progress, ProgressReporter
 from protocol.records.decode import SCHEMA
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 
 if TYPE_CHECKING:
     from protocol.schemas.formats import Format

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 try:
     from protocol import DISTRIBUTION as DISTRIBUTION
-    from protocol.lazy_names import attach
+    from protocol.base.lazy_names import attach
 except Exception as error:
     from spark_kafka_source.foreign_protocol import explained
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from protocol.base.once import property_names
 from protocol.errors import DataLoss, KafkaError, TopicRecreated
-from protocol.once import property_names
 
 _DATA_LOSS = "KAFKA_DATA_LOSS"
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from protocol.base.once import deferred_warnings, log_once
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError
-from protocol.once import deferred_warnings, log_once
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options
 from spark_kafka_source.process_state import PROCESS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from protocol import once
+from protocol.base import once
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig
 from spark_kafka_source.error_messages import with_option_names

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from protocol.base.once import deferred_warnings
 from protocol.errors import KafkaError
-from protocol.once import deferred_warnings
 from spark_kafka_source.options.parsing import (
     has_formats,
     parse_read_options,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from protocol.condition import Lock
+from protocol.base.condition import Lock
 
 if TYPE_CHECKING:
     import pyarrow as pa

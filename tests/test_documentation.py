@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.consumer_group import assigned_partition
+from protocol.consumer import assigned_partition
 from protocol.group.membership.member_state import (
     CLASSIC_TRANSITIONS,
     CONSUMER_TRANSITIONS,

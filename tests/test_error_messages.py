@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
+from protocol.fetch.log_offsets import Range
 from protocol.producer.broker_producer import _detail
 from protocol.records.record_columns import record_columns
 from protocol.schemas.decoding import UnknownName, check_fields

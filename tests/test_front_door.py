@@ -52,7 +52,10 @@ def test_import_of_package_loads_no_other_module() -> None:
         "print(sorted(each for each in sys.modules if each.startswith(found)))"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "['protocol.admin', 'protocol.lazy_names', 'protocol.metrics', 'protocol.testing']\n"
+    assert (
+        ended.stdout
+        == "['protocol.admin', 'protocol.base', 'protocol.base.lazy_names', 'protocol.metrics', 'protocol.testing']\n"
+    )
 
 
 def test_version_is_the_same_in_both_packages_and_the_command() -> None:

@@ -15,19 +15,24 @@ ROOT = Path(__file__).parent.parent
 # Folder -> modules of `protocol` that it may import, beside its own.
 MAY_IMPORT = {
     "protocol/wire": {"protocol.errors", "protocol.kafka_terms"},
-    "protocol/records": {"protocol.errors", "protocol.kafka_terms", "protocol.listing", "protocol.wire.primitives"},
-    "protocol/sasl": {
-        "protocol.config_providers",
+    "protocol/records": {
         "protocol.errors",
-        "protocol.property_kinds",
-        "protocol.secret",
-        "protocol.spelling",
+        "protocol.kafka_terms",
+        "protocol.base.listing",
+        "protocol.wire.primitives",
+    },
+    "protocol/sasl": {
+        "protocol.settings.config_providers",
+        "protocol.errors",
+        "protocol.settings.property_kinds",
+        "protocol.settings.secret",
+        "protocol.base.spelling",
     },
     "protocol/group/assignors": {
         "protocol.errors",
         "protocol.group.member",
         "protocol.kafka_terms",
-        "protocol.listing",
+        "protocol.base.listing",
         "protocol.wire",
     },
 }
@@ -92,7 +97,7 @@ def imports_of(folder: str) -> Iterator[tuple[Path, int, str]]:
                     yield path, node.lineno, alias.name
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-                # `from protocol import clock` imports protocol.clock.
+                # `from protocol import clock` imports protocol.base.clock.
                 if node.module == "protocol" or node.module == "protocol.wire":
                     for alias in node.names:
                         yield path, node.lineno, f"{node.module}.{alias.name}"

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.utils import require_minimum_pandas_version
 import protocol
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.documents import block
 from tests.support.read_back import read_back
 from tests.support.soak import SOAK

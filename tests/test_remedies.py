@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from protocol.config import ClientConfig
-from protocol.consumer.log_offsets import Range
 from protocol.errors import ConnectFailed, Corrupt, DataLoss, DeadlineExceeded, KafkaError, TopicRecreated
+from protocol.fetch.log_offsets import Range
 from protocol.properties import PROPERTIES
 from protocol.security.tls_config import TLS_NAMES
 from spark_kafka_source.error_messages import with_option_names, with_remedies
@@ -175,7 +175,7 @@ def test_property_in_the_text_of_an_error_is_one_of_its_settings() -> None:
     mentioned = re.compile(rf"(?<![\w.])(?:{'|'.join(names)})(?!\w|\.\w)")
     further = (
         *("protocol/properties", "protocol/config", "protocol/security/tls_", "protocol/sasl/"),
-        *("protocol/consumer_group/", "protocol/consumer/partition_fetcher", "protocol/schemas/", "protocol/metrics/"),
+        *("protocol/consumer/", "protocol/fetch/partition_fetcher", "protocol/schemas/", "protocol/metrics/"),
     )
     texts = [text for text in texts_of_errors() if not text[0].startswith(further)]
     assert [(where, text) for where, text, named in texts if set(mentioned.findall(text)) - named] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.lazy_names import attach
+from protocol.base.lazy_names import attach
 
 if TYPE_CHECKING:
     from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType

@@ -12,7 +12,7 @@ from protocol.admin.topics import TopicOperations
 from protocol.admin.transactions import TransactionOperations
 from protocol.admin.users import UserOperations
 from protocol.cluster.client import Client, open_client
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 
 
 class Admin(

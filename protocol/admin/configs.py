@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from protocol.admin.resources import Operations, Row, RowsByResource, ask_each, results_or_raise
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from protocol.admin.resources import Operations, ask_each, by_topic, results_or_raise, rows_of_partitions
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import KafkaError, ProtocolError, UnsupportedVersion
 from protocol.group.assignors.subscription_codec import decode_assignment
-from protocol.group.committed_offsets import (
+from protocol.group.commits.committed_offsets import (
     CallerOffsets,
     CommittedOffset,
     as_committed_offsets,

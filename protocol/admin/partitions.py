@@ -13,9 +13,9 @@ from typing import Any
 
 from protocol.admin.resources import Operations, Row, ask_each, by_topic, results_or_raise, rows_of_partitions
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import KafkaError
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m34_log_dirs import ALTER_REPLICA_LOG_DIRS, DESCRIBE_LOG_DIRS
 from protocol.wire.messages.m43_elect_leaders import ELECT_LEADERS

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from protocol.base.clock import Deadline
+from protocol.base.listing import CHOICES, listed
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.call import call, with_timeout
 from protocol.cluster.client import CONTROL, COORDINATOR, Client
 from protocol.cluster.coordinators import CoordinatorKey
@@ -18,7 +19,6 @@ from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
 from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import CHOICES, listed
 from protocol.wire.schema import Api, Body, Route
 
 K = TypeVar("K", bound=Hashable)

@@ -14,14 +14,14 @@ from typing import Any
 
 from protocol.admin.configs import ConfigEntry, ConfigOperations, topic_resource
 from protocol.admin.resources import Row, ask_each, results_or_raise
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Metadata, Partition, Topic, is_another_topic, topic_id_bytes, topic_id_text
 from protocol.errors import AdminFailed, KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS

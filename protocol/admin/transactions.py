@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.admin.resources import Operations, results_or_raise
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import Corrupt, KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS

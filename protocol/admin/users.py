@@ -15,7 +15,7 @@ from typing import Any
 
 from protocol.admin.resources import Operations, Row, ask_each
 from protocol.errors import UsageError
-from protocol.secret import Secret, SecretBytes
+from protocol.settings.secret import Secret, SecretBytes
 from protocol.wire.messages.m38_delegation_tokens import (
     CREATE_DELEGATION_TOKEN,
     DESCRIBE_DELEGATION_TOKEN,

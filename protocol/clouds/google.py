@@ -8,7 +8,7 @@ from datetime import timezone
 from functools import partial
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.clouds.library_call import call_library, import_library
 from protocol.errors import AuthenticationFailed
 

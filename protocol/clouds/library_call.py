@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from protocol.condition import Event, Lock
+from protocol.base.condition import Event, Lock
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, KafkaError
-from protocol.secret import HIDDEN, forget_frames, hide_variables
+from protocol.settings.secret import HIDDEN, forget_frames, hide_variables
 
 T = TypeVar("T")
 

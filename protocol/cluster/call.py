@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.client import CONTROL, COORDINATOR, Client
 from protocol.cluster.coordinators import CoordinatorKey, group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.cluster.unknown_topic import is_unknown_topic
 from protocol.errors import BrokerError, Corrupt, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.wire.parts import Part, error_parts, partition_request, with_topic_names
 from protocol.wire.schema import Api, Body, Route
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from protocol.base.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
+from protocol.base.condition import Lock, locked
+from protocol.base.listing import listed, listed_by_cause
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
-from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.cluster import dispatch
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.metadata import Broker, Metadata, NewLeader, Partition, Topic
-from protocol.condition import Lock, locked
 from protocol.config import ClientConfig, named_properties, parse_client
 from protocol.errors import (
     AuthenticationFailed,
@@ -33,11 +34,10 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from protocol.listing import listed, listed_by_cause
 from protocol.metrics.client_sensors import ClientSensors, Metric
 from protocol.net.connection import BrokerIdentity, Connection, Reply
 from protocol.net.pool import ConnectionPool
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.schema import Api, Body

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from protocol.base.clock import Backoff, Deadline
 from protocol.broker_errors import BY_CODE, Refresh
-from protocol.clock import Backoff, Deadline
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TopicUnknown, TransportError
 

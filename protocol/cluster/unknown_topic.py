@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.errors import BrokerError, KafkaError
 
 TRANSIENT_UNKNOWN_MS = 10_000

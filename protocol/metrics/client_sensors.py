@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from protocol.condition import Lock
+from protocol.base.condition import Lock
 from protocol.metrics.definitions import BROKER, CLIENT_GROUPS, DEFINITIONS, NODE_ID, TOPIC, Definition, Kind, Stat
 from protocol.metrics.sensor import Family, Reading, Sensor, combined
 

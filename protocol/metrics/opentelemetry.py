@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK
-from protocol.condition import Lock
+from protocol.base.clock import SYSTEM_CLOCK
+from protocol.base.condition import Lock
 from protocol.errors import UsageError
 from protocol.metrics.client_sensors import Histogram, Metric
 from protocol.metrics.definitions import Definition, Kind, most_specific

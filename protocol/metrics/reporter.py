@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from protocol.condition import Event
+from protocol.base.condition import Event
+from protocol.base.interrupts import join
 from protocol.errors import UsageError
-from protocol.interrupts import join
 from protocol.metrics.client_sensors import Metric
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from protocol.clock import Clock
-from protocol.condition import Lock, locked
+from protocol.base.clock import Clock
+from protocol.base.condition import Lock, locked
 
 # Java's `metrics.sample.window.ms` and `metrics.num.samples`.
 WINDOW_S = 30.0

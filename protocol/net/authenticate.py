@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.base.clock import Backoff, Clock, Deadline
+from protocol.base.condition import Lock, locked
 from protocol.broker_errors import ErrorCode, error_row
-from protocol.clock import Backoff, Clock, Deadline
-from protocol.condition import Lock, locked
 from protocol.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -23,11 +23,11 @@ from protocol.errors import (
     RequestTimedOut,
 )
 from protocol.net.tokens import Tokens
-from protocol.property_kinds import shown
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import Credentials, Kerberos, Password, credentials, sasl_extensions
 from protocol.sasl.mechanisms import Exchange, oauthbearer, plain, scram
-from protocol.secret import Secret, SecretBytes
+from protocol.settings.property_kinds import shown
+from protocol.settings.secret import Secret, SecretBytes
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.schema import Api

@@ -11,9 +11,9 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.interrupts import interruptible
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut
-from protocol.interrupts import interruptible
 
 Buffer = bytes | bytearray | memoryview
 

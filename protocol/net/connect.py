@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.interrupts import interruptible
+from protocol.base.listing import listed
 from protocol.errors import ConnectFailed
-from protocol.interrupts import interruptible
-from protocol.listing import listed
 from protocol.net.resolver import Address, resolve
 
 # The wait for one address before the next is tried in parallel (recommended by RFC 8305).

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Condition, Lock, locked
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Clock, Deadline
-from protocol.condition import Condition, Lock, locked
 from protocol.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -25,7 +25,7 @@ from protocol.errors import (
 )
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors
 from protocol.net.byte_stream import ByteStream, empty_buffer
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 from protocol.version import CLIENT_SOFTWARE
 from protocol.wire import frame
 from protocol.wire.messages.m18_api_versions import API_VERSIONS, LAST_WITHOUT_IDS

@@ -13,13 +13,13 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 
-from protocol.clock import Deadline
-from protocol.condition import Event
+from protocol.base.clock import Deadline
+from protocol.base.condition import Event
+from protocol.base.interrupts import interruptible
 from protocol.errors import ConfigurationError, ConnectFailed
-from protocol.interrupts import interruptible
 from protocol.net.connect import connect
 from protocol.net.tls_refusal import NO_TLS
-from protocol.property_kinds import URL_PORTS
+from protocol.settings.property_kinds import URL_PORTS
 
 _MAX_BYTES = 1 << 20
 

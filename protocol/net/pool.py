@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from protocol.clock import Clock, Deadline
-from protocol.condition import Lock
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Lock
+from protocol.base.interrupts import Deferred
 from protocol.config import ClientConfig
 from protocol.errors import AuthenticationFailed, ConnectFailed, ConnectionLost, KafkaError, SecurityError
-from protocol.interrupts import Deferred
 from protocol.metrics.client_sensors import ClientSensors, NodeSensors, Tags
 from protocol.net.byte_stream import ByteStream
 from protocol.net.connect import connect

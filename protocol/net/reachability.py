@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.clock import Backoff
+from protocol.base.clock import Backoff
 from protocol.errors import KafkaError
 
 Address = tuple[str, int]

@@ -10,8 +10,8 @@ import select
 import socket
 from collections.abc import Sequence
 
-from protocol.clock import Deadline
-from protocol.interrupts import interruptible
+from protocol.base.clock import Deadline
+from protocol.base.interrupts import interruptible
 from protocol.net.connection import Reply
 
 _MAX_POLL_S = 3_600.0

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.clock import Deadline
-from protocol.condition import Event, Lock
+from protocol.base.clock import Deadline
+from protocol.base.condition import Event, Lock
 from protocol.errors import ConnectFailed
 
 # An entry of `socket.getaddrinfo`: family, kind, protocol, canonical name, address.

@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protocol.condition import Lock
-from protocol.config_providers import resolve_references
+from protocol.base.condition import Lock
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret, hide_variables
 from protocol.security.stores import KeyPair, read_key_pair, read_trust_store, store_fingerprint
 from protocol.security.tls_config import TLS_NAMES, TLSConfig, is_tls13_suite, openssl_name
+from protocol.settings.config_providers import resolve_references
+from protocol.settings.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 
+from protocol.base.listing import listed
 from protocol.errors import TLSFailed
-from protocol.listing import listed
 from protocol.security.tls_config import TLS_NAMES, TLSConfig
 
 # X509_V_ERR_... of OpenSSL, by message.

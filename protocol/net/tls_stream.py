@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from protocol.clock import Deadline
-from protocol.condition import Lock
+from protocol.base.clock import Deadline
+from protocol.base.condition import Lock
 from protocol.errors import ConnectionLost, KafkaError
 from protocol.net.byte_stream import ByteStream, empty_buffer
 from protocol.net.connection import Connection

@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.clock import Backoff, Deadline
+from protocol.base.clock import Backoff, Deadline
+from protocol.base.once import warn_once
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import new_context
-from protocol.once import warn_once
-from protocol.property_kinds import Effect, Property, parse_url, shown, shown_url
 from protocol.sasl.cloud_identity import AzureImds
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.sasl.token import is_valid_time_s
-from protocol.secret import HIDDEN, Secret, hide_variables
 from protocol.security.tls_config import TLS_PROPERTIES, parse_tls
+from protocol.settings.property_kinds import Effect, Property, parse_url, shown, shown_url
+from protocol.settings.secret import HIDDEN, Secret, hide_variables
 
 log = logging.getLogger(__name__)
 

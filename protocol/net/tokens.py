@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protocol.clock import Clock, Deadline
-from protocol.condition import Lock, locked
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Lock, locked
+from protocol.base.interrupts import interruptible
 from protocol.errors import AuthenticationFailed, ConfigurationError, KafkaError, RequestTimedOut
-from protocol.interrupts import interruptible
 from protocol.sasl.cloud_identity import (
     AwsIam,
     AwsWebIdentity,
@@ -29,7 +29,7 @@ from protocol.sasl.cloud_identity import (
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import TokenEndpoint, TokenFile, TokenProvider, TokenSource, UnsecuredToken
 from protocol.sasl.token import Token, is_valid_time_s, jwt_expiry_s, unsecured_token
-from protocol.secret import Secret, hide_variables
+from protocol.settings.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
 

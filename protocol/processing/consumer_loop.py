@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Deadline
-from protocol.condition import Event
-from protocol.consumer_group.commits import Offsets
-from protocol.consumer_group.consumer_records import ConsumerRecords
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.base.clock import Deadline
+from protocol.base.condition import Event
+from protocol.base.interrupts import Deferred, interruptible
+from protocol.base.listing import listed
+from protocol.consumer.commits import Offsets
+from protocol.consumer.consumer_records import ConsumerRecords
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, DeadlineExceeded, UsageError, WakeUp
-from protocol.group.committed_offsets import CommittedOffset, to_commit
-from protocol.interrupts import Deferred, interruptible
+from protocol.group.commits.committed_offsets import CommittedOffset, to_commit
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.position import RecordPositions
 from protocol.processing.lanes import LanePartition, Run, split_by_key
 from protocol.processing.offset_tracker import OffsetTracker

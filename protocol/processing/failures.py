@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.clock import Backoff
-from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.base.clock import Backoff
 from protocol.errors import UsageError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.producer.messages import Headers
 
 PREFIX = "__connect.errors."

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from protocol.group.committed_offsets import CommittedOffset, to_commit
+from protocol.group.commits.committed_offsets import CommittedOffset, to_commit
 from protocol.position import Position, RecordPositions
 
 

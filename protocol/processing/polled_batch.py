@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.condition import Lock
-from protocol.consumer.partition_consumer import ConsumerMessage, messages_of
+from protocol.base.condition import Lock
+from protocol.fetch.partition_consumer import ConsumerMessage, messages_of
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.offset_tracker import TrackedRecords
 from protocol.records.arrow_numpy import to_arrow

@@ -15,20 +15,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.condition import Event, Lock
+from protocol.base.interrupts import BackgroundCall, Deferred, join
 from protocol.cluster.client import Client, open_client
-from protocol.condition import Event, Lock
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.group_consumer_config import GroupConsumerConfig, parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.group_consumer_config import GroupConsumerConfig, parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import UsageError
-from protocol.interrupts import BackgroundCall, Deferred, join
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.consumer_loop import ConsumerLoop, LoopConfig, Order
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 from protocol.processing.worker_pool import ProcessorMetrics, WorkerPool
 from protocol.producer.producer import Producer
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 
 log = logging.getLogger(__name__)
 

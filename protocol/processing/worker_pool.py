@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protocol.clock import Clock, Deadline
-from protocol.condition import Condition, Lock
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.interrupts import join
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Condition, Lock
+from protocol.base.interrupts import join
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.failures import NO_RETRIES, RetryPolicy
 from protocol.processing.lanes import LanePartition, Lanes, Run
 from protocol.processing.polled_batch import PolledBatch

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.base.listing import listed
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import SentColumns, SentRows
-from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
+from protocol.settings.property_kinds import MAX_INT32
 
 Sizes = npt.NDArray[np.int64]
 

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Clock, Deadline
-from protocol.condition import Lock
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Lock
+from protocol.base.interrupts import acquire
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.interrupts import acquire
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.client_sensors import ClientSensors
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches, too_large_errors

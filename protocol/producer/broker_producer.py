@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from protocol.base.clock import Clock, Deadline
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, Refresh, error_row
-from protocol.clock import Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, NewLeader
 from protocol.config import ProducerConfig
 from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
-from protocol.listing import listed
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
 from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.records.encode import finalize_header
-from protocol.secret import forget_frames
+from protocol.settings.secret import forget_frames
 from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.errors import KafkaError

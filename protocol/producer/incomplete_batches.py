@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
-from protocol.condition import Condition, Lock
+from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.condition import Condition, Lock
 from protocol.errors import KafkaError
 from protocol.kafka_terms import NO_PARTITION, NO_SEQUENCE, TopicPartition
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows, complete_rows, rows_within

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from protocol.base.interrupts import interruptible
 from protocol.errors import KafkaError
-from protocol.interrupts import interruptible
 from protocol.kafka_terms import NO_PARTITION
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.results import BatchResult, RecordMetadata

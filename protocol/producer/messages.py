@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from protocol.base.condition import Lock
 from protocol.checked_values import encoded
-from protocol.condition import Lock
 from protocol.errors import KafkaError, UsageError
 from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
-from protocol.property_kinds import MAX_INT32
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
+from protocol.settings.property_kinds import MAX_INT32
 
 Headers = Sequence[tuple[str, bytes | None]]
 

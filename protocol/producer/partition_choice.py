@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.interrupts import interruptible
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import ProducerConfig
 from protocol.errors import KafkaError, UsageError
-from protocol.interrupts import interruptible
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.sensor import timed
 from protocol.producer.partition_producer import PartitionProducer

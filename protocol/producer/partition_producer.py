@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.base.clock import Backoff
 from protocol.broker_errors import ErrorCode, broker_error, error_row
-from protocol.clock import Backoff
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after

@@ -17,11 +17,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.interrupts import Deferred, deferred, interruptible
 from protocol.cluster.client import Client, open_client
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.interrupts import Deferred, deferred, interruptible
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, PRODUCER_GROUPS
@@ -38,7 +38,7 @@ from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns
 from protocol.producer.retry_backoff import BackoffFunction
 from protocol.producer.sender import Sender
 from protocol.records.encode import encode_batches
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 
 log = logging.getLogger(__name__)
 

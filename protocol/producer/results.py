@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.clock import Deadline
-from protocol.condition import Condition, Event, Lock
+from protocol.base.clock import Deadline
+from protocol.base.condition import Condition, Event, Lock
 from protocol.errors import DeadlineExceeded, KafkaError, SendFailed
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow

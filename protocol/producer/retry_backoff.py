@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.clock import Backoff
+from protocol.base.clock import Backoff
 
 log = logging.getLogger(__name__)
 

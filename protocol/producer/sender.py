@@ -14,14 +14,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from protocol.clock import Backoff, Deadline, StoppableClock
+from protocol.base.clock import Backoff, Deadline, StoppableClock
+from protocol.base.condition import Event
+from protocol.base.interrupts import join
 from protocol.cluster.client import PRODUCE, Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
-from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
-from protocol.interrupts import join
 from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import SelfPipe, ready
 from protocol.producer.broker_producer import BrokerProducer

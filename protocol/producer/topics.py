@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, Topic
 from protocol.cluster.unknown_topic import is_unknown_topic

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, TransactionEffect, error_row
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.errors import BrokerError, KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
 from protocol.producer.idempotence import ProducerIdentity

@@ -14,14 +14,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.condition import Condition
+from protocol.base.interrupts import deferred
 from protocol.cluster.client import Client, open_client
-from protocol.condition import Condition
 from protocol.config import ProducerConfig, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, OutcomeLost, OutcomeUnknown, UsageError
-from protocol.group.committed_offsets import CallerOffsets, as_committed_offsets
+from protocol.group.commits.committed_offsets import CallerOffsets, as_committed_offsets
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.interrupts import deferred
 from protocol.metrics.sensor import timed
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.partition_choice import GivenPartitions
@@ -30,7 +30,7 @@ from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.retry_backoff import BackoffFunction
 from protocol.producer.transaction_session import TransactionSession
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.base.listing import listed
 from protocol.errors import Corrupt, ProtocolError, UsageError
-from protocol.listing import listed
 from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
 from protocol.records.batch_header import LOG_APPEND_TIME
 from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches

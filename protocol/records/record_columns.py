@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import UsageError
-from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import filled, to_arrow
 from protocol.records.row_layout import RowLayout, varint_words
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from protocol.base.spelling import closest_match
 from protocol.errors import ConfigurationError
 from protocol.sasl.config import SaslConfig
-from protocol.secret import hide_variables
-from protocol.spelling import closest_match
+from protocol.settings.secret import hide_variables
 
 IMDS_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
 

@@ -9,8 +9,9 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protocol.config_providers import resolve_references
-from protocol.property_kinds import (
+from protocol.sasl.jaas import class_of
+from protocol.settings.config_providers import resolve_references
+from protocol.settings.property_kinds import (
     BOOLEAN,
     MILLISECONDS,
     NONEMPTY,
@@ -25,8 +26,7 @@ from protocol.property_kinds import (
     not_yet,
     one_of,
 )
-from protocol.sasl.jaas import class_of
-from protocol.secret import Secret, hide_variables
+from protocol.settings.secret import Secret, hide_variables
 
 _CLIENT = Role.CLIENT
 MECHANISM = one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM")

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.config_providers import is_reference
+from protocol.base.spelling import closest_match
 from protocol.errors import ConfigurationError
 from protocol.sasl.cloud_identity import AwsIam, CloudIdentity, GoogleManagedKafka, cloud_identity, name_value_pairs
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.jaas import LoginModule, class_of, parse_jaas
-from protocol.secret import Secret
-from protocol.spelling import closest_match
+from protocol.settings.config_providers import is_reference
+from protocol.settings.secret import Secret
 
 
 @dataclass(frozen=True)

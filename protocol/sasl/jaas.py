@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 _TOKEN = re.compile(
     r"""

@@ -28,7 +28,7 @@ from typing import Any
 
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.sasl.credentials import Kerberos
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 Exchange = Generator[bytes, bytes, None]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 # The default of Java's client (sasl.login.refresh.window.factor).
 _REFRESH_WINDOW_FACTOR = 0.8

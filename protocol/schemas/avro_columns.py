@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.base.listing import listed
 from protocol.errors import Corrupt, ProtocolError
-from protocol.listing import listed
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.schemas.decoding import InvalidRows, refuse

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind

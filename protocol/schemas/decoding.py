@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.listing import CHOICES, listed
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.protobuf_settings import ProtobufSettings
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import binaries, to_numpy, valid
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.listing import CHOICES, listed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.proto_text import EnumNode, FieldNode, FileNode, MessageNode
 

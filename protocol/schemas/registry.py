@@ -17,19 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
-from protocol.condition import Event, Lock, locked
-from protocol.config_providers import resolve_references
+from protocol.base.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
+from protocol.base.condition import Event, Lock, locked
 from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import TLSContext
 from protocol.net.token_endpoint import ask_endpoint
-from protocol.property_kinds import parse_url, shown_url
 from protocol.sasl.config import NO_SASL
 from protocol.sasl.credentials import TokenEndpoint
 from protocol.schemas.registry_config import PREFIX, RegistryConfig
 from protocol.schemas.rules import Rule, parse_rules
-from protocol.secret import Secret, hide_variables
+from protocol.settings.config_providers import resolve_references
+from protocol.settings.property_kinds import parse_url, shown_url
+from protocol.settings.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
 

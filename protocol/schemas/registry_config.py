@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protocol.config_providers import has_reference, is_reference
+from protocol.base.once import warn_once
+from protocol.base.spelling import closest_match
 from protocol.errors import ConfigurationError
-from protocol.once import warn_once
-from protocol.property_kinds import (
+from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls
+from protocol.settings.config_providers import has_reference, is_reference
+from protocol.settings.property_kinds import (
     MILLISECONDS,
     NONEMPTY,
     POSITIVE_MILLISECONDS,
@@ -25,9 +27,7 @@ from protocol.property_kinds import (
     parse_url,
     shown_url,
 )
-from protocol.secret import Secret, hide_variables, pickled_with_secrets
-from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls
-from protocol.spelling import closest_match
+from protocol.settings.secret import Secret, hide_variables, pickled_with_secrets
 
 PREFIX = "schema.registry."
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from protocol.base.listing import listed
+from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.listing import listed
-from protocol.once import warn_once
 
 Use = Literal["READ", "WRITE", "UPGRADE", "DOWNGRADE"]
 

@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.config_providers import resolve_references
 from protocol.errors import ConfigurationError
-from protocol.secret import Secret, hide_variables
 from protocol.security import java_stores, pem
 from protocol.security.tls_config import TLS_NAMES, TLSConfig
+from protocol.settings.config_providers import resolve_references
+from protocol.settings.secret import Secret, hide_variables
 
 CERTIFICATE, PRIVATE_KEY = "CERTIFICATE", "PRIVATE KEY"
 

@@ -12,10 +12,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.once import warn_once
-from protocol.property_kinds import NONEMPTY, SECRET, Kind, Property, Role, applies, forbidden, no_effect, one_of
-from protocol.secret import Secret
+from protocol.settings.property_kinds import (
+    NONEMPTY,
+    SECRET,
+    Kind,
+    Property,
+    Role,
+    applies,
+    forbidden,
+    no_effect,
+    one_of,
+)
+from protocol.settings.secret import Secret
 
 # Insecure (RFC 8996), so never offered; ignored beside newer versions, since older defaults of Kafka list them.
 _INSECURE = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")

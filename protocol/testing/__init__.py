@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocol.lazy_names import attach
+from protocol.base.lazy_names import attach
 
 if TYPE_CHECKING:
     from protocol.testing.fake_kafka.clock import ManualClock

@@ -11,12 +11,17 @@ from typing import Any
 import pyarrow as pa
 
 from protocol.checked_values import checked_partition
-from protocol.consumer.log_offsets import ListedOffset
-from protocol.consumer_group.commits import Offsets, OnCommit
-from protocol.consumer_group.consumer_records import ConsumerRecords
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.commits import Offsets, OnCommit
+from protocol.consumer.consumer_records import ConsumerRecords
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, UsageError, WakeUp
-from protocol.group.committed_offsets import CallerOffsets, CommittedOffset, as_committed_offset, as_committed_offsets
+from protocol.fetch.log_offsets import ListedOffset
+from protocol.group.commits.committed_offsets import (
+    CallerOffsets,
+    CommittedOffset,
+    as_committed_offset,
+    as_committed_offsets,
+)
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic
-from protocol.clock import SYSTEM_CLOCK, Deadline
-from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import AdminFailed, BrokerError, UsageError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.messages import Headers
 from protocol.producer.producer import Producer

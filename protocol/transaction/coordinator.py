@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.call import Row, call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, TopicRecreated
-from protocol.group.committed_offsets import CommittedOffset, offset_rows, topic_id_check
+from protocol.group.commits.committed_offsets import CommittedOffset, offset_rows, topic_id_check
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.states import TransactionalIdentity

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, Refresh, TransactionEffect, broker_error, error_row
-from protocol.clock import Deadline
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.errors import BrokerError, ConnectFailed, KafkaError
-from protocol.listing import listed
 from protocol.net.connection import Reply
 from protocol.transaction.coordinator import FEATURE
 from protocol.transaction.states import TransactionalIdentity

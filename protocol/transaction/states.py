@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.condition import Lock
+from protocol.base.condition import Lock
 from protocol.errors import KafkaError, OutcomeLost, ProducerFenced, TransactionFailed, UsageError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import click
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Topic
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from spark_kafka_source.cli.checkpoint_files import Checkpoint, CheckpointError, read_checkpoint
 from spark_kafka_source.cli.completion import complete_groups

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client, parse_consumer
-from protocol.config_providers import ENCODING, parse_java_properties
-from protocol.consumer_group.group_consumer_config import GROUP_PROPERTIES
+from protocol.consumer.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
-from protocol.listing import listed
+from protocol.settings.config_providers import ENCODING, parse_java_properties
 from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
 from spark_kafka_source.cli.profiles import complete_profiles, read_profiles
 from spark_kafka_source.cli.values import DURATION

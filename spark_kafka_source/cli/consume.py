@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import pyarrow as pa
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import ConfigurationError
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 from spark_kafka_source.cli.completion import complete_groups, complete_topics

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import click
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.config_providers import ENCODING, parse_java_properties
-from protocol.consumer.log_offsets import Range
-from protocol.consumer_group.out_of_range import check_committed
+from protocol.consumer.out_of_range import check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
+from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
+from protocol.settings.config_providers import ENCODING, parse_java_properties
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.new_offsets import named_partitions

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from protocol.admin.groups import GroupDescription
 from protocol.cluster.coordinators import group_coordinator
-from protocol.consumer.list_offsets import list_offsets
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.rows import Columns, Rows

@@ -23,16 +23,16 @@ import pyarrow as pa
 import protocol
 from protocol.admin.acls import AclOperation
 from protocol.admin.admin import Admin
+from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import CONTROL
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
 from protocol.errors import KafkaError
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.listing import listed
 from protocol.net.connect import connect
 from protocol.net.resolver import resolve
 from protocol.net.tls_context import TLSContext

@@ -11,9 +11,9 @@ import click
 
 from protocol.admin.admin import Admin
 from protocol.admin.groups import CLASSIC, describe_group
+from protocol.base.listing import listed
 from protocol.errors import AdminFailed
-from protocol.group.committed_offsets import commit_offsets, fetch_offsets
-from protocol.listing import listed
+from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
+from protocol.base.listing import listed
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import commit_offsets, fetch_offsets
-from protocol.listing import listed
+from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import list_offsets
-from protocol.group.committed_offsets import CommittedOffset, as_committed_offsets, fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, as_committed_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.property_kinds import MAX_INT64
+from protocol.settings.property_kinds import MAX_INT64
 from spark_kafka_source.lag.of_group import partitions_of
 from spark_kafka_source.options.partitions import partition_name
 

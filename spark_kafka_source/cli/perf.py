@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import KafkaError
 from protocol.producer.producer import Producer
 from protocol.producer.results import SentColumns

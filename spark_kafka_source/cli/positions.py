@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.values import Parsed, parse_duration
 from spark_kafka_source.options.scalars import timestamp_ms

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.listing import CHOICES, listed
+from protocol.base.listing import CHOICES, listed
 from protocol.records.record_fields import HEADERS_TYPE
 
 LINES, JSON, CSV, PARQUET, ARROW = FORMATS = ("lines", "json", "csv", "parquet", "arrow")

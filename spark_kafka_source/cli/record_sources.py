@@ -7,10 +7,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.log_offsets import Range
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 SOURCES = "env:VARIABLE or file:PATH"
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.admin.admin import Admin
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.log_offsets import Range
 from protocol.errors import AdminFailed, UnsupportedVersion
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.connection import Cluster
 

@@ -17,8 +17,8 @@ from protocol.admin.transactions import (
     list_transactions,
     open_transactions,
 )
+from protocol.base.listing import listed
 from protocol.errors import BrokerError, UnsupportedVersion
-from protocol.listing import listed
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protocol.admin.topics import NewTopic, create_topic
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConfigurationError, KafkaError

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
+from protocol.base.condition import Event
 from protocol.cluster.client import Client
-from protocol.condition import Event
 from protocol.config import ProducerConfig
 from protocol.producer.producer import Producer
 

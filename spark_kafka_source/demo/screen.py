@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import KafkaError
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.watching import QueryHistory

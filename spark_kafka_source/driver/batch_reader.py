@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pyspark.sql.datasource import DataSourceReader
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition

@@ -12,16 +12,16 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
+from protocol.base.once import log_once
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Topic
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
-from protocol.once import log_once
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment

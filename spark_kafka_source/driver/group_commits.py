@@ -9,15 +9,15 @@ import logging
 from collections.abc import Collection, Mapping
 
 from protocol.admin.groups import describe_group
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, KafkaError
-from protocol.group.committed_offsets import fetch_offsets, to_commit
+from protocol.group.commits.committed_offsets import fetch_offsets, to_commit
+from protocol.group.commits.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.membership import Membership
-from protocol.group.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions

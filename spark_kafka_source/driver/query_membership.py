@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from protocol.admin.groups import describe_group
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
+from protocol.base.once import log_once
 from protocol.cluster.client import Client
-from protocol.consumer.log_offsets import ListedOffset
-from protocol.consumer.log_samples import RecordSizes
 from protocol.errors import ConfigurationError
+from protocol.fetch.log_offsets import ListedOffset
+from protocol.fetch.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
-from protocol.once import log_once
 from protocol.position import Position
 from spark_kafka_source.driver.discovery import discover, is_subscribed, retry_unknown_topics, subscription
 from spark_kafka_source.driver.group_commits import GroupCommits

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
+from protocol.base.listing import listed
 from protocol.cluster.client import Client
 from protocol.cluster.unknown_topic import SUSPECT_DELETED_S
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
-from protocol.consumer_group.out_of_range import OutOfRange, check_committed
+from protocol.consumer.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
-from protocol.group.committed_offsets import TopicIds, fetch_start_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset
+from protocol.group.commits.committed_offsets import TopicIds, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.listing import listed
 from protocol.position import Position
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,

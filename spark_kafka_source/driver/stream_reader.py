@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from protocol.clock import Deadline
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.base.clock import Deadline
+from protocol.base.once import log_once
 from protocol.errors import KafkaError
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import TopicPartition
-from protocol.once import log_once
-from protocol.property_kinds import MAX_INT64
+from protocol.settings.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
 from spark_kafka_source.driver.discovery import discover_present, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import warn_if_offsets_differ

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from protocol.clock import Deadline
-from protocol.consumer.list_offsets import ends_of_epochs
+from protocol.base.clock import Deadline
 from protocol.errors import TopicUnknown
+from protocol.fetch.list_offsets import ends_of_epochs
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
 from spark_kafka_source.driver.discovery import (

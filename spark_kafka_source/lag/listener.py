@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from protocol.condition import Lock
+from protocol.base.condition import Lock
+from protocol.base.once import log_once
 from protocol.errors import KafkaError, UsageError
-from protocol.once import log_once
 from spark_kafka_source.lag.of_query import groups_of_progress, lag_of_query
 from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import list_offsets
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset
 from protocol.errors import ConfigurationError, KafkaError, UsageError
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds

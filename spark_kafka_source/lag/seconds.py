@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
-from protocol.consumer.fetch_position import CompletedFetch
-from protocol.consumer.log_samples import log_samples
 from protocol.errors import KafkaError
+from protocol.fetch.fetch_position import CompletedFetch
+from protocol.fetch.log_samples import log_samples
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.table import Lag, PartitionLag

@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from protocol.admin.topics import NewTopic, create_topic
-from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
+from protocol.base.condition import Lock
 from protocol.cluster.client import Client
-from protocol.condition import Lock
 from protocol.config import parse_client
 from protocol.errors import ConfigurationError, DeadlineExceeded, KafkaError, ProtocolError, TransportError, UsageError
 from protocol.net.byte_stream import ByteStream

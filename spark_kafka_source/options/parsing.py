@@ -9,14 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from protocol.base.once import deferred_warnings, warn_once
 from protocol.config import parse_client, parse_consumer, parse_producer
-from protocol.config_providers import is_reference
 from protocol.errors import ConfigurationError
-from protocol.once import deferred_warnings, warn_once
 from protocol.properties import BY_NAME
-from protocol.property_kinds import BOOLEAN, Effect, Kind, Role, integer
 from protocol.schemas.formats import FORMATS
-from protocol.secret import hide_variables
+from protocol.settings.config_providers import is_reference
+from protocol.settings.property_kinds import BOOLEAN, Effect, Kind, Role, integer
+from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_sink_formats, check_source

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from protocol.base.listing import listed
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 
 # Topic -> partition -> number, sorted.
 ByPartition = Mapping[str, Mapping[int, int]]

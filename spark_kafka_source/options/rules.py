@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.once import warn_once
-from protocol.property_kinds import shown
 from protocol.schemas.formats import FORMATS, Format
+from protocol.settings.property_kinds import shown
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX

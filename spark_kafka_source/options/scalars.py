@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta, timezone
 
-from protocol.property_kinds import MAX_INT64
+from protocol.settings.property_kinds import MAX_INT64
 
 MAX_TIME_MS = 2**63 - 1
 # Timestamps that are probably in seconds: after 1973 if read as seconds, before 2001 if read as milliseconds.

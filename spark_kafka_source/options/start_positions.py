@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from protocol.base.spelling import closest_match
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
-from protocol.spelling import closest_match
 from spark_kafka_source.options.partitions import ByPartition, by_partition, json_object, partition_name, whole_number
 from spark_kafka_source.options.scalars import MAX_TIME_MS, number_ms, timestamp_ms
 from spark_kafka_source.options.selection import Assignment

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from protocol.base.spelling import closest_match, same
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES, find
-from protocol.property_kinds import Effect, Property, Role
-from protocol.spelling import closest_match, same
+from protocol.settings.property_kinds import Effect, Property, Role
 
 PREFIX = "kafka."
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
-from protocol.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from protocol.schemas.formats import FORMATS, WRITTEN
 from protocol.schemas.protobuf_settings import ProtobufSettings
+from protocol.settings.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.partitions import ByPartition, checked_topic
 from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_bytes, timestamp_ms

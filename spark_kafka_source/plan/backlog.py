@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.plan.offsets import Offsets, topic_ids

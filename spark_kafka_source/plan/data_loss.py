@@ -1,6 +1,6 @@
 """Find records lost between a query's position and the logs, and word the errors and warnings. Sans-IO.
 
-`driver/trigger.py` sends the requests. `protocol.consumer` reports losses that a task finds.
+`driver/trigger.py` sends the requests. `protocol.fetch` reports losses that a task finds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from protocol.base.listing import listed
 from protocol.cluster.metadata import topic_id_text
-from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from protocol.listing import listed
 from protocol.position import Position
 from spark_kafka_source.error_messages import (
     ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO,

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import UsageError
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.options.partitions import partition_name

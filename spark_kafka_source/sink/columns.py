@@ -26,8 +26,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, UsageError
-from protocol.listing import CHOICES, listed
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
 from spark_kafka_source.sink.value_schemas import WriterSchema, encode_column
 

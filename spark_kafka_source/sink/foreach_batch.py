@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError
-from protocol.once import deferred_warnings
-from protocol.secret import hide_variables
+from protocol.settings.secret import hide_variables
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.spark_api import activate
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.types import BinaryType, StructType
 
-from protocol.once import log_once
+from protocol.base.once import log_once
 from spark_kafka_source.sink.columns import HEADERS, SinkPlan
 
 _ROWS_PER_BATCH = 10_000

@@ -15,8 +15,8 @@ from pyspark.sql import Row, datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from protocol.base.once import log_once
 from protocol.errors import ConfigurationError
-from protocol.once import log_once
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.columns import plan_sink

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from protocol.base.listing import listed
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import KafkaError
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange
 from spark_kafka_source.error_messages import with_remedies

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import DecodeFailed
+from protocol.fetch.log_offsets import Range
 from protocol.records.arrow_numpy import binaries, take_rows, to_arrow, to_numpy
 from spark_kafka_source.options.selection import ERROR, RAW
 from spark_kafka_source.options.table import SourceOptions
@@ -123,7 +123,7 @@ class DeadLetters:
         KafkaError
             An earlier dead letter was not acknowledged.
         """
-        from protocol.consumer.partition_consumer import messages_of
+        from protocol.fetch.partition_consumer import messages_of
         from protocol.processing.failures import dead_letter_headers
         from protocol.producer.producer import Producer
 

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from protocol.base.once import warn_once
 from protocol.config import ConsumerConfig
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, TopicRecreated, UsageError
-from protocol.once import warn_once
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.log_offsets import Range
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from spark_kafka_source.error_messages import (
     COULD_NOT_READ_OFFSET_RANGE,
@@ -110,7 +110,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     Raises
     ------
     KafkaError
-        As `protocol.consumer.bounded_reader.BoundedReader`.
+        As `protocol.fetch.bounded_reader.BoundedReader`.
     UsageError
         A record's timestamp exceeds Spark's range.
     """

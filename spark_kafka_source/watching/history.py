@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.admin.groups import GroupDescription, describe_group
+from protocol.base.once import log_once
 from protocol.errors import KafkaError, UsageError
-from protocol.once import log_once
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
 from spark_kafka_source.lag.table import Lag

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.errors import UsageError
 from spark_kafka_source.lag.seconds import Options
 from spark_kafka_source.watching.figure import draw

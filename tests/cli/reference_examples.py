@@ -23,9 +23,9 @@ from click.testing import CliRunner
 from protocol import Producer, TopicPartition, TransactionalProducer
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import ProducerFenced
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka

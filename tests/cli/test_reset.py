@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 
 
 @pytest.mark.parametrize(

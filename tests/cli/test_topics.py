@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.documents import commands
 
 

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from protocol import Producer
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 NOWHERE = "127.0.0.1:1"
 ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.records.encode import finalize_header
 from protocol.testing.fake_kafka.record_batches import read_batch

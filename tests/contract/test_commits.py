@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import CommitFailed
-from protocol.group import offset_manager
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits import offset_manager
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
-from protocol.group.offset_manager import OffsetManager
 from tests.contract.conftest import NewTopic
 from tests.contract.members import GroupMember as Joined
 from tests.contract.members import new_group, stable, sync_all
-from tests.protocol.consumer_group.members import wait_until
+from tests.protocol.consumer.members import wait_until
 
 Offsets = dict[tuple[str, int], CommittedOffset]
 

@@ -14,9 +14,9 @@ from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import ListedOffset, Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset, Range
 from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, EARLIEST_PENDING_UPLOAD, LATEST, LATEST_TIERED, MAX_TIMESTAMP
 from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE

@@ -8,7 +8,7 @@ from protocol.admin.groups import describe_group
 from protocol.admin.topics import delete_topic
 from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.cluster.client import Client
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.contract.members import (

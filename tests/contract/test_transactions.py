@@ -11,8 +11,8 @@ from protocol.admin.transactions import describe_transactions, list_transactions
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.contract.members import ask_coordinator, commit, committed, new_group, stable

@@ -11,7 +11,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 
 OLD_ID, NEW_ID, ID_OF_B = b"o" * 16, b"n" * 16, b"b" * 16
 

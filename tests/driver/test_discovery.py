@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from protocol import once
+from protocol.base import once
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -20,8 +20,8 @@ from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
 from tests.driver.changing_logs import Cluster, read_to
-from tests.protocol.consumer.consuming import TOPIC_ID
-from tests.protocol.consumer.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
+from tests.protocol.fetch.consuming import TOPIC_ID
+from tests.protocol.fetch.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
 
 EXISTING = {("orders", 0): TOPIC_ID}
 

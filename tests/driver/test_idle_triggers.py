@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import once
+from protocol.base import once
 from spark_kafka_source.driver.query_state import IdleTriggers
 from tests.driver.changing_logs import Cluster, read_to
 

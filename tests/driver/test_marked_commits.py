@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.position import Position
 from spark_kafka_source.driver import group_commits, trigger

@@ -16,7 +16,7 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss, DeadlineExceeded
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
@@ -32,8 +32,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.driver.changing_logs import ranges
-from tests.protocol.consumer.consuming import client_of, records
-from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.fetch.consuming import client_of, records
 from tests.support.internals import marks_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import SmallCluster

@@ -14,7 +14,7 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import Cluster, offsets_read, ranges, read_to
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.support.background import background
 from tests.support.wait_until import wait_until
 

@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from protocol.errors import DataLoss
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges, read_to
-from tests.protocol.consumer.consuming import client_of, records
+from tests.protocol.fetch.consuming import client_of, records
 from tests.support.stale_coordinator import keep_deleted_topic
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
-from protocol.consumer import log_offsets
-from protocol.consumer.log_offsets import Range
 from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.fetch import log_offsets
+from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.handlers import VERSIONS
@@ -27,7 +27,7 @@ from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, offsets_read, ranges, read_to
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.support.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------

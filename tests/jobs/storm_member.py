@@ -18,10 +18,10 @@ import confluent_kafka
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.consumer_group.consumer_group import ConsumerGroup
-from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed
 from protocol.kafka_terms import TopicPartition
 

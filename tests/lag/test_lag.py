@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from protocol import once
+from protocol.base import once
 from protocol.errors import ConfigurationError, UsageError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import (
@@ -28,7 +28,7 @@ from spark_kafka_source.lag import (
     lag_of_group,
     lag_of_query,
 )
-from tests.protocol.consumer.consuming import client_of, records
+from tests.protocol.fetch.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
 # The example in Spark's integration guide has one partition; here two sources have three, and a third is not Kafka.

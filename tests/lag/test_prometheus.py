@@ -17,7 +17,7 @@ from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from tests.lag.test_lag import PROGRESS, progress_event
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import KafkaError
+from protocol.fetch.list_offsets import list_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import __main__ as command
 from spark_kafka_source.local_kafka import acl_settings
 from spark_kafka_source.local_kafka.users import sasl_properties
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.fake_local_kafka import FakeLocalKafka
 
 SASL = ("--security", "sasl_plaintext")

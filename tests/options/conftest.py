@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import once
+from protocol.base import once
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from protocol.config import parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.log_offsets import Range
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import EARLIEST

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.broker_errors import ErrorCode
-from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.errors import KafkaError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectFailed, KafkaError

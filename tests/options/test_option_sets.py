@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol import once
+from protocol.base import once
 from protocol.errors import ConfigurationError
 from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 from spark_kafka_source.options.markdown import markdown
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.options.table import OPTIONS

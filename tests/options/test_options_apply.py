@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol.property_kinds import Effect
 from protocol.schemas.values import ColumnDecoder
+from protocol.settings.property_kinds import Effect
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m01_fetch import FETCH
@@ -33,7 +33,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
 from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
 from tests.support.spark_task import spark_task
 from tests.support.wait_until import comes_true

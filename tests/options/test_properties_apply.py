@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from protocol.properties import PROPERTIES
-from protocol.property_kinds import Effect
+from protocol.settings.property_kinds import Effect
 from tests.options.client_observers import CLIENT_OBSERVERS
 from tests.options.consumer_observers import CONSUMER_OBSERVERS
 from tests.options.observe import DIFFER

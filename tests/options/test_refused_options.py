@@ -8,7 +8,7 @@ import re
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.property_kinds import Effect
+from protocol.settings.property_kinds import Effect
 from spark_kafka_source.options.parsing import (
     parse_read_options,
     parse_sink_options,

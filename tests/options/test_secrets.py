@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark import cloudpickle
 
-from protocol import once
+from protocol.base import once
 from protocol.errors import ConfigurationError
-from protocol.property_kinds import SECRET
-from protocol.secret import Secret
+from protocol.settings.property_kinds import SECRET
+from protocol.settings.secret import Secret
 from spark_kafka_source.lag.seconds import configs
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.sink.foreach_batch import foreach_batch_writer

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.property_kinds import Effect, one_of
+from protocol.settings.property_kinds import Effect, one_of
 from spark_kafka_source.options import markdown, parsing
 from spark_kafka_source.options.table import OPTIONS, READ, Option, SinkOptions, SourceOptions, _read, entries
 

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.config import parse_client
 from protocol.errors import KafkaError
 from protocol.net.tls_context import TLSContext

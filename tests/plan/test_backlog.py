@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protocol.consumer.log_offsets import ListedOffset
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment

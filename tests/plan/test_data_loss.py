@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from protocol.cluster.metadata import topic_id_text
-from protocol.consumer.log_offsets import ListedOffset, Range
 from protocol.errors import DataLoss
+from protocol.fetch.log_offsets import ListedOffset, Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.plan import data_loss

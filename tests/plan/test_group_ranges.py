@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.ranges import group_ranges, split
 

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from protocol.consumer.log_offsets import ListedOffset, Range
+from protocol.fetch.log_offsets import ListedOffset, Range
 from protocol.position import Position
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment

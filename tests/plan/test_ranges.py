@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import DataLoss, UsageError
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from protocol import once
+from protocol.base import once
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig, parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
 from protocol.properties import PROPERTIES
-from protocol.property_kinds import Effect, Property, Role
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import Password, credentials
-from protocol.secret import Secret
 from protocol.security.tls_config import TLSConfig
+from protocol.settings.property_kinds import Effect, Property, Role
+from protocol.settings.secret import Secret
 
 BROKERS = {"bootstrap.servers": "localhost:9092"}
 PARSERS: dict[Role, Callable[..., object]] = {

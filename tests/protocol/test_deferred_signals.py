@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.interrupts import Deferred, interruptible
+from protocol.base.interrupts import Deferred, interruptible
 
 INT, USR1, USR2, HUP = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 NUMBERS = (INT, USR1, USR2, HUP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.config_providers import parse_java_properties
+from protocol.settings.config_providers import parse_java_properties
 
 
 @pytest.mark.parametrize(

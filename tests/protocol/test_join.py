@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from protocol.interrupts import join
+from protocol.base.interrupts import join
 
 
 def test_running_thread_counts_as_running_after_an_interrupted_join() -> None:

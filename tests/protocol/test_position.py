@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from protocol.consumer.fetch_position import CompletedFetch
 from protocol.errors import UsageError
+from protocol.fetch.fetch_position import CompletedFetch
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position, RecordPositions
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 
 TOPIC, OTHER = b"first topic id..", b"second topic id."
 

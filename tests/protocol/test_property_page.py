@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.consumer_group.group_consumer_config import GroupConsumerConfig
+from protocol.consumer.group_consumer_config import GroupConsumerConfig
 from protocol.properties import PROPERTIES
 from protocol.property_page import markdown
 from tests.support.documents import ROOT, block, listed_names

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 
 from protocol.admin import Admin
-from protocol.calls import CallGate
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.consumer_group import ConsumerGroup
-from protocol.consumer_group.consumer_records import ConsumerRecords
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
-from protocol.consumer_group.session import ConsumerGroupSession
+from protocol.base.calls import CallGate
+from protocol.base.interrupts import signals
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.consumer_records import ConsumerRecords
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import KafkaError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.group.member import ConsumerGroupMetadata
-from protocol.interrupts import signals
 from protocol.processing.failures import NO_RETRIES
 from protocol.processing.processor import Processor
 from protocol.producer.messages import ProducerMessage
@@ -31,7 +31,7 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
-from tests.protocol.consumer_group.members import IdleHandler
+from tests.protocol.consumer.members import IdleHandler
 from tests.support import read_committed
 from tests.support.interrupts import interrupted_at, places_in
 from tests.support.wait_until import wait_until

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 import protocol
-from protocol.consumer import log_offsets
+from protocol.base.progress import Progress, ProgressReporter
 from protocol.errors import ConfigurationError, DataLoss, KafkaError, NoOffset, UsageError
-from protocol.progress import Progress, ProgressReporter
+from protocol.fetch import log_offsets
 from protocol.tables import READ_SCHEMA
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.offsets import Committed
@@ -30,7 +30,7 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of, produce, records
+from tests.protocol.fetch.consuming import client_of, produce, records
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
 from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until

@@ -19,10 +19,10 @@ import pyarrow as pa
 import protocol
 from protocol import Client, CommittedOffset, DataLoss, KafkaConsumer, KafkaError
 from protocol.config import parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
 from protocol.errors import LogTruncated
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (

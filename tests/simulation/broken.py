@@ -66,7 +66,7 @@ class DeliberateFault:
         return text.replace(self.before, self.after)
 
 
-CONSUMER = "protocol/consumer_group/"
+CONSUMER = "protocol/consumer/"
 SINK = "spark_kafka_source/sink/exactly_once/"
 DRIVER = "spark_kafka_source/driver/"
 
@@ -156,7 +156,7 @@ FAULTS = {
     ),
     "records of aborted transactions are read": DeliberateFault(
         "transactions",
-        "protocol/consumer/fetch_position.py",
+        "protocol/fetch/fetch_position.py",
         'self.aborted_transactions if config.isolation_level == "read_committed" else None,',
         "[],",
     ),
@@ -175,19 +175,19 @@ FAULTS = {
     # -- assigned partitions --------------------------------------------------------------------------
     "a truncated log is read on": DeliberateFault(
         "assigned_consumer",
-        "protocol/consumer/fetch_position.py",
+        "protocol/fetch/fetch_position.py",
         '        if agreed["end_offset"] < self.offset:\n',
         "        if False:\n",
     ),
     "a range does not name lost offsets": DeliberateFault(
         "assigned_consumer",
-        "protocol/consumer/bounded_reader.py",
+        "protocol/fetch/bounded_reader.py",
         "            self.skipped.append(skipped)\n",
         "            pass\n",
     ),
     "a range has a record beyond its end": DeliberateFault(
         "assigned_consumer",
-        "protocol/consumer/bounded_reader.py",
+        "protocol/fetch/bounded_reader.py",
         "self._columns, reading.name, reading.until_offset)",
         "self._columns, reading.name, reading.until_offset + 1)",
     ),
@@ -213,7 +213,7 @@ FAULTS = {
     ),
     "offsets of an open transaction are not awaited": DeliberateFault(
         "exactly_once_copy",
-        "protocol/group/committed_offsets.py",
+        "protocol/group/commits/committed_offsets.py",
         "    require_stable: bool = True,\n",
         "    require_stable: bool = False,\n",
     ),
@@ -310,7 +310,7 @@ FAULTS = {
     ),
     "the first lost offset is one too far": DeliberateFault(
         "spark_query",
-        "protocol/consumer/fetch_failures.py",
+        "protocol/fetch/fetch_failures.py",
         "    return InvalidPosition(refused, offset, Position(resume), reason, log=bounds)\n",
         "    return InvalidPosition(refused, offset + 1, Position(resume), reason, log=bounds)\n",
     ),

@@ -31,9 +31,9 @@ from tests.simulation.same_seed import PYTHON
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "build" / "simulation-coverage.json"
 WATCHED = (
-    "protocol/consumer",
+    "protocol/fetch",
     "protocol/group",
-    "protocol/consumer_group",
+    "protocol/consumer",
     "protocol/producer",
     "protocol/transaction",
     "spark_kafka_source/source.py",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _CLIENT = (
-    *("protocol/cluster", "protocol/consumer", "protocol/consumer_group", "protocol/group", "protocol/net"),
+    *("protocol/cluster", "protocol/fetch", "protocol/consumer", "protocol/group", "protocol/net"),
     *("protocol/producer", "protocol/transaction", "spark_kafka_source/driver", "spark_kafka_source/sink"),
 )
 _MACHINES: dict[str, tuple[str, Mapping[Any, frozenset[Any]]]] = {

@@ -15,8 +15,8 @@ from protocol import (
     Producer,
     RetryPolicy,
 )
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (

@@ -21,7 +21,7 @@ from protocol import (
     Producer,
     TransactionalProducer,
 )
-from protocol.consumer_group.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import Process, Simulation, heal
 from protocol.transaction.states import TransactionState

@@ -10,7 +10,7 @@ import threading
 import time
 
 from protocol import KafkaError, Producer
-from protocol.condition import Condition
+from protocol.base.condition import Condition
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import Simulation
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.records.batch_header import CONTROL
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.record_batches import read_batch

@@ -70,10 +70,10 @@ def test_observer_sees_codes_and_branches_and_changes_no_digest() -> None:
 def test_page_names_what_no_seed_has_reached() -> None:
     transitions = Counter({"classic UNJOINED JOINING": 3})
     codes = Counter({"Produce 0": 9, "Produce 6": 2, "Fetch 74": 1})
-    reached = Reached(0, {"protocol/once.py": 0b000111}, transitions, codes, {"writes": [3, 1, 2, 7]})
-    text = page(reached, {"protocol/once.py": BRANCHES}, "c0ffee", "3.11")
+    reached = Reached(0, {"protocol/base/once.py": 0b000111}, transitions, codes, {"writes": [3, 1, 2, 7]})
+    text = page(reached, {"protocol/base/once.py": BRANCHES}, "c0ffee", "3.11")
     assert "| `writes` | 1–3, 7 |" in text
     assert "| Produce | NOT_LEADER_OR_FOLLOWER 2 | FENCED_LEADER_EPOCH |" in text
-    assert "| `protocol/once.py` | 3 of 6 | `unused` | 9 |" in text
+    assert "| `protocol/base/once.py` | 3 of 6 | `unused` | 9 |" in text
     assert "UNJOINED → FAILED, LEAVING, LEFT |" in text
     assert "| NOT_COORDINATOR |" in text

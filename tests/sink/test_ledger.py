@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Corrupt, UsageError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.producer.idempotence import ProducerIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets, to_offsets
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType, TimestampType
 
-from protocol import once
+from protocol.base import once
 from spark_kafka_source.sink import rows as sink_rows
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
 

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded

@@ -19,7 +19,7 @@ import pytest
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.jvm_connector import DELTA_SPARK, delta_jars
 from tests.support.read_committed import by_librdkafka
 from tests.support.soak import SOAK

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from benchmarks import run as benchmarks
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.documents import ROOT, TUTORIAL, block, blocks, commands
 from tests.support.read_back import read_back
 from tests.support.wait_until import wait_until
@@ -32,13 +32,12 @@ PYTHON = {
     ("monitoring.md", "lag_of_query("): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
     ("monitoring.md", "watch(query"): HERE + "test_first_query_of_readme_writes_rows_and_shows_lag",
     ("architecture.md", "protocol.read("): HERE + "test_architecture_example_reads_range_without_spark",
-    ("consuming.md", "protocol.read("): "tests/protocol/consumer/test_examples.py::test_topic_is_read_as_a_table",
-    ("consuming.md", "stream = consumer"): "tests/protocol/consumer/test_examples.py::test_first_example_runs",
-    ("consuming.md", "class Printer"): "tests/protocol/consumer/test_examples.py::test_group_reads_and_commits",
-    ("consuming.md", "consumer.commit_sync()"): "tests/protocol/consumer/test_examples.py::"
-    "test_group_reads_and_commits",
-    ("consuming.md", "class Hot("): "tests/protocol/consumer/test_examples.py::test_assignor_of_the_page_assigns",
-    ("consuming.md", "def consume("): "tests/protocol/consumer/test_examples.py::"
+    ("consuming.md", "protocol.read("): "tests/protocol/fetch/test_examples.py::test_topic_is_read_as_a_table",
+    ("consuming.md", "stream = consumer"): "tests/protocol/fetch/test_examples.py::test_first_example_runs",
+    ("consuming.md", "class Printer"): "tests/protocol/fetch/test_examples.py::test_group_reads_and_commits",
+    ("consuming.md", "consumer.commit_sync()"): "tests/protocol/fetch/test_examples.py::test_group_reads_and_commits",
+    ("consuming.md", "class Hot("): "tests/protocol/fetch/test_examples.py::test_assignor_of_the_page_assigns",
+    ("consuming.md", "def consume("): "tests/protocol/fetch/test_examples.py::"
     "test_handled_records_are_committed_and_others_are_redelivered",
     (
         "delivery.md",

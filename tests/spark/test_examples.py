@@ -19,7 +19,7 @@ import pytest
 import protocol
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.read_back import read_back
 from tests.support.read_committed import by_librdkafka
 from tests.support.wait_until import wait_until

@@ -25,8 +25,8 @@ from pyspark.sql import SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.protocol.consumer.consuming import client_of
-from tests.protocol.consumer_group.members import Watch
+from tests.protocol.consumer.members import Watch
+from tests.protocol.fetch.consuming import client_of
 from tests.support.background import background
 from tests.support.chaos import Actor, Chaos, Move, Program
 from tests.support.console_consumer import console_command

@@ -13,7 +13,7 @@ from protocol.admin.groups import Member, describe_group
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.wait_until import attempts, wait_until
 

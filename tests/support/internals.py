@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.partition_fetcher import PartitionFetcher
-from protocol.consumer_group.assigned_partitions import AssignedPartitions
-from protocol.consumer_group.commits import Commits
-from protocol.consumer_group.consumer_group import ConsumerGroup
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.session import ConsumerGroupSession
+from protocol.consumer.assigned_partitions import AssignedPartitions
+from protocol.consumer.commits import Commits
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupSession
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.partition_fetcher import PartitionFetcher
+from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.membership import Membership
-from protocol.group.offset_manager import OffsetManager
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.processor import Processor

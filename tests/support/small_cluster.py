@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.schema import Api
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 
 PARTITIONS, END = 2, 10

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.group import committed_offsets
+from protocol.group.commits import committed_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka

@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Topic
 from protocol.config import parse_client
-from protocol.consumer.list_offsets import list_offsets
+from protocol.fetch.list_offsets import list_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.wait_until import attempts, wait_until

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from protocol.config import parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import once
+from protocol.base import once
 from protocol.config import ConsumerConfig
 from spark_kafka_source.task.range_reader import resolve_client_rack
 

@@ -72,7 +72,7 @@ def test_executor_does_not_import_modules_of_the_driver(name: str, tmp_path: Pat
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = ended.stdout.split()
     assert "spark_kafka_source.task.range_reader" in imported
-    unwanted = ("spark_kafka_source.driver", "protocol.group", "protocol.consumer_group", "protocol.admin", "pandas")
+    unwanted = ("spark_kafka_source.driver", "protocol.group", "protocol.consumer", "protocol.admin", "pandas")
     assert [name for name in imported if name.startswith(unwanted)] == []
 
 
@@ -108,4 +108,4 @@ def test_warning_in_spark_process_names_level_and_logger(tmp_path: Path) -> None
         "from spark_kafka_source.options.parsing import parse_sink_options; parse_sink_options(source.options)"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(sent)], capture_output=True, text=True)
-    assert ended.stderr.startswith("WARNING protocol.once: header has no effect: ")
+    assert ended.stderr.startswith("WARNING protocol.base.once: header has no effect: ")

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError
+from protocol.fetch.log_offsets import Range
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from spark_kafka_source.options.parsing import parse_source_options

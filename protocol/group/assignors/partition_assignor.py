@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.assignors.assignor import Assignor, MemberAssignment, Members, Topics
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
-from protocol.listing import listed
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.base.clock import Backoff
 from protocol.broker_errors import ErrorCode, GroupEffect, error_row
-from protocol.clock import Backoff
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig

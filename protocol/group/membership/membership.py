@@ -15,12 +15,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from protocol.base.clock import Deadline
+from protocol.base.condition import Condition
+from protocol.base.interrupts import join
+from protocol.base.listing import listed
+from protocol.base.once import log_once
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Metadata
-from protocol.condition import Condition
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
@@ -29,11 +32,8 @@ from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
-from protocol.interrupts import join
-from protocol.listing import listed
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
-from protocol.once import log_once
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import SYSTEM_CLOCK, Clock
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.authorizer import Authorizer
 from protocol.testing.fake_kafka.configs import DEFAULT_SETTINGS, topic_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.clock import Clock
+from protocol.base.clock import Clock
 
 
 class ManualClock(Clock):

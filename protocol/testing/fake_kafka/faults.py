@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.base.spelling import closest_match
 from protocol.broker_errors import ErrorCode
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.spelling import closest_match
 from protocol.testing.fake_kafka.requests import Body, Refused
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import SYSTEM_CLOCK, Clock
-from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import UsageError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.messages import Headers, Message
 from protocol.producer.partitioner import partition_of

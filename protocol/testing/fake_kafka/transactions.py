@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.base.clock import Clock
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Clock
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.offsets import Offsets
 from protocol.testing.fake_kafka.requests import Body, Refused, Request

@@ -21,7 +21,7 @@ from protocol.testing.simulation.scheduler import START_S, Scheduler
 PACKAGES = ("protocol", "spark_kafka_source")
 # Their imports bring most of the client.
 _USUAL_MODULES = (
-    "protocol.consumer_group.kafka_consumer",
+    "protocol.consumer.kafka_consumer",
     "protocol.producer.transactional_producer",
     "protocol.testing.fake_kafka.server",
 )

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from protocol.base.listing import listed
 from protocol.cluster.client import Client
 from protocol.errors import KafkaError, OutcomeUnknown
-from protocol.listing import listed
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.batch_write_end import abort_failed_write, fence_other_attempts

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from protocol.admin.transactions import describe_transactions, list_transactions
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError, ProducerFenced, UnsupportedVersion
 from protocol.transaction.coordinator import init_producer_id

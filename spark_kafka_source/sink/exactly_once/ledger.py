@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from protocol.errors import Corrupt, UsageError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.idempotence import ProducerIdentity
 

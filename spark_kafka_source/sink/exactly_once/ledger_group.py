@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import TypeVar
 
 from protocol.admin.transactions import list_transactions
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, error_row
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError, KafkaError, UnsupportedVersion, UsageError
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionalIdentity

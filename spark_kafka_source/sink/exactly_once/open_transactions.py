@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.admin.transactions import describe_transactions, list_transactions
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import UnsupportedVersion
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.transaction.end_transaction import TransactionOutcome, end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once.ledger import Ledger

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from protocol.admin.transactions import describe_transactions
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import (
     BrokerError,

@@ -23,7 +23,7 @@ from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ProducerConfig
 from protocol.errors import BrokerError, ConfigurationError, KafkaError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.idempotence import ProducerIdentity

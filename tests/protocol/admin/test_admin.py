@@ -24,14 +24,14 @@ from protocol.admin.topics import NewPartitions, NewTopic
 from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, quota_entity
 from protocol.broker_errors import ErrorCode
 from protocol.errors import AdminFailed, BrokerError, ConfigurationError, UnsupportedVersion, UsageError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class, version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.documents import block
 from tests.support.wait_until import wait_until
 

@@ -30,7 +30,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class, version_numbers
 from spark_kafka_source.local_kafka.secured import USERS
 from spark_kafka_source.local_kafka.users import acl_settings, sasl_properties
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 from tests.support.documents import ROOT
 from tests.support.soak import SOAK
 from tests.support.wait_for_brokers import wait_until_known

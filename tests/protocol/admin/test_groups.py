@@ -9,11 +9,11 @@ import pytest
 from protocol import Admin
 from protocol.admin.groups import ListedGroup, describe_group, list_groups
 from protocol.group.assignors.subscription_codec import encode_assignment
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 
 def test_groups_of_all_brokers_are_listed() -> None:

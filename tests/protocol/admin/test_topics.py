@@ -17,7 +17,7 @@ from protocol.errors import AdminFailed, Corrupt, KafkaError
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 
 def test_deleted_topic_of_the_same_name_is_not_taken_for_the_new_one() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import parse_client
 from protocol.errors import KafkaError
 from protocol.net.authenticate import Authenticator

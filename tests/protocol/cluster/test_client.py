@@ -13,18 +13,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from protocol.base.clock import Backoff, Clock, Deadline
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
-from protocol.clock import Backoff, Clock, Deadline
 from protocol.cluster.client import CONTROL, PRODUCE, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Broker, Metadata, NewLeader
 from protocol.config import ClientConfig, parse_consumer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import (
     BrokerError,
     ConfigurationError,
@@ -35,7 +31,11 @@ from protocol.errors import (
     KafkaError,
     RequestTimedOut,
 )
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.readiness import ready
 from protocol.producer.producer import Producer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.base.clock import Backoff, Deadline
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.clock import Backoff, Deadline
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.unknown_topic import UnknownTopicTimer
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, TopicUnknown

@@ -1,17 +1,82 @@
-"""Fixtures of the consumer tests."""
+"""Consumers in groups of a real Kafka, in both group protocols."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.group.commits.committed_offsets import fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.protocol.consumer.consuming import client_of
+from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
+from tests.protocol.consumer.members import Member
+from tests.protocol.fetch.consuming import client_of
+
+_CLASSIC: dict[str, object] = {"group.protocol": "classic", "heartbeat.interval.ms": 100}
+EAGER = {**_CLASSIC, "partition.assignment.strategy": "range"}
+COOPERATIVE = {**_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}
+KIP_848: dict[str, object] = {"group.protocol": "consumer"}
+
+NewConsumer = Callable[..., KafkaConsumer]
 
 
 @pytest.fixture(scope="module")
-def client(kafka: LocalKafka) -> Iterator[Client]:
-    with client_of(kafka) as made:
-        yield made
+def client(kafka1: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka1, metadata_max_age_ms=1_000) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def lasting_topic(kafka1: LocalKafka) -> Iterator[TopicFactory]:
+    """As `topic1`, for all tests of a file."""
+    yield from topic_factory(kafka1)
+
+
+@pytest.fixture(
+    params=[EAGER, COOPERATIVE, pytest.param(KIP_848, marks=NEEDS_KIP_848)], ids=["eager", "cooperative", "kip848"]
+)
+def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Return properties of each kind of rebalance."""
+    return dict(request.param)
+
+
+@pytest.fixture
+def group(client: Client) -> str:
+    """Return a new group id. Its coordinator is ready: a broker creates `__consumer_offsets` for its first group."""
+    name = f"group-{uuid.uuid4().hex[:10]}"
+    fetch_offsets(client, name, None, client.deadline())
+    return name
+
+
+@pytest.fixture
+def new_consumer(client: Client, group: str) -> Iterator[NewConsumer]:
+    """Yield `new_consumer(**{"auto.offset.reset": "latest"})`, in the test's group; by default it starts at the
+    earliest offset."""
+    made: list[KafkaConsumer] = []
+
+    def create(**properties: object) -> KafkaConsumer:
+        given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, **properties}
+        made.append(KafkaConsumer(client, parse_group_consumer(given)))
+        return made[-1]
+
+    yield create
+    for consumer in made:
+        consumer.close()
+
+
+@pytest.fixture
+def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
+    """Yield `new_member("orders", **properties)`, in the test's group."""
+    made: list[Member] = []
+
+    def create(topic: str, **properties: object) -> Member:
+        made.append(Member(client, group, topic, **properties))
+        return made[-1]
+
+    yield create
+    for member in made:
+        member.close()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, ConnectionLost, RequestTimedOut
 from protocol.net.authenticate import Authenticator
 from protocol.sasl.config import SaslConfig
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api

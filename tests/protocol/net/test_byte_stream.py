@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import ConnectionLost, FrameTooLarge, RequestTimedOut
 from protocol.net import byte_stream
 from protocol.net.byte_stream import Buffer, ByteStream

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.errors import ConnectFailed
 from protocol.net.connect import connect
 from protocol.testing.fake_kafka.listener import kept_port

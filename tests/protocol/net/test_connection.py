@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
 from protocol.net import byte_stream

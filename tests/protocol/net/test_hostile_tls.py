@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from protocol.clock import SYSTEM_CLOCK
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut, TLSFailed

@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Collection
 
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.commits import Offsets, OnCommit
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.commits import Offsets, OnCommit
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
-from protocol.group.committed_offsets import CallerOffsets, as_committed_offsets
+from protocol.fetch.partition_consumer import ConsumerMessage
+from protocol.group.commits.committed_offsets import CallerOffsets, as_committed_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor

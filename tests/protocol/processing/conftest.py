@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.commits import Offsets, OnCommit
-from protocol.consumer_group.consumer_records import ConsumerRecords
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.commits import Offsets, OnCommit
+from protocol.consumer.consumer_records import ConsumerRecords
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
-from protocol.group.committed_offsets import CallerOffsets, fetch_offsets
+from protocol.fetch.partition_consumer import ConsumerMessage
+from protocol.group.commits.committed_offsets import CallerOffsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 PARTITIONS = 2
 GROUP = "workers"

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.consumer import Consumer
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.fetch.consumer import Consumer
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of
-from tests.protocol.consumer_group.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.processing.chaos_worker import ATTEMPTS, READY, is_poison
 from tests.support.chaos import Actor, Chaos, Move, Program, State
 from tests.support.number_source import NumberSource

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import UsageError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.failures import RetryPolicy, dead_letter_headers
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer.consumer import Consumer
-from protocol.consumer.partition_consumer import ConsumerMessage
 from protocol.errors import BrokerError, UsageError
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import EARLIEST, NO_TIMESTAMP_MS
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor

@@ -13,10 +13,10 @@ import pytest
 
 from protocol.admin import Admin
 from protocol.broker_errors import ErrorCode
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError, WakeUp
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop

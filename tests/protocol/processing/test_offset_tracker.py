@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.position import Position, RecordPositions
 from protocol.processing.offset_tracker import OffsetTracker, TrackedRecords
 

@@ -13,9 +13,9 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer.partition_consumer import ConsumerMessage
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, ConfigurationError, UsageError
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.faults import ALWAYS

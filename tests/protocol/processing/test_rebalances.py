@@ -10,8 +10,8 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.consumer_group.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.polled_batch import ConsumerBatch

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from protocol.cluster.client import Client
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.server import FakeKafka
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.protocol.processing.conftest import GROUP, PROPERTIES, Handler, Running, Start
 from tests.support.wait_until import wait_until
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Deadline
-from protocol.consumer.partition_consumer import ConsumerMessage
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.lanes import LanePartition, Run
 from protocol.processing.offset_tracker import OffsetTracker

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from protocol.clock import SYSTEM_CLOCK, Clock
+from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.producer.producer import Producer

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, UnsupportedVersion
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.batch_header import TRANSACTIONAL, WIRE

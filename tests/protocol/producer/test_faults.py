@@ -20,7 +20,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import move_leader
+from tests.protocol.fetch.consuming import move_leader
 from tests.protocol.producer.producing import (
     assert_all_once_in_order,
     numbered,

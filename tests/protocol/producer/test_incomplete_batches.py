@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.errors import KafkaError
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows

@@ -22,7 +22,7 @@ from tests.support.interrupts import interrupted_at
 pytestmark = pytest.mark.soak
 
 TOPIC = "t"
-_CODE = ("protocol.producer", "protocol.transaction", "protocol.interrupts", "contextlib")
+_CODE = ("protocol.producer", "protocol.transaction", "protocol.base.interrupts", "contextlib")
 
 _S = TransactionState
 
@@ -127,7 +127,7 @@ def test_commit_during_which_a_signal_handler_closes_the_producer_is_not_to_be_r
 def test_interrupted_result_of_message_raises_ctrl_c_and_leaves_lock_free() -> None:
     future, place, reached = MessageFuture(), 1, True
     while reached:
-        code = ("threading", "concurrent.futures", "protocol.condition")
+        code = ("threading", "concurrent.futures", "protocol.base.condition")
         with suppress(KeyboardInterrupt, TimeoutError), interrupted_at(place, code) as was_reached:
             future.result(0.001)
         reached = was_reached()

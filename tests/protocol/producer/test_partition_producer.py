@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.base.clock import Backoff
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Backoff
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded, KafkaError
 from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
 from protocol.producer.incomplete_batches import ProducerBatch

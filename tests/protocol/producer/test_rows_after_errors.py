@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler

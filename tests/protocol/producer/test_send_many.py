@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+from protocol.base.clock import Clock
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Clock
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, SendFailed, UsageError
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer

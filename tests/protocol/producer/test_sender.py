@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.base.clock import Clock, Deadline
+from protocol.base.condition import Event
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Clock, Deadline
-from protocol.condition import Event
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch

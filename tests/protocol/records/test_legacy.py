@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from protocol.config import parse_consumer
-from protocol.consumer.fetch_position import FetchPosition
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
+from protocol.fetch.fetch_position import FetchPosition
 from protocol.position import Position
 from protocol.records.decode import SCHEMA, decode
 from protocol.records.legacy import with_lz4_header_checksum

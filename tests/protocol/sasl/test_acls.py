@@ -13,11 +13,11 @@ import pytest
 from protocol.admin.groups import delete_group, describe_group
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import KafkaError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -25,7 +25,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.local_kafka.users import acl_settings
 from tests.conftest import KAFKA_VERSION, topic_factory
-from tests.protocol.consumer.consuming import client_of, produce, ranges_of, reader, rows_of
+from tests.protocol.fetch.consuming import client_of, produce, ranges_of, reader, rows_of
 from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.support.fake_local_kafka import FakeLocalKafka
 from tests.support.secured_kafka import USERS, SecuredKafka

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, KafkaError
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import KAFKA_VERSION, TopicFactory, topic_factory
-from tests.protocol.consumer.consuming import produce
-from tests.protocol.consumer_group.members import Member, read
+from tests.protocol.consumer.members import Member, read
+from tests.protocol.fetch.consuming import produce
 from tests.protocol.sasl.acls import ALICE, BOB, Acl, allow
 from tests.protocol.sasl.conftest import ClientFactory
 from tests.protocol.security.secure_parts import options

@@ -16,7 +16,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AuthenticationFailed, DeadlineExceeded, KafkaError, ProtocolError
 from protocol.sasl.mechanisms import oauthbearer, scram
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 from protocol.testing.fake_kafka.listener import Handler
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE

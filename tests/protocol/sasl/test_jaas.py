@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import ConfigurationError
 from protocol.sasl.jaas import parse_jaas
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 from tests.support.janino import java_command
 from tests.support.soak import SOAK
 

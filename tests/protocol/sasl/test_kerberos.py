@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import DeadlineExceeded, KafkaError

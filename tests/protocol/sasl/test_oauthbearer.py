@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import AuthenticationFailed, ConfigurationError
 from protocol.sasl.mechanisms import oauthbearer
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 
 def test_message_is_that_of_rfc_7628() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.config import parse_consumer, parse_producer
-from protocol.consumer.consumer import Consumer
+from protocol.fetch.consumer import Consumer
 from protocol.kafka_terms import EARLIEST
 from protocol.producer.producer import Producer
 from spark_kafka_source.local_kafka.users import sasl_properties

@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import AuthenticationFailed
 from protocol.sasl.mechanisms import Exchange, scram
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 SERVER_NONCE = f"{NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"

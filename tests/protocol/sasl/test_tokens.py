@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.net.tokens import Tokens
 from protocol.sasl.cloud_identity import AwsIam
@@ -30,7 +30,7 @@ from protocol.sasl.credentials import (
     credentials,
 )
 from protocol.sasl.token import Token, jwt_expiry_s, unsecured_token
-from protocol.secret import Secret
+from protocol.settings.secret import Secret
 from protocol.testing.fake_kafka.clock import ManualClock
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from tests.protocol.net.test_hostile_tls import Talk, server

@@ -17,14 +17,14 @@ import pytest
 
 from protocol import tables
 from protocol.admin.admin import Admin
-from protocol.clock import SYSTEM_CLOCK, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer, parse_producer
-from protocol.consumer.consumer import Consumer
-from protocol.consumer_group.consumer_group import ConsumerGroup
-from protocol.consumer_group.group_consumer_config import parse_group_consumer
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import ConnectionLost, KafkaError
+from protocol.fetch.consumer import Consumer
 from protocol.net.authenticate import Authenticator
 from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import Connection
@@ -33,8 +33,8 @@ from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.sasl.config import SaslConfig
-from protocol.secret import Secret, SecretBytes
 from protocol.security.tls_config import TLSConfig
+from protocol.settings.secret import Secret, SecretBytes
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE

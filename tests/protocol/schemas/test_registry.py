@@ -18,7 +18,7 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
 from protocol.schemas.registry_config import parse_registry
-from protocol.secret import pickled_with_secrets
+from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from tests.support.tls_ends import authority_without_key_identifiers

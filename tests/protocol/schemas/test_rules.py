@@ -14,8 +14,8 @@ from confluent_kafka.schema_registry.rule_registry import RuleRegistry
 from confluent_kafka.schema_registry.serde import RuleExecutor
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError
-from protocol.once import deferred_warnings
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.rules import Use, parse_rules, refuse_rules

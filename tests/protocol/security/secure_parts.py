@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from protocol.admin.groups import list_groups
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.producer.producer import Producer
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag.of_group import lag_of_group

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from protocol import once
+from protocol.base import once
 from protocol.config import ClientConfig, parse_client
 from protocol.errors import ConfigurationError
 from protocol.net.tls_context import TLSContext, new_context

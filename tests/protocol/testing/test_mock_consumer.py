@@ -36,7 +36,7 @@ def test_batches_equal_those_of_a_real_consumer() -> None:
             collected = []
             for consumer in (real, mock):
                 consumer.subscribe(["orders"])
-                polled: list[protocol.consumer_group.consumer_records.ConsumerRecords] = []
+                polled: list[protocol.consumer.consumer_records.ConsumerRecords] = []
                 wait_until(lambda: polled.append(consumer.poll(100)) or polled[-1])  # noqa: B023
                 collected.append(polled[-1][ORDERS][0])
     assert collected[0].equals(collected[1])

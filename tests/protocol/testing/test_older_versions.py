@@ -17,7 +17,7 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 
 EACH = [(api, version) for api, (first, last) in VERSIONS.items() for version in range(first, last + 1)]
 

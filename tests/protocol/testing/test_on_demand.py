@@ -13,11 +13,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.config import parse_client, parse_consumer, parse_producer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -32,7 +32,7 @@ from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from tests.contract.members import GroupMember, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
-from tests.protocol.consumer.consuming import records
+from tests.protocol.fetch.consuming import records
 from tests.protocol.producer.producing import numbered
 from tests.support.wait_until import wait_until
 

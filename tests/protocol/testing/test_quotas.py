@@ -6,7 +6,7 @@ import pytest
 
 from protocol.admin.admin import Admin
 from protocol.admin.users import quota_entity
-from protocol.consumer_group.kafka_consumer import KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.quotas import PRODUCED, Quotas
 from protocol.testing.fake_kafka.requests import Request

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer, parse_producer
-from protocol.consumer.bounded_reader import BoundedReader
-from protocol.consumer.list_offsets import list_offsets
-from protocol.consumer.log_offsets import Range
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import LATEST
 from protocol.producer.transactional_producer import TransactionalProducer

@@ -7,7 +7,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_offsets, add_partitions, init_producer_id, speaks_v2

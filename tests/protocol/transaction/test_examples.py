@@ -10,7 +10,7 @@ from typing import Any
 from protocol.errors import OutcomeUnknown, ProducerFenced
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of, produce
+from tests.protocol.fetch.consuming import client_of, produce
 from tests.protocol.transaction.producing import new_id, numbers_in
 from tests.support.consumer_groups import describe
 from tests.support.documents import block

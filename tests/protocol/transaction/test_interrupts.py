@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.errors import KafkaError, OutcomeLost
 from protocol.net.connection import Reply
@@ -19,7 +19,13 @@ from tests.protocol.transaction.producing import send_and_flush, started, visibl
 from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
-_CODE = ("protocol.producer", "protocol.transaction", "protocol.interrupts", "protocol.condition", "contextlib")
+_CODE = (
+    "protocol.producer",
+    "protocol.transaction",
+    "protocol.base.interrupts",
+    "protocol.base.condition",
+    "contextlib",
+)
 # Interrupt at every `_STEP`-th place.
 _STEP = 5
 

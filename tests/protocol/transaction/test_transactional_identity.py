@@ -12,7 +12,7 @@ from protocol.errors import (
     ProducerFenced,
     TransactionFailed,
 )
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka

@@ -22,7 +22,7 @@ from protocol.errors import (
     TransactionFailed,
     UsageError,
 )
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer

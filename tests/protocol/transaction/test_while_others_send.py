@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.messages import ProducerMessage

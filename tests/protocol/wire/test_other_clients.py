@@ -23,7 +23,7 @@ def ours(api: Api, version: int, body: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("version", [4, 7, 11, 12])
 def test_fetch_request_equals_kafka_pythons(version: int) -> None:
-    messages = pytest.importorskip("kafka.protocol.consumer")
+    messages = pytest.importorskip("kafka.protocol.fetch")
     fields = {name: value for name, value in FETCH_BODY.items() if name != "rack_id" or version >= 11}
     reference = messages.FetchRequest[version](
         **fields,

@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from protocol.admin.transactions import describe_transactions
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.end_transaction import end_transactions
 from protocol.transaction.states import TransactionalIdentity

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from protocol.clock import Backoff, Clock, Deadline
+from protocol.base.clock import Backoff, Clock, Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.wire.schema import Api

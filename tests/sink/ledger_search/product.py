@@ -21,7 +21,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, Metadata, Partition, Topic
 from protocol.config import ProducerConfig, parse_client
 from protocol.errors import ConnectionLost, KafkaError
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.transaction.coordinator import FEATURE, add_offsets, init_producer_id
 from protocol.transaction.end_transaction import end_transaction

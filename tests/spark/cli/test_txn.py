@@ -16,7 +16,7 @@ from protocol.admin.transactions import list_transactions
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ProducerFenced
-from protocol.group.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2

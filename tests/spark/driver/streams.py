@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka

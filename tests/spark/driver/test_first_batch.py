@@ -14,15 +14,15 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.errors import DataLoss
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.consumer_groups import move_group
 from tests.support.wait_for_brokers import wait_until_known
 

@@ -22,7 +22,7 @@ from protocol.group.membership.assignment import TopicSubscription
 from protocol.group.membership.membership import Membership
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.consumer_groups import members_of, move_group, wait_for_lag_zero
 from tests.support.member_queries import Key, fill, new_group, query_of
 from tests.support.soak import SOAK

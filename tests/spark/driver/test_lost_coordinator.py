@@ -14,13 +14,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from protocol.cluster.client import Client
-from protocol.consumer.list_offsets import list_offsets
 from protocol.errors import KafkaError
-from protocol.group.committed_offsets import fetch_offsets
+from protocol.fetch.list_offsets import list_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.chaos import Chaos, ChosenBroker, Move
 from tests.support.consumer_groups import coordinator_of, wait_for_lag_zero
 from tests.support.group_watch import GroupWatch

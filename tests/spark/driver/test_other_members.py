@@ -17,8 +17,8 @@ from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.protocol.consumer.consuming import client_of, produce
-from tests.protocol.consumer_group.members import Watch
+from tests.protocol.consumer.members import Watch
+from tests.protocol.fetch.consuming import client_of, produce
 from tests.support.console_consumer import ConsoleConsumer
 from tests.support.member_queries import new_group, query_of
 from tests.support.soak import SOAK

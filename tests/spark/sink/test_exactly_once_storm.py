@@ -21,7 +21,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from protocol.clock import Deadline
+from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from protocol.consumer import bounded_reader
-from protocol.consumer.log_offsets import Range
+from protocol.fetch import bounded_reader
+from protocol.fetch.log_offsets import Range
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.task import range_reader
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 
 
 def test_fetch_of_known_topic_is_limited_to_range_of_task(

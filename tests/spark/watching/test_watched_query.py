@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from spark_kafka_source import watch
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import produce
+from tests.protocol.fetch.consuming import produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ import time
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
 from protocol.errors import KafkaError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership

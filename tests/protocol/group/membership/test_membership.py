@@ -14,12 +14,12 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, ConnectionLost, ProtocolError, UsageError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.machine import MemberMachine
-from protocol.group.offset_manager import OffsetManager
 from protocol.net.connection import Reply
 from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -30,7 +30,7 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from protocol.wire.schema import Api
 from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 from tests.support.wait_until import wait_until
 

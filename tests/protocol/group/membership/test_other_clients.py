@@ -12,7 +12,7 @@ from protocol.cluster.client import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 
 PARTITIONS = [0, 1, 2, 3, 4, 5]

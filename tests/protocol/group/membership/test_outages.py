@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
 from tests.support.consumer_groups import coordinator_of
 from tests.support.soak import SOAK

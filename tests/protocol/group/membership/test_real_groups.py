@@ -10,13 +10,13 @@ import pytest
 from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
 from protocol.cluster.client import Client
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.assignment import TopicSubscription
-from protocol.group.offset_manager import OffsetManager
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
 from tests.support.wait_until import wait_until
 

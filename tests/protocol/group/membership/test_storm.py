@@ -16,14 +16,14 @@ from protocol.broker_errors import ErrorCode, GroupEffect, error_row
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError
-from protocol.group.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.protocol.consumer.consuming import client_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.chaos import Actor, Chaos, Move
 from tests.support.soak import SOAK
 

@@ -1,0 +1,1 @@
+"""What every layer uses: time, waiting, signals, one public call at a time."""

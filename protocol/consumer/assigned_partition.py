@@ -1,0 +1,201 @@
+"""One assigned partition: its states from the assignment to the revocation, as data. Java's `TopicPartitionState`.
+
+`assigned_partitions` runs the lookups and decides when they start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from protocol.base.clock import Backoff
+from protocol.consumer.start_offsets import StartLookup
+from protocol.errors import DataLoss, KafkaError, TopicRecreated, UsageError
+from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
+
+
+class PartitionState(Enum):
+    """The state of an assigned partition."""
+
+    UNSTARTED = "has no position yet"
+    LOOKING_UP = "a lookup of its position is running"
+    READING = "is read"
+    LOST = "its position is not in the log"
+    FAILED = "reading it fails until a seek"
+    DROPPED = "is not assigned any more"
+
+
+_S = PartitionState
+
+TRANSITIONS: Mapping[PartitionState, frozenset[PartitionState]] = {
+    _S.UNSTARTED: frozenset({_S.LOOKING_UP, _S.READING, _S.DROPPED}),
+    _S.LOOKING_UP: frozenset({_S.UNSTARTED, _S.READING, _S.LOST, _S.DROPPED}),
+    _S.READING: frozenset({_S.LOST, _S.FAILED, _S.DROPPED}),
+    _S.LOST: frozenset({_S.LOOKING_UP, _S.READING, _S.DROPPED}),
+    _S.FAILED: frozenset({_S.READING, _S.DROPPED}),
+    _S.DROPPED: frozenset(),
+}
+"""Transitions of an assigned partition."""
+
+DUE_FOR_LOOKUP = frozenset({_S.UNSTARTED, _S.LOST})
+"""States in which a position is looked up next, or taken from `sought`."""
+
+
+class AssignedPartition:
+    """A partition that is assigned to a consumer. `pause` and `resume` are thread-safe.
+
+    Parameters
+    ----------
+    key : (str, int)
+    new_backoff : callable
+        Returns the back-off of a search.
+
+    Attributes
+    ----------
+    state : PartitionState
+    consumer : PartitionConsumer or None
+        Reads the partition; None before the first position is known.
+    sought : Position or None
+        The position set by `seek` before the start.
+    committed : int or None
+        The group's offset: fetched at the start, or staged for a commit since; None if unknown.
+    paused : bool
+    lookup : StartLookup or None
+        The running lookup; results of earlier ones are ignored.
+    backoff : Backoff
+        Wait before the next lookup.
+    without_commit : bool
+        The group has no offset of this partition.
+    retry_at_s : float
+        When the next lookup may start.
+    failing_since_s : float or None
+        When the first of the lookups that have failed since the last error was started.
+    loss : DataLoss or None
+        Why the position was lost.
+    recreations : int
+        How often reading has moved from a deleted topic to a new one of its name.
+    is_new_topic : bool
+        Moved to a new topic, of which the user has got no records.
+    """
+
+    def __init__(self, key: TopicPartition, new_backoff: Callable[[], Backoff]) -> None:
+        self.key = key
+        self.state = PartitionState.UNSTARTED
+        self.consumer: PartitionConsumer | None = None
+        self.sought: Position | None = None
+        self.committed: int | None = None
+        self.paused = False
+        self.lookup: StartLookup | None = None
+        self.loss: DataLoss | None = None
+        self.recreations = 0
+        self.is_new_topic = False
+        self._new_backoff = new_backoff
+        self._begin_search()
+
+    def _begin_search(self) -> None:
+        self.backoff, self.without_commit = self._new_backoff(), False
+        self.retry_at_s = 0.0
+        self.failing_since_s: float | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """The position to commit; None before the start without a seek, and in a deleted topic."""
+        if self.consumer is None:
+            return self.sought
+        return None if self.is_recreated else self.consumer.committable
+
+    @property
+    def has_lost_topic(self) -> bool:
+        """True from the report that the topic was recreated until reading continues."""
+        return isinstance(self.loss, TopicRecreated)
+
+    @property
+    def is_recreated(self) -> bool:
+        """True if the position is known to be in a deleted topic, while a new topic has its name."""
+        return self.consumer is not None and (self.consumer.recreated or self.has_lost_topic)
+
+    @property
+    def lasting_error(self) -> KafkaError | None:
+        """The error that reading raises until `seek`, once it has raised it."""
+        return None if self.consumer is None else self.consumer.buffer.raised_error
+
+    def begin_lookup(self, lookup: StartLookup) -> None:
+        """Handle the start of a lookup of the position."""
+        self._to(PartitionState.LOOKING_UP)
+        self.lookup = lookup
+
+    def end_lookup(self) -> None:
+        """Handle the end of a lookup without a position."""
+        self._to(PartitionState.UNSTARTED if self.consumer is None else PartitionState.LOST)
+
+    def start(self, consumer: PartitionConsumer) -> None:
+        """Handle that the partition is read."""
+        self.consumer, self.sought = consumer, None
+        # Checked after the assignment, since another thread may call `pause`.
+        if self.paused:
+            consumer.pause()
+        self._to(PartitionState.READING)
+
+    def seek(self, position: Position) -> None:
+        """Continue at a position, or start there."""
+        if self.consumer is None:
+            self.sought = position
+            self._begin_search()
+            self._to(PartitionState.UNSTARTED)
+        else:
+            self.consumer.seek(position)
+            self._to(PartitionState.READING)
+
+    def lose(self, loss: DataLoss) -> None:
+        """Handle that the log does not have the position any more, so that it is looked up again."""
+        self._begin_search()
+        self._to(PartitionState.LOST)
+        self.loss = loss
+
+    def resume_at(self, position: Position, loss: DataLoss) -> None:
+        """Continue at a position after a loss; no effect if the partition was dropped meanwhile."""
+        # Brokers delete the committed offsets of a deleted topic.
+        self.committed = None
+        if self.state is not PartitionState.DROPPED:
+            self.seek(position)
+            if isinstance(loss, TopicRecreated):
+                self.recreations += 1
+                self.is_new_topic = True
+
+    def fail(self) -> None:
+        """Handle that reading has raised an error."""
+        if self.lasting_error is not None and self.state is PartitionState.READING:
+            self._to(PartitionState.FAILED)
+
+    def drop(self) -> None:
+        """Stop reading the partition; iterations over it end."""
+        self._to(PartitionState.DROPPED)
+        if self.consumer is not None:
+            self.consumer.close()
+
+    def pause(self) -> None:
+        """Stop reading until `resume`, also before the start."""
+        self.paused = True
+        if self.consumer is not None:
+            self.consumer.pause()
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self.paused = False
+        if self.consumer is not None:
+            self.consumer.resume()
+
+    def _to(self, state: PartitionState) -> None:
+        """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client.
+
+        A dropped partition stays dropped: the thread of a claim may still be in a call.
+        """
+        if self.state is PartitionState.DROPPED:
+            return
+        if state is not self.state and state not in TRANSITIONS[self.state]:
+            raise UsageError(f"{self.key[0]}-{self.key[1]}: {state.name} may not follow {self.state.name}")
+        self.state, self.lookup = state, None
+        if state is PartitionState.READING:
+            self.loss = None

@@ -1,0 +1,121 @@
+"""The offset that a handler has marked in one claim: sarama's rules, and those after lost data. Without I/O."""
+
+from __future__ import annotations
+
+import logging
+
+from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.position import RecordPositions
+
+log = logging.getLogger(__name__)
+
+
+class ClaimMarks:
+    """The marked offset of one claim. A claim that is revoked and comes back has another object.
+
+    The caller holds a lock.
+
+    Attributes
+    ----------
+    starting : bool
+        The start offset is not known yet: a mark would be of an earlier time, before another member.
+    offset : CommittedOffset or None
+        The start offset at first, then the marked one.
+    dirty : bool
+        The offset was marked after the last `take`.
+    taken : bool
+        The offset was returned by `take`.
+    recreated : bool
+        The topic was deleted, and a new one has its name: the offset is not committed.
+    topic_id : bytes
+        Id of the topic whose records the claim has returned: a commit in another topic of that name is refused. Zeros
+        if unknown.
+    """
+
+    def __init__(self, key: TopicPartition) -> None:
+        self.starting = False
+        self.offset: CommittedOffset | None = None
+        self.dirty = self.taken = self.recreated = False
+        self.topic_id = NO_TOPIC_ID
+        self._key = key
+        # Positions of the records that the claim has returned.
+        self._records: RecordPositions | None = None
+        # End of the records that the claim has returned; after lost data, of those in the present log.
+        self._returned: int | None = None
+        self._after_loss = False
+        # From the first offset on, marks up to the second one may be of lost records.
+        self._ambiguous: tuple[int, int] | None = None
+
+    def start(self, offset: CommittedOffset, *, commit: bool = False) -> None:
+        """Set the start offset; lower offsets are accepted by `reset` only. With `commit`, it is dirty."""
+        self.starting = False
+        if self.offset is None:
+            self.offset, self.dirty = offset, commit
+
+    def mark(self, offset: int, metadata: str = "") -> None:
+        """Set a higher offset. The claim has a start offset."""
+        assert self.offset is not None
+        if self._is_in_present_log(offset) and offset > self.offset.offset:
+            self._set(self._with_epoch(offset, metadata))
+
+    def reset(self, offset: int, metadata: str = "") -> None:
+        """Set a lower or the same offset."""
+        self._lower(self._with_epoch(offset, metadata))
+
+    def _with_epoch(self, offset: int, metadata: str) -> CommittedOffset:
+        epoch = NO_LEADER_EPOCH if self._records is None else self._records.at(offset).leader_epoch
+        return CommittedOffset(offset, epoch, metadata)
+
+    def _lower(self, to: CommittedOffset) -> None:
+        if self.offset is None or to.offset <= self.offset.offset:
+            self._set(to)
+
+    def _set(self, to: CommittedOffset) -> None:
+        if self.offset != to:
+            self.offset, self.dirty, self.taken = to, True, False
+
+    def take(self) -> None:
+        """Record that a dirty offset is being committed."""
+        self.dirty, self.taken = False, True
+
+    def records_returned(self, end: int, records: RecordPositions) -> None:
+        """Record the end of the records that the claim returns, and their positions."""
+        self._returned = end if self._returned is None else max(end, self._returned)
+        self._records = records if self._records is None else self._records.followed_by(records)
+        self.topic_id = records.start.topic_id
+
+    def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
+        """Lower the offset to the position after lost data: marks in a recreated topic would not exceed the old ones.
+
+        From now on, marks above the records returned since then are ignored. `replaced`: the log was truncated, or the
+        topic recreated, so other records may have these offsets. If some of the lost records were not marked, the
+        handler may mark them later than new ones: marks up to the former end are ignored until one reaches it. These
+        records are handled again after a restart.
+        """
+        floor, until = self._ambiguous or (to.offset, -1)
+        self._ambiguous = None
+        if replaced:
+            if self._returned is not None and (self.offset is None or self.offset.offset < self._returned):
+                until = max(until, self._returned)
+            if until > to.offset:
+                self._ambiguous = min(floor, to.offset), until
+                log.warning(
+                    "%s-%d: records were lost before all of them were marked: marks of offsets up to %d are ignored "
+                    "until one reaches it, since they may be of lost records",
+                    *self._key,
+                    until,
+                )
+        self._records, self.topic_id = None, NO_TOPIC_ID
+        self._returned, self._after_loss = to.offset, True
+        self._lower(to)
+
+    def _is_in_present_log(self, offset: int) -> bool:
+        """Return False for a mark that may be of records lost since."""
+        if self._ambiguous is not None and self._ambiguous[0] < offset:
+            until = self._ambiguous[1]
+            if offset >= until:
+                self._ambiguous = None
+            if offset <= until:
+                return False
+        return not self._after_loss or self._returned is None or offset <= self._returned

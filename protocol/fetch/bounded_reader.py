@@ -1,0 +1,307 @@
+"""Read ranges of partitions as Arrow batches; the next Fetch is in flight while a reply is decoded.
+
+Runs in the caller's thread, with one request at a time to each leader. Moved leaders and broken connections are
+retried; lost records raise `DataLoss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from protocol.base.clock import Backoff, Deadline, PausableClock
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
+from protocol.config import ConsumerConfig
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
+from protocol.fetch.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
+from protocol.fetch.fetch_position import CompletedFetch, RangePosition, due_for_leaders
+from protocol.fetch.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
+from protocol.fetch.leaders import decide_with_leader, receive_fetch, resolve_leaders, send_fetch
+from protocol.fetch.log_offsets import Range
+from protocol.metrics import definitions
+from protocol.net.connection import Reply
+from protocol.net.readiness import ready
+from protocol.position import Position
+from protocol.records.decode import ALL_COLUMNS
+
+# Another thread may have read our reply from a shared connection: check again after this time.
+_MAX_WAIT_S = 0.1
+# Time for a busy broker to send an empty reply, besides fetch.max.wait.ms.
+_ANSWER_MS = 1_000
+
+OnLoss = Callable[[DataLoss, Range], None]
+
+
+def raise_loss(loss: DataLoss, skipped: Range) -> None:
+    """Raise the loss instead of skipping records."""
+    raise loss
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    request: FetchRequest[RangePosition]
+    reply: Reply
+    deadline: Deadline
+
+
+class BoundedReader:
+    """Iterates over `(range, batch)`: Arrow batches of all `ranges`, in offset order within each range.
+
+    Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe.
+
+    Parameters
+    ----------
+    client : Client
+    config : ConsumerConfig
+    ranges : sequence of Range
+    columns : collection of str
+        Columns of the batches, see `protocol.records.decode`.
+    poll_timeout_ms : float
+        Raise `DeadlineExceeded` after this time without records of a range.
+    on_loss : callable
+        Called with a `DataLoss` and the range to skip if records are lost: deleted, truncated, or in a deleted or
+        recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. A truncated log is then read
+        from the truncation, if needed before `from_offset`.
+    first_fetch_bytes : int, optional
+        Start with small fetches of this size, and double it each time, so that the first rows arrive early and later
+        fetches overlap with downstream work. Costs some CPU time. None: `max.partition.fetch.bytes` from the start.
+    record_bytes : dict of str to float, optional
+        Bytes per offset by topic, shared with other readers and updated.
+
+    Attributes
+    ----------
+    skipped : list of Range
+    fetches : int
+        Number of replies.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        ranges: Sequence[Range],
+        *,
+        columns: Collection[str] = ALL_COLUMNS,
+        poll_timeout_ms: float = 120_000,
+        on_loss: OnLoss = raise_loss,
+        first_fetch_bytes: int | None = None,
+        record_bytes: dict[str, float] | None = None,
+    ) -> None:
+        self._client = client
+        client.sensors.use([definitions.FETCH])
+        self._config = config
+        self._columns = columns
+        self._on_loss = on_loss
+        self._builders: dict[Broker, FetchRequestBuilder] = {}
+        self._in_flight: list[_InFlight] = []
+        self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
+        self._waiting: list[RangePosition] = []  # ranges without a request in flight, longest wait first
+        record_bytes = {} if record_bytes is None else record_bytes
+        for source_range in ranges:
+            backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
+            reading = RangePosition(
+                source_range,
+                config,
+                poll_timeout_s=poll_timeout_ms / 1000,
+                first_fetch_bytes=first_fetch_bytes,
+                backoff=backoff,
+                record_bytes=record_bytes,
+            )
+            if not reading.done:
+                self._waiting.append(reading)
+        self.skipped: list[Range] = []
+        self.fetches = 0
+
+    def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
+        while self._waiting or self._in_flight:
+            fetched_together = self._next_fetched()
+            self._clock.pause()
+            try:
+                for reading, fetched in fetched_together:
+                    for batch in self._decoded(reading, fetched):
+                        yield reading.wanted, batch
+            finally:
+                self._clock.resume()
+
+    def _decoded(self, reading: RangePosition, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
+        sensors, clock = self._client.sensors, self._client.clock
+        consumed = sensors.consumed[reading.topic]
+        records, new_bytes = 0, fetched.record_bytes
+        for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
+            consumed.record((clock.now_s(), batch.num_rows, new_bytes))
+            records, new_bytes = records + batch.num_rows, 0
+            yield batch
+        sensors.partition_replies.record((clock.now_s(), records))
+
+    # -- requests and replies -----------------------------------------------------------------
+
+    def _next_fetched(self) -> list[tuple[RangePosition, CompletedFetch]]:
+        """Return the records of one reply, after sending the next request to that broker; empty at the end."""
+        while self._waiting or self._in_flight:
+            self._send_due()
+            result = self._take_reply()
+            if result is None:
+                continue
+            for reading, _ in result.completed:
+                reading.served()
+            if result.completed:
+                self._send_due()
+                return result.completed
+        return []
+
+    def _send_due(self) -> None:
+        """Send one request to each broker that has a range to read and no request in flight."""
+        if not self._waiting:
+            return
+        now_s = self._client.clock.now_s()
+        self._resolve_leaders(due_for_leaders(self._waiting, now_s))
+        busy = {flight.request.broker for flight in self._in_flight}
+        requests = requests_by_broker(self._waiting, busy, now_s, self._config.max_partition_fetch_bytes)
+        positions = {reading for readings in requests.values() for reading in readings}
+        self._waiting = [position for position in self._waiting if position not in positions]
+        for reading in positions:
+            reading.begin_asking(self._clock.now_s())
+        for broker, readings in requests.items():
+            self._send(broker, readings)
+
+    def _resolve_leaders(self, readings: list[RangePosition]) -> None:
+        """Resolve the brokers of ranges, and handle failures."""
+        failures = self._find_brokers(readings)
+        for reading in readings:
+            error = failures.get(reading)
+            reading.record_lookup(error, self._clock.now_s())
+            if error is None:
+                continue
+            reading.begin_asking(self._clock.now_s())
+            if reading.unknown.expired or self._is_deleted(reading):
+                self._reset_position(reading, topic_deleted(reading, error))
+            else:
+                self._handle_failure(reading, error)
+
+    def _is_deleted(self, reading: RangePosition) -> bool:
+        """Ask several brokers at once; the topic existed when the range was planned."""
+        if not reading.unknown.suspects_deleted(self._clock.now_s()):
+            return False
+        return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
+
+    def _find_brokers(self, readings: list[RangePosition]) -> dict[RangePosition, KafkaError]:
+        """Resolve brokers with one request; return the failures."""
+        return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
+
+    def _send(self, broker: Broker, readings: list[RangePosition]) -> None:
+        builder = self._builders.get(broker)
+        if builder is None:
+            # Every range moves with every reply, so a fetch session would save nothing.
+            builder = self._builders[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
+        deadline = self._first_deadline(readings)
+        max_bytes, max_wait_ms = self._config.fetch_max_bytes, self._config.fetch_max_wait_ms
+        request = builder.build(readings, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+        try:
+            reply = send_fetch(self._client, request, deadline)
+        except KafkaError as error:
+            self._waiting += readings
+            self._handle_failures(request.handle_loss(error))
+            return
+        # Let a live broker without data send its empty reply first, so that the error can say so.
+        patience_ms = deadline.remaining_s() * 1000 + max_wait_ms + _ANSWER_MS
+        patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
+        self._in_flight.append(_InFlight(request, reply, Deadline.after_ms(patience_ms, self._clock)))
+
+    def _take_reply(self) -> FetchResult[RangePosition] | None:
+        """Wait for a reply and handle it; return None without a request in flight, or if no reply arrived."""
+        if not self._in_flight:
+            self._sleep()
+            return None
+        taken = self._in_flight[0] if self._waits_for_one_broker() else self._first_to_come()
+        if taken is None:
+            return None
+        self._in_flight.remove(taken)
+        self.fetches += 1
+        request = taken.request
+        try:
+            result = receive_fetch(self._client, request, taken.reply.result(taken.deadline))
+        except TransportError as error:
+            result = request.handle_loss(error)
+        if result.completed:
+            self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
+        self._waiting += [reading for reading in request.partitions if not reading.done]
+        self._handle_failures(result)
+        served = {reading for reading, _ in result.completed}
+        for reading in request.partitions:
+            if reading not in served and reading.is_starved(self._clock.now_s()):
+                raise poll_timed_out(reading)
+        return result
+
+    def _waits_for_one_broker(self) -> bool:
+        """Return True if the one request in flight is to the broker of all waiting ranges."""
+        broker = self._in_flight[0].request.broker
+        return len(self._in_flight) == 1 and all(position.broker == broker for position in self._waiting)
+
+    def _first_to_come(self) -> _InFlight | None:
+        deadline = min((flight.deadline for flight in self._in_flight), key=lambda deadline: deadline.at_s)
+        replies = ready([flight.reply for flight in self._in_flight], _MAX_WAIT_S, deadline)
+        for awaited in self._in_flight:
+            if awaited.reply in replies or awaited.deadline.passed:
+                return awaited
+        return None
+
+    def _sleep(self) -> None:
+        now_s = self._client.clock.now_s()
+        moments = [position.retry_at_s for position in self._waiting]
+        if moments:
+            self._client.clock.sleep_s(max(0.0, min(moments) - now_s))
+
+    # -- failures -----------------------------------------------------------------------------
+
+    def _first_deadline(self, readings: Sequence[RangePosition]) -> Deadline:
+        now_s = self._clock.now_s()
+        return Deadline(min([reading.deadline_s(now_s) for reading in readings]), self._clock)
+
+    def _deadline(self, reading: RangePosition) -> Deadline:
+        return self._first_deadline([reading])
+
+    def _handle_failures(self, result: FetchResult[RangePosition]) -> None:
+        for reading, error in result.failed:
+            self._handle_failure(reading, error)
+
+    def _handle_failure(self, reading: RangePosition, error: KafkaError) -> None:
+        """Back off after a retriable error, skip lost records, raise other errors."""
+        action = decide_with_leader(self._client, reading, error, self._deadline(reading))
+        if isinstance(action, InvalidPosition):
+            self._reset_position(reading, action)
+        elif isinstance(action, Retry) and not isinstance(action.error, DeadlineExceeded):
+            self._retry(reading, action)
+        else:
+            raise action.error
+
+    def _retry(self, reading: RangePosition, retry: Retry) -> None:
+        log_retry(reading, retry.error)
+        now_s = self._client.clock.now_s()
+        reading.postpone(retry.error, now_s, at_once=retry.at_once)
+        if retry.refresh_metadata:
+            self._client.expire_metadata([reading.topic])
+        if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
+            spent_s = reading.waited_s(self._clock.now_s())
+            raise DeadlineExceeded(
+                f"Fetch of {reading.name} at offset {reading.offset} did not succeed in "
+                f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {retry.error}",
+                attempts=reading.attempts,
+            ) from retry.error
+
+    def _reset_position(self, reading: RangePosition, lost: InvalidPosition) -> None:
+        resume = lost.resume if lost.resume.offset >= reading.first_offset else Position(reading.first_offset)
+        skipped = Range(reading.topic, reading.partition, lost.first_lost, max(lost.first_lost, resume.offset))
+        loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
+        loss.__cause__ = lost.cause
+        self._on_loss(loss, skipped)
+        if skipped.size:
+            self.skipped.append(skipped)
+        if lost.first_lost > reading.offset:
+            reading.end_at(lost.first_lost)
+        else:
+            reading.seek(resume)
+        if reading.done and reading in self._waiting:
+            self._waiting.remove(reading)

@@ -1,0 +1,129 @@
+"""List offsets of many partitions by time (earliest, latest, first at or after a timestamp) or by leader epoch.
+
+Sends one request per leader, in the caller's thread. Retriable failures are repeated for the failed partitions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from protocol.base.clock import Deadline
+from protocol.cluster.call import call_partitions
+from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
+from protocol.errors import BrokerError, UnsupportedVersion
+from protocol.fetch.log_offsets import ListedOffset, stale_leader
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
+from protocol.wire.messages.m02_list_offsets import FIRST_WITH_TIMESTAMP, LIST_OFFSETS
+from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
+
+_UNKNOWN = -1
+_A_CLIENT = -1
+
+
+def list_offsets(
+    client: Client,
+    times: Mapping[TopicPartition, int],
+    *,
+    isolation_level: str = "read_uncommitted",
+    deadline: Deadline | None = None,
+    max_attempts: int | None = None,
+    positions_read: Mapping[TopicPartition, Position] = MappingProxyType({}),
+    unknown_topic_s: float | None = None,
+    offsets_before: dict[TopicPartition, ListedOffset] | None = None,
+) -> dict[TopicPartition, ListedOffset]:
+    """Return the offset at a time for each partition.
+
+    Parameters
+    ----------
+    client : Client
+    times : mapping of TopicPartition to int
+        Timestamp in milliseconds, or one of the negative times of `kafka_terms` such as `LATEST`.
+    isolation_level : str
+        With `read_committed`, `LATEST` is the last stable offset (KIP-98).
+    deadline : Deadline, optional
+    max_attempts : int, optional
+    positions_read : mapping of TopicPartition to Position
+        For `LATEST`: a leader with an older epoch than that of the position gets another request.
+    unknown_topic_s : float, optional
+        As in `call_partitions`.
+    offsets_before : dict, optional
+        Receives the offsets as they arrive, also if the call raises.
+
+    Returns
+    -------
+    dict of TopicPartition to ListedOffset
+
+    Raises
+    ------
+    BrokerError
+        A non-retriable error code.
+    DeadlineExceeded
+        `TopicUnknown` after brokers have not known a partition for long.
+    """
+    offsets = {} if offsets_before is None else offsets_before
+
+    def handle(
+        key: TopicPartition, row: Mapping[str, Any], broker: Broker, refused: BrokerError | None
+    ) -> BrokerError | None:
+        listed, read = _listed(row), positions_read.get(key)
+        if refused is not None:
+            return refused
+        if read is not None and listed.is_stale(read.leader_epoch):
+            return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, read.leader_epoch)
+        offsets[key] = listed
+        return None
+
+    isolation = 1 if isolation_level == "read_committed" else 0
+    call_partitions(
+        client,
+        LIST_OFFSETS,
+        {"replica_id": -1, "isolation_level": isolation},
+        {key: {"timestamp": time} for key, time in times.items()},
+        deadline or client.deadline(),
+        handle=handle,
+        at_least=_first_version(times.values(), isolation),
+        max_attempts=max_attempts,
+        unknown_topic_s=unknown_topic_s,
+    )
+    return offsets
+
+
+def _first_version(times: Iterable[int], isolation: int) -> int:
+    """Return the first version that understands the request; an older one would return another offset."""
+    return max((2 if isolation else 1, *(FIRST_WITH_TIMESTAMP.get(time, 1) for time in times)))
+
+
+def _listed(row: Mapping[str, Any]) -> ListedOffset:
+    return ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
+
+
+def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
+    """Return the end of one partition's epoch; None if unknown. See `_ends_of_epochs`."""
+    return _ends_of_epochs(client, {(topic, partition): epoch}, deadline).get((topic, partition))
+
+
+def _ends_of_epochs(
+    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Return the offset after the last record of each epoch, or else of the newest older one, without unknown epochs.
+
+    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
+    """
+    epoch_fields, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
+    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
+    return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}
+
+
+def ends_of_epochs(
+    client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Return where the leader epochs of positions end, see `_ends_of_epochs`; none from brokers without the request."""
+    epochs = {key: position.leader_epoch for key, position in positions.items() if position.leader_epoch >= 0}
+    try:
+        return _ends_of_epochs(client, epochs, deadline) if epochs else {}
+    except UnsupportedVersion:
+        return {}

@@ -1,0 +1,1 @@
+"""Offsets of a group: marks, commits and their replies, and what the coordinator has."""

@@ -1,0 +1,1 @@
+"""Kinds of properties and what they may hold."""

@@ -1,0 +1,410 @@
+"""Commits that are repeated, that fail for one partition, or that the coordinator does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import protocol
+from protocol.admin.admin import Admin
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.commits import Offsets
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.fetch.consumer import Consumer
+from protocol.group.commits import offset_manager
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.offset_manager import OffsetManager
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.mock_consumer import MockConsumer
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.members import read
+from tests.protocol.fetch.consuming import client_of, records
+from tests.support.internals import commits_of, membership_of
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
+
+GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
+OF_FIRST, OF_SECOND = {FIRST: CommittedOffset(5)}, {SECOND: CommittedOffset(5)}
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+AUTOMATIC = {"enable.auto.commit": True, "auto.commit.interval.ms": 50}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with SmallCluster("orders", "returns") as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: SmallCluster) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers, metadata_max_age_ms=500) as client:
+        yield client
+
+
+@pytest.fixture
+def consumer(client: Client) -> Iterator[KafkaConsumer]:
+    with consumer_of(client) as consumer:
+        yield consumer
+
+
+def consumer_of(client: Client, **properties: object) -> KafkaConsumer:
+    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **properties}
+    return KafkaConsumer(client, parse_group_consumer(given))
+
+
+def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
+    offsets = fetch_offsets(client, GROUP, [key], client.deadline())
+    return offsets[key].offset if key in offsets else None
+
+
+def commits(fake: SmallCluster) -> int:
+    return len(fake.request_bodies(OFFSET_COMMIT))
+
+
+# -- offsets that Kafka cannot store ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [-1, 2**63, 5.0, None], ids=str)
+def test_offset_that_kafka_cannot_store_is_refused_by_every_call(
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer, offset: Any
+) -> None:
+    consumer.assign([FIRST, SECOND])
+    with Consumer(client) as reader, TransactionalProducer(client, {"transactional.id": "etl"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        mock, stream = MockConsumer(), reader.consume_partition(*FIRST, 0)
+        mock.assign([FIRST])
+        calls: list[Callable[[Any], object]] = [
+            lambda to: consumer.commit_sync({FIRST: to}),
+            lambda to: consumer.commit_async({FIRST: to}),
+            lambda to: consumer.seek(FIRST, to),
+            lambda to: Admin(client).alter_consumer_group_offsets(GROUP, {FIRST: to}),
+            lambda to: producer.send_offsets_to_transaction({FIRST: to}, consumer.group_metadata()),
+            stream.seek,
+            lambda to: reader.consume_partition("orders", 1, to if to != -1 else -3),
+            lambda to: protocol.read({"bootstrap.servers": fake.bootstrap_servers}, "orders", {FIRST: to}),
+            lambda to: mock.commit_sync({FIRST: to}),
+            lambda to: mock.seek(FIRST, to),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match=r"orders-[01]: offset is"):
+                call(offset)
+            call(np.int64(5))
+        producer.commit_transaction()
+        consumer.commit_sync({SECOND: 7})
+        assert fake.committed_offsets(GROUP) == {FIRST: 5, SECOND: 7}
+
+
+def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
+    fake: SmallCluster, client: Client
+) -> None:
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.reset_offset(*SECOND, 5)
+            for values in ((-1,), (2**63,), (1.0,), (1, "caf\udce9"), (1, b"m")):
+                with pytest.raises(UsageError, match="orders-0"):
+                    session.reset_offset(*FIRST, *values)
+            session.commit()
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                with pytest.raises(UsageError, match="orders-0"):
+                    claim.seek(2**63)
+                assert claim.initial_offset == 0
+                with pytest.raises(UsageError, match="orders-0"):
+                    session.mark_offset(*FIRST, 3, "caf\udce9")
+                session.mark_offset(*FIRST, 3)
+                session.end(session.end_reason)  # type: ignore[arg-type]
+            session.ended.wait(10)
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    config = parse_group_consumer({"group.id": GROUP, "auto.offset.reset": "earliest"})
+    with ConsumerGroup(client, config) as group:
+        group.consume(["orders"], Handler())
+    assert fake.committed_offsets(GROUP) == {FIRST: 3, SECOND: 5}
+
+
+# -- the same offset again ------------------------------------------------------------------------
+
+
+def test_commit_of_the_same_offset_after_another_programs_commit_is_sent(
+    client: Client, consumer: KafkaConsumer
+) -> None:
+    consumer.commit_sync(OF_FIRST)
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
+    consumer.commit_sync(OF_FIRST)
+    assert committed(client) == 5
+
+
+def test_commit_of_the_groups_initial_positions_is_sent(client: Client, consumer: KafkaConsumer) -> None:
+    commit_offsets(client, GROUP, OF_FIRST, client.deadline())
+    consumer.assign([FIRST])
+    assert consumer.position(FIRST) == 5
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
+    consumer.commit_sync()
+    assert committed(client) == 5
+
+
+def test_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, consumer: KafkaConsumer) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
+        consumer.commit_sync(OF_FIRST)
+    consumer.commit_sync(OF_FIRST)
+    assert committed(client) == 5
+
+
+@pytest.mark.parametrize("code", [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, code: ErrorCode) -> None:
+    raised: list[Exception] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.reset_offset("orders", 0, 5)
+            fake.refuse(OFFSET_COMMIT, code)
+            with pytest.raises(CommitFailed, match=code.name) as refused:
+                session.commit()
+            raised.append(refused.value)
+            session.commit()
+            session.end(session.end_reason)  # type: ignore[arg-type]
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    config = parse_group_consumer({"group.id": GROUP, "enable.auto.commit": False})
+    with ConsumerGroup(client, config) as group:
+        group.consume(["orders"], Handler())
+    assert (len(raised), committed(client)) == (1, 5)
+
+
+# -- automatic commits ----------------------------------------------------------------------------
+
+
+def test_refused_auto_commit_of_a_session_is_repeated_without_new_marks(fake: SmallCluster, client: Client) -> None:
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=FIRST)
+            session.reset_offset("orders", 0, 5)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            wait_until(lambda: committed(client) == 5)
+            stop.set()
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    stop, errors = threading.Event(), list[KafkaError]()
+    config = parse_group_consumer({"group.id": GROUP, "auto.commit.interval.ms": 50})
+    with ConsumerGroup(client, config, on_error=errors.append) as group:
+        group.consume(["orders"], Handler(), stop)
+    assert any("TOPIC_AUTHORIZATION_FAILED" in str(error) for error in errors)
+
+
+def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCluster, client: Client) -> None:
+    """Brokers expire the offsets of a group without members, some time after the last commit of each."""
+    commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())
+    with consumer_of(client, **AUTOMATIC) as consumer:
+        consumer.assign([FIRST])
+        assert consumer.position(FIRST) == END
+        with fake.changed:
+            del fake.offsets.committed[GROUP][FIRST]
+        wait_until(lambda: consumer.poll(10) or committed(client) == END)
+
+
+def test_idle_partitions_of_a_member_are_not_committed_again(fake: SmallCluster, client: Client) -> None:
+    """The coordinator keeps the offsets of topics to which members subscribe."""
+    with consumer_of(client, **AUTOMATIC) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        wait_until(lambda: consumer.poll(10) or (committed(client), committed(client, SECOND)) == (END, END))
+        before, until_s = commits(fake), time.monotonic() + 0.3
+        wait_until(lambda: consumer.poll(10) or time.monotonic() > until_s)
+        assert commits(fake) == before
+        fake.grow(1)
+        read(consumer, 2)
+        wait_until(lambda: consumer.poll(10) or committed(client) == END + 1)
+
+
+# -- one partition fails --------------------------------------------------------------------------
+
+
+def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer
+) -> None:
+    fake.delete_topic("returns")
+    consumer.commit_async(of_deleted := {("returns", 0): CommittedOffset(5)})
+    manager = commits_of(consumer).manager
+    assert manager is not None
+    wait_until(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in str(manager.failure(of_deleted)))
+    for offset in (5, 6):
+        since_s = time.monotonic()
+        consumer.commit_sync({FIRST: CommittedOffset(offset)})
+        assert time.monotonic() - since_s < 4
+        assert committed(client) == offset
+
+
+@pytest.mark.parametrize(
+    ("code", "times"), [(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)]
+)
+def test_commit_failing_for_one_partition_names_it_and_commits_others(
+    fake: SmallCluster,
+    client: Client,
+    consumer: KafkaConsumer,
+    code: ErrorCode,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 300)
+    fake.refuse(OFFSET_COMMIT, code, times, partition=SECOND)
+    with pytest.raises(CommitFailed, match=f"orders-1 .*{code.name}"):
+        consumer.commit_sync({**OF_FIRST, **OF_SECOND})
+    assert committed(client) == 5
+    fake.faults.clear()
+    consumer.commit_sync(OF_SECOND)
+    assert committed(client, SECOND) == 5
+
+
+def test_commit_of_a_briefly_unknown_partition_succeeds(
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3, partition=SECOND)
+    consumer.commit_sync({**OF_FIRST, **OF_SECOND})
+    assert (committed(client), committed(client, SECOND)) == (5, 5)
+
+
+@PROTOCOLS
+def test_polling_continues_when_a_subscribed_topic_is_deleted(
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
+) -> None:
+    """Offsets of the deleted topic cannot be committed before its partitions are revoked."""
+    with consumer_of(client, **protocol, **{"enable.auto.commit": True}) as consumer:
+        consumer.subscribe(["orders", "returns"])
+        read(consumer, 4 * END)
+        since_s = time.monotonic()
+        fake.delete_topic("returns")
+        wait_until(lambda: consumer.poll(50) or {topic for topic, _ in consumer.assignment} == {"orders"})
+        fake.write("orders", 0, records_at(fake, FIRST))
+        read(consumer, 1)
+        assert time.monotonic() - since_s < 12
+    assert (committed(client), committed(client, SECOND)) == (END + 1, END)
+
+
+@PROTOCOLS
+def test_claims_continue_when_a_subscribed_topic_is_deleted(
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
+) -> None:
+    observed: set[tuple[str, int, int]] = set()
+    errors: list[KafkaError] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                session.mark_message(message)
+                observed.add((message.topic, message.partition, message.offset))
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
+
+    def consume() -> None:
+        while not group.closed:
+            group.consume(["orders", "returns"], Handler())
+
+    with ConsumerGroup(client, parse_group_consumer(properties), on_error=errors.append) as group:
+        consuming = threading.Thread(target=consume)
+        consuming.start()
+        wait_until(lambda: len(observed) == 4 * END)
+        membership = membership_of(group)
+        since_s = time.monotonic()
+        fake.delete_topic("returns")
+        wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
+        fake.write("orders", 0, records_at(fake, FIRST))
+        wait_until(lambda: ("orders", 0, END) in observed)
+        assert time.monotonic() - since_s < 12
+    consuming.join(25)
+    assert not consuming.is_alive()
+    assert committed(client, SECOND) == END
+    assert any("UNKNOWN_TOPIC_ID" in str(error) for error in errors)
+
+
+# -- the coordinator does not answer --------------------------------------------------------------
+
+
+def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
+    fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 200)
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    errors: list[tuple[int, str]] = []
+
+    def on_commit(offsets: Offsets, error: CommitFailed | None) -> None:
+        errors.append((offsets[FIRST].offset, str(error)))
+
+    with (
+        client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client,
+        consumer_of(client) as consumer,
+    ):
+        for offset in range(3):
+            consumer.commit_async({FIRST: CommittedOffset(offset)}, on_commit)
+        consumer.poll(0)
+        assert not errors
+        wait_until(lambda: consumer.poll(20) or len(errors) == 3)
+        assert [offset for offset, _ in errors] == [0, 1, 2]
+        assert all("COORDINATOR_LOAD_IN_PROGRESS" in words for _, words in errors)
+        assert not commits_of(consumer).pending
+        fake.faults.clear()
+        wait_until(lambda: committed(client) == 2)
+
+
+def test_unanswered_commits_do_not_slow_polls(
+    fake: SmallCluster, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    for offset in range(100):
+        consumer.commit_async({FIRST: CommittedOffset(offset)})
+    assert not commits_of(consumer).pending, "no callback is registered"
+    looked, failure = [], OffsetManager.failure
+    monkeypatch.setattr(
+        OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
+    )
+    for offset in range(100):
+        consumer.commit_async({FIRST: CommittedOffset(offset)}, lambda offsets, error: None)
+        consumer.poll(0)
+    assert len(looked) < 1_000, "some polls look through all, when the coordinator has replied"
+    fake.faults.clear()
+    wait_until(lambda: consumer.poll(20) or not commits_of(consumer).pending)
+
+
+def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:
+    errors: list[object] = []
+    consumer.poll(0)
+    consumer.commit_async({}, lambda offsets, error: errors.append(error))
+    consumer.poll(0)
+    assert errors == [None]
+
+
+def records_at(fake: SmallCluster, key: TopicPartition) -> bytes:
+    return records(fake.log(*key).end_offset, 1)

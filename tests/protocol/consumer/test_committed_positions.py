@@ -1,0 +1,367 @@
+"""Commits of a polling consumer after a seek, an interrupt or close."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.base.clock import Clock
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.consumer.assigned_partitions import AssignedPartitions
+from protocol.consumer.commits import Offsets
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import TopicPartition
+from protocol.position import RecordPositions
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.conftest import EAGER, NewConsumer
+from tests.protocol.consumer.members import read, remove_member
+from tests.protocol.fetch.consuming import client_of
+from tests.support.internals import commits_of, membership_of, partitions_of
+from tests.support.interrupts import interrupted_at
+from tests.support.member_queries import fill
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
+
+COUNT = 20
+Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
+Poll = Callable[[float, "int | None"], Read]
+
+
+@pytest.fixture
+def key(kafka1: LocalKafka, topic1: TopicFactory) -> TopicPartition:
+    """Return a partition with 20 records."""
+    name = topic1(1)
+    fill(kafka1, name, 1, COUNT)
+    return name, 0
+
+
+def test_seek_to_the_committed_offset_is_committed(key: TopicPartition, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.commit_sync({key: CommittedOffset(5)})
+    ours.assign([key])
+    read(ours, COUNT - 5)
+    ours.commit_sync()
+    ours.seek(key, 5)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(5)}
+
+
+def test_records_of_an_interrupted_poll_are_not_committed(
+    key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may arrive after a read whose records were not returned."""
+    ours = new_consumer(**{"enable.auto.commit": True})
+    ours.assign([key])
+    monkeypatch.setattr(partitions_of(ours), "poll", interrupted_after_a_batch(partitions_of(ours).poll))
+    with pytest.raises(KeyboardInterrupt):
+        ours.poll(30_000)
+    monkeypatch.undo()
+    assert ours.position(key) == 0
+    ours.close()
+    assert new_consumer().committed([key]) == {key: CommittedOffset(0)}
+
+
+class Later(Clock):
+    by_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.by_s
+
+
+def test_later_commit_of_another_client_is_kept() -> None:
+    """Offsets are not committed again to extend their retention."""
+    with SmallCluster() as fake:
+        clock, first, second = Later(), ("orders", 0), ("orders", 1)
+        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), clock) as client:
+            ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl"}))
+            ours.commit_sync({first: CommittedOffset(5)})
+            commit_offsets(client, "etl", {first: CommittedOffset(9)}, client.deadline())
+            clock.by_s = 3600
+            ours.commit_sync({second: CommittedOffset(1)})
+            assert ours.committed([first]) == {first: CommittedOffset(9)}
+            ours.close()
+
+
+def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
+    """After the members have left, the commit would reset their offsets."""
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
+        with KafkaConsumer(client, config) as ours:
+            with KafkaConsumer(client, config) as consumer:
+                consumer.subscribe(["orders"])
+                wait_until(lambda: consumer.poll(100) or consumer.assignment)
+                consumer.commit_sync({key: CommittedOffset(9)})
+                with pytest.raises(CommitFailed, match="the group has live members"):
+                    ours.commit_sync({key: CommittedOffset(5)}, timeout_ms=20_000)
+            ours.commit_sync({("orders", 1): CommittedOffset(1)})
+            assert ours.committed([key]) == {key: CommittedOffset(9)}
+
+
+def interrupted_after_a_batch(poll: Poll) -> Poll:
+    before: list[Read] = []
+
+    def interrupted(timeout_ms: float, max_rows: int | None) -> Read:
+        if any(before):
+            raise KeyboardInterrupt
+        before.append(poll(timeout_ms, max_rows))
+        return before[-1]
+
+    return interrupted
+
+
+def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
+    """Return all public methods and properties, except `close` and the thread-safe ones, with valid arguments."""
+    options: dict[str, tuple[object, ...]] = {
+        **dict.fromkeys(("position", "current_lag"), (key,)),
+        **dict.fromkeys(("assign", "pause", "resume", "committed", "beginning_offsets", "end_offsets"), ([key],)),
+        "subscribe": (["no such topic"],),
+        "poll": (0,),
+        "seek": (key, 0),
+        "offsets_for_times": ({key: 0},),
+    }
+
+    def call(name: str) -> object:
+        result = getattr(consumer, name)
+        return result(*options.get(name, ())) if callable(result) else result
+
+    left_out = {"wakeup", "client", "config", "metrics", "close"}
+    names = [name for name in dir(KafkaConsumer) if not name.startswith("_") and name not in left_out]
+    return {name: partial(call, name) for name in names}
+
+
+def test_calls_of_another_thread_are_refused_during_a_poll(
+    key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would commit records that the poll has not returned, or close partitions that it starts to read."""
+    ours, poll, errors = new_consumer(), AssignedPartitions.poll, dict[str, str]()
+
+    def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
+        read = poll(partitions, timeout_ms, max_rows)
+        for name, call in {**all_calls(ours, key), "close": ours.close}.items():
+            with ThreadPoolExecutor() as threads:
+                errors[name] = str(threads.submit(call).exception())
+        return read
+
+    ours.assign([key])
+    monkeypatch.setattr(AssignedPartitions, "poll", seen_by_another_thread)
+    ours.poll(0)
+    assert len(errors) >= 20
+    assert set(errors.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, errors
+
+
+def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.assign([key])
+    ours.close()
+    ours.close()
+    for call in all_calls(ours, key).values():
+        with pytest.raises(UsageError, match="this consumer is closed"):
+            call()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "rebalance"])
+def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
+    offset, callback_errors = CommittedOffset(7), []
+
+    class Commits(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            offsets = dict.fromkeys(partitions, offset)
+            if waits:
+                ours.commit_sync(offsets)
+            else:
+                ours.commit_async(offsets, lambda offsets, error: callback_errors.append(error))
+            if end == "close":
+                ours.close()  # again, without effect
+
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        properties = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        ours = KafkaConsumer(client, parse_group_consumer(properties))
+        ours.subscribe(["orders"], Commits())
+        read(ours, 2 * END)
+        both = ours.assignment
+        if end == "rebalance":
+            fake.delay_replies(OFFSET_COMMIT, 0.1)
+            fake.rebalance("etl")
+            wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies(JOIN_GROUP)) > 2)
+        else:
+            getattr(ours, end)()
+        assert callback_errors == ([] if waits else [None])
+        assert fetch_offsets(client, "etl", both, client.deadline()) == dict.fromkeys(both, offset)
+        ours.close()
+
+
+def test_close_ends_by_its_deadline() -> None:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        properties = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
+        ours = KafkaConsumer(client, parse_group_consumer(properties))
+        ours.subscribe(["orders"])
+        assert len(read(ours, 2 * END)) == 2 * END
+        fake.silence(1)
+        since_s = time.monotonic()
+        ours.close(timeout_ms=500)
+        assert time.monotonic() - since_s < 15
+
+
+@pytest.mark.parametrize("end", ["poll", "close"])
+def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    called_with: list[int] = []
+
+    def mistake(offsets: Offsets, error: CommitFailed | None) -> None:
+        called_with.append(offsets["orders", 0].offset)
+        raise ZeroDivisionError(f"in callback {called_with[-1]}")
+
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
+        ours.assign([("orders", 0)])
+        for offset in (1, 2, 3):
+            offsets = {("orders", 0): CommittedOffset(offset)}
+            ours.commit_async(
+                offsets, mistake if offset < 3 else lambda of, _: called_with.append(of["orders", 0].offset)
+            )
+        manager = commits_of(ours).manager
+        assert manager is not None
+        assert manager.flush(client.deadline())
+        with pytest.raises(ZeroDivisionError, match="in callback 1"):
+            ours.close() if end == "close" else ours.poll(0)
+        assert called_with == [1, 2, 3]
+        assert "in callback 2" in caplog.text
+        ours.close()
+
+
+def test_interrupted_poll_calls_each_callback_once() -> None:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
+        ours.assign([("orders", 0)])
+        manager, place, reached = commits_of(ours).manager, 1, True
+        assert manager is not None
+        while reached:
+            called_with: list[int] = []
+            for offset in (1, 2):
+                committing = {("orders", 0): CommittedOffset(offset)}
+                ours.commit_async(committing, lambda of, _: called_with.append(of["orders", 0].offset))  # noqa: B023
+            assert manager.flush(client.deadline())
+            code = ("protocol.consumer.commits",)
+            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
+                ours.poll(0)
+            reached = was_reached()
+            ours.poll(0)
+            assert called_with == [1, 2], place
+            place += 1
+        assert place > 5
+        ours.close()
+
+
+def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a Fetch reply with a corrupt last batch of partition 0."""
+    for row in (row for topic in body.get("responses", []) for row in topic["partitions"]):
+        if row["partition_index"] == 0 and row["records"]:
+            *before, last = bytes(row["records"])
+            row["records"] = bytes([*before, last ^ 1])
+    return body
+
+
+@pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
+def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault: str) -> None:
+    with SmallCluster() as fake:
+        if fault == "a corrupt batch":
+            fake.edit_replies(FETCH, with_corrupt_end)
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(properties) as ours:
+            ours.assign([("orders", 0), ("orders", 1)])
+            ours.seek(("orders", 0), 10_000 if fault == "deleted records" else 0)
+            ours.seek(("orders", 1), 0)
+            rows, raised, frames = 0, 0, list[int]()
+            while rows < END or raised < 5:
+                try:
+                    rows += sum(batch.num_rows for batch in ours.poll(20).get(("orders", 1), []))
+                except (Corrupt, DataLoss) as error:
+                    raised += 1
+                    frames.append(len(traceback.extract_tb(error.__traceback__)))
+            assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
+            ours.seek(("orders", 0), END)
+            assert not ours.poll(50)
+
+
+def test_lasting_errors_of_several_partitions_are_raised_in_turn() -> None:
+    with SmallCluster() as fake:
+        fake.edit_replies(FETCH, with_corrupt_end)
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+        with KafkaConsumer(properties) as ours:
+            ours.assign([("orders", 0), ("orders", 1)])
+            ours.seek(("orders", 0), 0)
+            ours.seek(("orders", 1), 10_000)
+            raised: list[tuple[type, int]] = []
+            while len(raised) < 8:
+                try:
+                    assert not ours.poll(20)
+                except (Corrupt, DataLoss) as error:
+                    raised.append((type(error), error.context["partition"]))
+            assert raised[4:] in ([(Corrupt, 0), (DataLoss, 1)] * 2, [(DataLoss, 1), (Corrupt, 0)] * 2)
+
+
+@pytest.mark.parametrize("change", ["seek", "assign"])
+def test_error_is_not_raised_after_its_partition_was_sought_or_dropped(change: str) -> None:
+    """The poll that has met the error has returned the records before it."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 2)
+        for value in "ab":
+            fake.produce("orders", value, partition=0)
+        fake.edit_replies(FETCH, with_corrupt_end)
+        properties = {
+            "bootstrap.servers": fake.bootstrap_servers,
+            "auto.offset.reset": "earliest",
+            "fetch.max.wait.ms": 50,
+        }
+        with KafkaConsumer(properties) as ours:
+            ours.assign([("orders", 0)])
+            read(ours, 1)
+            if change == "seek":
+                ours.seek(("orders", 0), 2)
+            else:
+                ours.assign([("orders", 1)])
+            assert not ours.poll(100)
+
+
+def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
+    """Also after a commit that fails alone at first, and of a commit that is refused at once."""
+    called_with: list[tuple[int, bool]] = []
+
+    def note(offsets: Offsets, error: CommitFailed | None) -> None:
+        called_with.extend((to.offset, error is None) for to in offsets.values())
+
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        properties = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **EAGER}
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+            ours.subscribe(["orders"])
+            read(ours, 2 * END)
+            fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=("orders", 0))
+            ours.commit_async({("orders", 0): CommittedOffset(1)}, note)
+            ours.commit_async({("orders", 1): CommittedOffset(2)}, note)
+            wait_until(lambda: ours.poll(20) or len(called_with) == 2)
+            fake.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS", 1_000)
+            ours.commit_async({("orders", 0): CommittedOffset(3)}, note)
+            remove_member(client, "etl", ours.group_metadata().member)
+            wait_until(lambda: membership_of(ours).assignment_lost)
+            ours.commit_async({("orders", 1): CommittedOffset(4)}, note)
+            assert len(called_with) == 2, "callbacks are called by later calls"
+            wait_until(lambda: ours.poll(20) or len(called_with) == 4)
+    assert called_with == [(1, True), (2, True), (3, False), (4, False)]

@@ -1,0 +1,630 @@
+"""Handlers in groups: each record is handled by the owner of its partition, through changes of members and sessions."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from protocol.admin.groups import describe_group
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
+from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.contract.members import ask_coordinator
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.members import Member
+from tests.protocol.fetch.consuming import client_of, produce
+from tests.support.internals import commits_of, marks_of, membership_of
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
+
+NewMember = Callable[..., Member]
+PARTITIONS, COUNT = 4, 400
+
+
+@pytest.fixture(scope="module")
+def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
+    """Return a topic of four partitions with 100 records each, in many record batches."""
+    name = lasting_topic(PARTITIONS)
+    produce(kafka1, name, range(COUNT), PARTITIONS, settings={"batch.num.messages": 10})
+    return name
+
+
+def all_records(*members: Member) -> set[tuple[int, int]]:
+    return {record for member in members for record in member.handled}
+
+
+def test_rebalance_in_the_middle_of_messages_loses_none(
+    client: Client, group: str, orders: str, new_member: NewMember, protocol: dict[str, object]
+) -> None:
+    # A new broker creates the topic of offsets first, which members report as errors.
+    fetch_offsets(client, group, None, client.deadline())
+    first, two = new_member(orders, **protocol), None
+    first.slow_s = 0.005
+    wait_until(lambda: len(first.handled) > 40)
+    two = new_member(orders, **protocol)
+    two.slow_s = 0.005
+    wait_until(lambda: len(first.numbers) == len(two.numbers) == 2, lambda: (first.numbers, two.numbers))
+    wait_until(lambda: len(all_records(first, two)) == COUNT)
+    # Records handled before the revocation are committed: the next owner starts after them, and no record is repeated.
+    assert len(first.handled) + len(two.handled) == COUNT
+    owners: dict[tuple[int, int], int] = {}
+    for member in (first, two):
+        for generation, number, _ in member.claimed:
+            assert owners.setdefault((generation, number), id(member)) == id(member)
+    if protocol == EAGER:
+        assert [sorted(claims[orders]) for claims in first.cleanups] == [[0, 1, 2, 3]]
+        assert "rebalances" in str(first.end_reasons[0])
+    else:
+        # Kept partitions continue in the same session and the same threads.
+        assert (len(first.setups), first.cleanups, first.end_reasons) == (1, [], [])
+        assert len(first.claimed) == PARTITIONS
+    two.close()
+    wait_until(lambda: sorted(first.numbers) == [0, 1, 2, 3])
+    first.close()
+    assert "closed" in str(first.end_reasons[-1])
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert {key: offset.offset for key, offset in committed.items()} == {(orders, number): 100 for number in range(4)}
+    assert (first.errors, two.errors) == ([], [])
+
+
+class Handler:
+    """Handler of one session; tests override its methods."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ConsumerGroupSession] = []
+        self.cleaned = 0
+        self.claims: dict[int, int] = {}
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.sessions.append(session)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.claims[claim.partition] = claim.initial_offset
+        for _ in claim:
+            pass
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        self.cleaned += 1
+
+
+def consumer_group(client: Client, group: str, **properties: object) -> ConsumerGroup:
+    return ConsumerGroup(
+        client, parse_group_consumer({"group.id": group, "auto.offset.reset": "earliest", **properties})
+    )
+
+
+def test_claim_yields_at_most_max_poll_records(client: Client, group: str, orders: str) -> None:
+    sizes: list[int] = []
+    offsets: dict[int, list[int]] = {}
+
+    class Sizes(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for batch in claim:
+                sizes.append(batch.num_rows)
+                offsets.setdefault(claim.partition, []).extend(batch["offset"].to_pylist())
+                if len(offsets[claim.partition]) == 100 and claim.partition == 3:
+                    return
+
+    with consumer_group(client, group, **{"max.poll.records": 3}) as members:
+        members.consume([orders], Sizes())
+    assert max(sizes) == 3
+    assert offsets[3] == list(range(100))
+
+
+def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
+    class Failing(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 2:
+                raise ZeroDivisionError("as if")
+            super().consume_claim(session, claim)
+
+    handler = Failing()
+    with consumer_group(client, group) as members:
+        with pytest.raises(ZeroDivisionError, match="as if"):
+            members.consume([orders], handler)
+        assert handler.cleaned == 1
+        assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].end_reason)
+        # The partitions still belong to this member; the next session has them at once.
+        with pytest.raises(ZeroDivisionError):
+            members.consume([orders], handler)
+        assert [session.claims for session in handler.sessions] == [{orders: [0, 1, 2, 3]}] * 2
+        assert handler.sessions[0].generation_id == handler.sessions[1].generation_id
+    with pytest.raises(UsageError, match="is closed"):
+        members.consume([orders], handler)
+
+
+def test_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
+    all_have_committed = threading.Barrier(PARTITIONS, timeout=30)
+
+    class Ending(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            batch = claim.poll()
+            assert batch is not None
+            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1, metadata="so far")
+            session.commit()
+            all_have_committed.wait()
+            if claim.partition != 1:
+                session.ended.wait(20)
+
+    with consumer_group(client, group, **{"enable.auto.commit": False}) as members:
+        assert f"consume_claim of {orders}-1 has returned" in str(members.consume([orders], Ending()))
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert committed[orders, 1].metadata == "so far"
+    assert committed[orders, 1].offset > 0
+
+
+def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str) -> None:
+    begun = {(orders, number): CommittedOffset(50 + 5 * number) for number in range(3)}
+    commit_offsets(client, group, begun, client.deadline())
+
+    class Back(Handler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            session.reset_offset(orders, 1, 10)
+            session.reset_offset(orders, 2, 70)
+            with pytest.raises(UsageError, match="not claimed"):
+                session.mark_offset(orders, 9, 10)
+            with pytest.raises(UsageError, match="in setup, call reset_offset"):
+                session.mark_offset(orders, 0, 10)  # would be lower than the committed offset
+            with pytest.raises(UsageError, match="offset is -2"):
+                session.reset_offset(orders, 0, -2)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            self.claims[claim.partition] = claim.initial_offset
+            # Before its start offset: no effect. Another claim may not have started yet.
+            session.mark_offset(orders, claim.partition, claim.initial_offset // 2)
+            if len(self.claims) < PARTITIONS:
+                session.ended.wait(20)
+
+    handler = Back()
+    with consumer_group(client, group) as members:
+        members.consume([orders], handler)
+    assert handler.claims == {0: 50, 1: 10, 2: 70, 3: 0}
+    committed = fetch_offsets(client, group, None, client.deadline())
+    # Starts by `auto.offset.reset` are committed, too.
+    assert {key[1]: offset.offset for key, offset in committed.items()} == {0: 50, 1: 10, 2: 70, 3: 0}
+
+
+def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember) -> None:
+    name = topic1(2)
+    member = new_member(name)
+    wait_until(lambda: len(member.claimed) == 2)
+    member.group.pause([(name, 0)])
+    produce(kafka1, name, range(20), 2)
+    wait_until(lambda: len(member.handled) == 10)
+    assert {number for number, _ in member.handled} == {1}
+    member.group.resume_all()
+    wait_until(lambda: len(member.handled) == 20)
+    member.group.pause_all()
+    produce(kafka1, name, range(2), 2)
+    member.group.resume([(name, 0), (name, 1)])
+    wait_until(lambda: len(member.handled) == 22)
+
+
+def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
+    client: Client, group: str, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second member waits no longer than the rebalance timeout of the first; later marks of the first are dropped."""
+    end_requested, resume = threading.Event(), threading.Event()
+    refused: list[Exception] = []
+
+    class Slow(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                session.ended.wait(20)
+                end_requested.set()
+                resume.wait(30)
+                session.mark_offset(orders, 0, 77)
+                try:
+                    session.commit()
+                except CommitFailed as error:
+                    refused.append(error)
+            else:
+                super().consume_claim(session, claim)
+
+    slow, properties = Slow(), {**EAGER, "max.poll.interval.ms": 1_500}
+    with consumer_group(client, group, **properties) as first, consumer_group(client, group, **properties) as second:
+        ending = threading.Thread(target=first.consume, args=([orders], slow))
+        ending.start()
+        wait_until(lambda: slow.sessions)
+        handler = Handler()
+        thread = threading.Thread(target=second.consume, args=([orders], handler))
+        thread.start()
+        assert end_requested.wait(20)
+        wait_until(lambda: len(handler.claims) == PARTITIONS)  # all but the first
+        wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
+        resume.set()
+        ending.join(20)
+        assert not ending.is_alive()
+        assert f"the handler of claim {orders}-0 has not returned" in caplog.text
+        assert len(refused) == 1
+        assert slow.cleaned == 1
+    thread.join(20)
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert committed[orders, 0].offset == 0, "the start offset"
+
+
+class Stuck(Handler):
+    """Marks an offset every few milliseconds; returns from an ended claim only after `resume`."""
+
+    def __init__(self, resume: threading.Event, *, commits: bool = False) -> None:
+        super().__init__()
+        self._resume = resume
+        self._commits = commits
+        self.ended: set[int] = set()
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.claims[claim.partition] = claim.initial_offset
+        with suppress(KafkaError):
+            for offset in count(1):
+                if claim.revoked or not session.keeps_claims():
+                    break
+                claim.poll(10)
+                session.mark_offset(claim.topic, claim.partition, offset)
+                if self._commits:
+                    session.commit()
+        self.ended.add(claim.partition)
+        self._resume.wait(30)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: bool) -> None:
+    """In the cooperative protocol the other claims go on, and must not keep the member alive."""
+    resume = threading.Event()
+    options: dict[str, object] = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
+    with two_groups(options) as (_, first, second):
+        stuck, handler = Stuck(resume, commits=commits), Handler()
+        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
+            (first, stuck), (second, handler))]  # fmt: skip
+        threads[0].start()
+        wait_until(lambda: len(stuck.claims) == 4)
+        threads[1].start()
+        wait_until(lambda: len(handler.claims) == 4, timeout_s=15)
+        resume.set()
+    for thread in threads:
+        thread.join(20)
+
+
+def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
+    resume = threading.Event()
+    with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
+        stuck, handler = Stuck(resume), Handler()
+        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
+            (first, stuck), (second, handler))]  # fmt: skip
+        threads[0].start()
+        wait_until(lambda: len(stuck.claims) == 4)
+        threads[1].start()
+        wait_until(lambda: len(stuck.ended) == 2)
+        retained = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
+        before = fake.committed_offsets("etl")
+        wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in retained))
+        resume.set()
+    for thread in threads:
+        thread.join(20)
+
+
+@contextmanager
+def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, ConsumerGroup, ConsumerGroup]]:
+    """Yield a cluster with a topic of four partitions, and two members of one group."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 4)
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with ConsumerGroup({**given, **properties}) as first, ConsumerGroup({**given, **properties}) as second:
+            yield fake, first, second
+
+
+def test_marks_are_committed_within_the_interval(
+    client: Client, group: str, orders: str, new_member: NewMember
+) -> None:
+    member = new_member(orders, **{"auto.commit.interval.ms": 50})
+    wait_until(lambda: len(member.handled) == COUNT)
+
+    def committed() -> list[int]:
+        return [offset.offset for offset in fetch_offsets(client, group, None, client.deadline()).values()]
+
+    wait_until(lambda: committed() == [100] * PARTITIONS)
+    manager = commits_of(member.group).manager
+    assert manager is not None
+    assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
+    before = manager.counts.succeeded
+    time.sleep(0.2)  # several intervals: no dirty offset, no commit
+    assert manager.counts.succeeded == before
+
+
+def test_refused_commit_is_reported_and_the_session_continues(
+    client: Client, group: str, orders: str, new_member: NewMember
+) -> None:
+    member = new_member(orders)
+    wait_until(lambda: len(member.handled) == COUNT)
+    member.setups[0].mark_offset(orders, 0, 101, metadata="x" * 5_000)
+    wait_until(lambda: member.errors)
+    assert "OFFSET_METADATA_TOO_LARGE" in str(member.errors[0])
+    assert not member.setups[0].ended.is_set()
+
+
+def test_long_broker_failure_is_reported_and_reading_continues() -> None:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
+        fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+        member = Member(client, "etl", "orders", **EAGER)
+        try:
+            wait_until(lambda: member.errors)
+            fake.faults.clear()
+            wait_until(lambda: len(member.handled) == 2 * END)
+        finally:
+            member.close()
+        assert all("nothing could be read" in str(error) for error in member.errors)
+        assert len(member.setups) == 1
+
+
+def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
+    """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
+        member = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
+        wait_until(lambda: fake.request_bodies(OFFSET_COMMIT) and len(member.handled) == 2 * END)
+        two = Member(client, "etl", "orders", **COOPERATIVE)
+        wait_until(lambda: two.claimed)
+        two.close()
+        member.close()
+        assert [begin for _, _, begin in two.claimed] == [END]
+
+
+def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
+    """The next owner starts at the group's offset, and a late commit would reset it."""
+
+    class OnlyMarks(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, END)
+
+    with (
+        SmallCluster() as fake,
+        client_of(fake.bootstrap_servers, request_timeout_ms=500) as client,
+        consumer_group(client, "etl", **COOPERATIVE) as members,
+    ):
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        members.consume(["orders"], OnlyMarks())
+        member = Member(client, "etl", "orders", **COOPERATIVE)
+        manager, membership = commits_of(members).manager, membership_of(members)
+        wait_until(lambda: membership.rebalance_pending)
+        marked = []
+        fake.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
+        members.consume(["orders"], OnlyMarks())
+        assert marked
+        assert all(len(keys) == 1 for keys in marked)
+        member.close()
+
+
+def test_claim_lost_during_a_long_sleep_yields_no_records(
+    client: Client, group: str, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asleep(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            poll = PartitionConsumer.poll
+
+            def asleep(partition: PartitionConsumer, timeout_ms: float, max_rows: int | None) -> pa.RecordBatch | None:
+                batch = poll(partition, timeout_ms, max_rows)
+                wait_until(lambda: not membership_of(session).member.keeps_assignment_of(session.member))
+                return batch
+
+            monkeypatch.setattr(PartitionConsumer, "poll", asleep)
+            self.batches = [*getattr(self, "batches", []), *claim]
+
+    handler = Asleep()
+    with consumer_group(client, group, **EAGER, **{"max.poll.interval.ms": 300}) as members:
+        assert "max.poll.interval.ms" in str(members.consume([orders], handler))
+    assert (handler.batches, handler.cleaned) == ([], 1)
+
+
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_member_without_initial_partitions_reads_those_assigned_later(
+    client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, protocol: dict[str, object], forgotten: bool
+) -> None:
+    """Also if the coordinator forgets the member meanwhile: it rejoins, and has no partitions to lose."""
+    name = topic1()
+    produce(kafka1, name, range(3))
+    member = Member(client, group, name, **protocol)
+    wait_until(lambda: len(member.values) == 3)
+    two = Member(client, group, name, **protocol)
+    try:
+        wait_until(lambda: two.has_assignment)
+        if forgotten:
+            membership = membership_of(two.group)
+            before = membership.member.member_id
+            body = {"group_id": group, "members": [{"member_id": before, "group_instance_id": None}]}
+            assert ask_coordinator(client, group, LEAVE_GROUP, body)["members"][0]["error_code"] == 0
+            wait_until(lambda: membership.member.generation_id >= 0 and membership.member.member_id != before)
+        member.close()
+        produce(kafka1, name, range(3))
+        wait_until(lambda: len(two.values) == 3, lambda: str((two.values, two.claimed, two.errors, member.claimed)))
+        assert two.errors == []
+        assert all(session.claims for session in two.setups)
+    finally:
+        member.close()
+        two.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[SmallCluster]:
+    with SmallCluster() as fake:
+        yield fake
+
+
+@pytest.mark.timeout(60)
+def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
+    """The signal interrupts the thread of `consume`, and again while that thread leaves the group."""
+
+    class Signalling(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, 3)
+            send_signal()
+            super().consume_claim(session, claim)
+
+    def send_signal(*_: object) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    with client_of(fake.bootstrap_servers) as client:
+        members, handler = consumer_group(client, "etl", **EAGER), Signalling()
+        before = signal.signal(signal.SIGUSR1, lambda *_: members.close())
+        fake.before[LEAVE_GROUP] = send_signal
+        try:
+            while not members.closed:
+                members.consume(["orders"], handler)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
+
+
+def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster) -> None:
+    """The next `consume` continues after the marked records, as the same member."""
+    stop = threading.Event()
+
+    class Stopping(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.mark_offset(claim.topic, claim.partition, 3)
+            stop.set()
+            super().consume_claim(session, claim)
+
+    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
+        first, second = Stopping(), Stopping()
+        assert str(members.consume(["orders"], first, stop)) == "the stop event of consume was set"
+        assert str(members.consume(["orders"], second, stop)) == "the stop event of consume was set"
+        assert second.sessions == [], "an event that is set already: nothing is done"
+        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+        stop.clear()
+        members.consume(["orders"], second, stop)
+        assert not members.closed
+        assert set(second.claims.values()) == {3}
+        (one,), (two,) = first.sessions, second.sessions
+        assert (one.member_id, one.generation_id) == (two.member_id, two.generation_id)
+        assert fake.request_bodies(LEAVE_GROUP) == []
+    assert (first.cleaned, second.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
+
+
+@pytest.mark.timeout(60)
+def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
+    """No session begins while the coordinator refuses all joins."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    stop, handler = threading.Event(), Handler()
+    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
+        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.request_bodies(JOIN_GROUP)), stop.set()))
+        timer.start()
+        assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
+        timer.join()
+        assert handler.sessions == []
+
+
+def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCluster) -> None:
+    """The next `consume` continues to join."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    reported: list[KafkaError] = []
+    properties = {"group.id": "etl", "group.join.retries": 2, **EAGER}
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=100) as client,
+        ConsumerGroup(client, properties, on_error=reported.append) as members,
+    ):
+        for _ in range(2):
+            with pytest.raises(
+                BrokerError, match=r"3 attempts to join have failed \(group\.join\.retries=2\)"
+            ) as raised:
+                members.consume(["orders"], Handler())
+            assert raised.value.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            assert raised.value.settings == {"group.join.retries"}
+        assert {getattr(error, "code", None) for error in reported} == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+        fake.faults.clear()
+        stop = threading.Event()
+
+        class Joined(Handler):
+            def setup(self, session: ConsumerGroupSession) -> None:
+                super().setup(session)
+                stop.set()
+
+        members.consume(["orders"], joined := Joined(), stop)
+        assert len(joined.sessions) == 1
+
+
+def test_joins_are_retried_without_a_limit_by_default(fake: SmallCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """The default handler of errors does not log each of them."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=8)
+    stop = threading.Event()
+
+    class Joined(Handler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            stop.set()
+
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=50) as client,
+        consumer_group(client, "etl", **EAGER) as members,
+    ):
+        members.consume(["orders"], Joined(), stop)
+    assert len(fake.request_bodies(JOIN_GROUP)) > 8
+    assert "COORDINATOR_LOAD_IN_PROGRESS" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
+def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    api = JOIN_GROUP if protocol == EAGER else CONSUMER_GROUP_HEARTBEAT
+    fake.refuse(api, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    properties = {"group.id": "etl", "group.join.retries": 2, "auto.offset.reset": "earliest", **protocol}
+    with (
+        client_of(fake.bootstrap_servers, retry_backoff_ms=20) as client,
+        KafkaConsumer(client, properties) as consumer,
+    ):
+        consumer.subscribe(["orders"])
+        with pytest.raises(BrokerError, match=r"attempts to join .* \(group\.join\.retries=2\)"):
+            consumer.poll(30_000)
+        assert len(fake.request_bodies(api)) >= 3
+        fake.faults.clear()
+        wait_until(lambda: consumer.poll(100))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("leave_group", "leaves"), [(None, 1), (False, 0)])
+def test_close_in_a_handler_ends_consume_and_leaves_the_group(
+    fake: SmallCluster, leave_group: bool | None, leaves: int
+) -> None:
+    class Closing(Handler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            members.close(leave_group=leave_group)
+            super().consume_claim(session, claim)
+
+    with client_of(fake.bootstrap_servers) as client:
+        members, handler = consumer_group(client, "etl", **EAGER), Closing()
+        assert "was closed" in str(members.consume(["orders"], handler))
+    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, leaves)
+
+
+@pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "kip848"])
+@pytest.mark.parametrize(("leave_group", "count"), [(None, 0), (False, 1)])
+def test_closed_consumer_stays_in_the_group_with_leave_group_false(
+    fake: SmallCluster, protocol: dict[str, object], leave_group: bool | None, count: int
+) -> None:
+    """KIP-1092."""
+    with client_of(fake.bootstrap_servers) as client:
+        consumer = KafkaConsumer(client, {"group.id": "etl", "auto.offset.reset": "earliest", **protocol})
+        consumer.subscribe(["orders"])
+        wait_until(lambda: consumer.poll(100))
+        consumer.close(leave_group=leave_group)
+        assert len(describe_group(client, "etl").members) == count

@@ -1,0 +1,258 @@
+"""The member identity with which a consumer sends offsets to a transaction: the one that fetched the records
+(KIP-447)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import BrokerError, CommitFailed
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
+from protocol.kafka_terms import TopicPartition
+from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.members import read, remove_member
+from tests.protocol.fetch.consuming import client_of, records
+from tests.protocol.transaction.producing import started
+from tests.support.internals import membership_of
+from tests.support.small_cluster import END, SmallCluster
+from tests.support.wait_until import wait_until
+
+GROUP, FIRST = "etl", ("orders", 0)
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with SmallCluster() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: SmallCluster) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
+
+
+def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
+    return KafkaConsumer(client, parse_group_consumer(properties))
+
+
+def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({FIRST: CommittedOffset(END)}, metadata)
+    producer.commit_transaction()
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("has_polled", [False, True], ids=["at once", "after the next poll"])
+def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
+    fake: SmallCluster, client: Client, protocol: dict[str, object], has_polled: bool
+) -> None:
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        fetched_as = consumer.group_metadata().member
+        assert fetched_as.is_in_group
+        fake.before[JOIN_GROUP] = lambda body: fake.lose_requests(JOIN_GROUP)
+        fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: (
+            fake.lose_requests(CONSUMER_GROUP_HEARTBEAT) if body["member_epoch"] == 0 else None
+        )
+        remove_member(client, GROUP, fetched_as)
+        membership = membership_of(consumer)
+        wait_until(lambda: not membership.member.is_in_group)
+        if has_polled:
+            wait_until(lambda: consumer.poll(0) or not consumer.assignment)
+        with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+            send_offsets(producer, consumer.group_metadata())
+        producer.abort_transaction()
+        with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
+            consumer.commit_sync({FIRST: CommittedOffset(END)})
+        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
+
+
+class Lost(ConsumerRebalanceListener):
+    def __init__(self) -> None:
+        self.partitions: list[TopicPartition] = []
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self.partitions += partitions
+
+
+@pytest.mark.parametrize("ends_by", ["removal", "another one with its instance id"])
+def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
+    fake: SmallCluster, client: Client, ends_by: str
+) -> None:
+    """It would wait for `max.poll.interval.ms`, and own partitions that others have."""
+    replaced, lost, dropped = ends_by != "removal", Lost(), threading.Event()
+    static: dict[str, object] = {"group.instance.id": "a"} if replaced else {}
+    fake.create_topic("more")
+    with consumer_of(client, {**COOPERATIVE, **static}) as consumer:
+        consumer.subscribe(["orders"], lost)
+        read(consumer, 2 * END)
+        member = consumer.group_metadata().member
+        fake.edit_replies(JOIN_GROUP, lambda body: dropped.set(), 1)
+        consumer.subscribe(["orders", "more"], lost)
+        wait_until(lambda: consumer.poll(20) or dropped.is_set())
+        if replaced:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, times=1)
+        else:
+            remove_member(client, GROUP, member)
+        assert len(consumer.assignment) == 2
+        with pytest.raises(CommitFailed):
+            consumer.commit_sync()
+        if replaced:
+            with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID.*use a different one for each member"):
+                wait_until(lambda: consumer.poll(20))
+        else:
+            wait_until(lambda: consumer.poll(20) or lost.partitions, 10)
+            assert sorted(lost.partitions) == [("orders", 0), ("orders", 1)]
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4, 10)
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("ends", ["unsubscribe", "enforce_rebalance"])
+def test_offsets_are_refused_after_the_consumer_has_left(
+    client: Client, protocol: dict[str, object], ends: str
+) -> None:
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        getattr(consumer, ends)()
+        with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+            send_offsets(producer, consumer.group_metadata())
+        producer.abort_transaction()
+        with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
+            consumer.commit_sync({FIRST: CommittedOffset(END)})
+        if ends == "unsubscribe":
+            consumer.assign([FIRST])
+            assert consumer.group_metadata().member == NO_MEMBER
+            consumer.commit_sync({FIRST: CommittedOffset(1)})
+        else:
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 2)
+            send_offsets(producer, consumer.group_metadata())
+
+
+@PROTOCOLS
+def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
+    fake: SmallCluster, client: Client, protocol: dict[str, object]
+) -> None:
+    """A cooperative member keeps its partitions, and the coordinator accepts only the current generation or epoch."""
+    producer = started(client, "etl-0")
+    with consumer_of(client, protocol) as consumer, client_of(fake.bootstrap_servers) as another:
+        consumer.subscribe(["orders"])
+        read(consumer, 2 * END)
+        before = consumer.group_metadata().member
+        with consumer_of(another, protocol) as second:
+            second.subscribe(["orders"])
+            wait_until(lambda: [member.poll(20) for member in (consumer, second)] and len(second.assignment) == 1)
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 1)
+            after = consumer.group_metadata().member
+            assert after.generation_id_or_member_epoch > before.generation_id_or_member_epoch
+            send_offsets(producer, consumer.group_metadata())
+        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {FIRST: CommittedOffset(END)}
+
+
+@PROTOCOLS
+def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
+    producer, refusals = started(client, "etl-0"), []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            self.member = session.member
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            assert not membership_of(session).member.keeps_assignment_of(self.member)
+            assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
+            with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
+                send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
+            refusals.append(refused.value)
+
+    handler = Handler()
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
+        consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
+        consuming.start()
+        wait_until(lambda: hasattr(handler, "member"))
+        remove_member(client, GROUP, handler.member)
+        consuming.join(25)
+        assert not consuming.is_alive()
+    assert refusals
+
+
+def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 2)
+        for partition in (0, 1):
+            fake.write("orders", partition, records(0, 5))
+        servers = {"bootstrap.servers": fake.bootstrap_servers}
+        with (
+            TransactionalProducer({**servers, "transactional.id": "copy"}) as producer,
+            KafkaConsumer({**servers, "group.id": GROUP, "auto.offset.reset": "earliest"}) as consumer,
+        ):
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(3)}, ConsumerGroupMetadata(GROUP))
+            consumer.assign([("orders", 0), ("orders", 1)])
+            counts: Counter[int] = Counter()
+
+            def read_more() -> None:
+                begin_s = time.monotonic()
+                for (_, partition), batches in consumer.poll(50).items():
+                    counts[partition] += sum(batch.num_rows for batch in batches)
+                assert time.monotonic() - begin_s < 5
+
+            wait_until(lambda: read_more() or counts[1] == 5)
+            read_more()
+            assert counts == {1: 5}
+            producer.commit_transaction()
+            wait_until(lambda: read_more() or counts[0] == 2)
+
+
+def test_commit_of_a_deleted_topic_in_a_listener_fails_within_seconds() -> None:
+    class Commits(ConsumerRebalanceListener):
+        took_s = 0.0
+
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            begin_s = time.monotonic()
+            with pytest.raises(CommitFailed):
+                consumer.commit_sync({("gone", 0): CommittedOffset(1), ("orders", 0): CommittedOffset(1)})
+            self.took_s = time.monotonic() - begin_s
+
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.create_topic("gone")
+        listener = Commits()
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": GROUP, "enable.auto.commit": False}
+        with KafkaConsumer(properties) as consumer:
+            consumer.subscribe(["orders", "gone"], listener)
+            wait_until(lambda: consumer.poll(50) or len(consumer.assignment) == 2)
+            fake.delete_topic("gone")
+            consumer.unsubscribe()
+        assert 0.5 < listener.took_s < 5
+        assert fake.committed_offsets(GROUP) == {("orders", 0): 1}

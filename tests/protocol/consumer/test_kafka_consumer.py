@@ -1,0 +1,557 @@
+"""Every method of the polling consumer, next to the same call of librdkafka if there is one."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator
+
+import confluent_kafka as other
+import pyarrow as pa
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.membership.assignment import TopicSubscription
+from protocol.kafka_terms import TopicPartition
+from protocol.position import RecordPositions
+from protocol.testing.fake_kafka.server import FakeKafka
+from spark_kafka_source.local_kafka import LocalKafka
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.contract.raw_requests import written
+from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
+from tests.protocol.consumer.members import read
+from tests.protocol.fetch.consuming import client_of, produce
+from tests.support.internals import membership_of, partitions_of
+from tests.support.wait_until import wait_until
+
+Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
+
+FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
+# No longer than a test may wait, no shorter than a busy machine may pause.
+SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
+
+
+@pytest.fixture(scope="module")
+def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
+    """Return a topic whose partitions 0 and 1 have 20 records each, one per second; the first four of partition 0
+    are deleted."""
+    name = lasting_topic(2)
+    producer = other.Producer({"bootstrap.servers": kafka1.bootstrap_servers})
+    for number in range(2 * COUNT):
+        when_ms = FIRST_MS + number // 2 * 1_000
+        producer.produce(name, b"%d" % number, partition=number % 2, timestamp=when_ms)
+    assert producer.flush(30) == 0
+    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+    for deleted in admin.delete_records([other.TopicPartition(name, 0, DELETED)]).values():
+        deleted.result(30)
+    return name
+
+
+@pytest.fixture
+def librdkafka_consumer(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
+    """Yield librdkafka's consumer, of the same group."""
+    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
+    consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
+    yield consumer
+    consumer.close()
+
+
+class RecordingListener(ConsumerRebalanceListener):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[int]]] = []
+
+    def _note(self, label: str, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append((label, sorted(number for _, number in partitions)))
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+
+# -- queries --------------------------------------------------------------------------------------
+
+
+def test_log_start_and_end_offsets_equal_librdkafkas(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
+    ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
+    begins, ends = ours.beginning_offsets(keys), ours.end_offsets(keys)
+    watermarks = {
+        key: librdkafka_consumer.get_watermark_offsets(other.TopicPartition(*key), timeout=20) for key in keys
+    }
+    assert {key: (begins[key], ends[key]) for key in keys} == watermarks == {keys[0]: (4, 20), keys[1]: (0, 20)}
+
+
+def test_offsets_by_timestamp_equal_librdkafkas(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
+    late_ms = FIRST_MS + 10**9
+    times_ms = {(orders, 0): FIRST_MS + 9_500, (orders, 1): late_ms}
+    ours = new_consumer().offsets_for_times(times_ms)
+    requested = [other.TopicPartition(*key, time_ms) for key, time_ms in times_ms.items()]
+    first, none = librdkafka_consumer.offsets_for_times(requested, timeout=20)
+    offset = ours[orders, 0]
+    assert offset is not None
+    assert (offset.offset, offset.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
+    assert (ours[orders, 1], none.offset) == (None, other.OFFSET_END)
+    with pytest.raises(UsageError, match="not a timestamp"):
+        new_consumer().offsets_for_times({(orders, 0): -1})
+
+
+# -- assigned partitions --------------------------------------------------------------------------
+
+
+def test_manually_assigned_partitions_are_read(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0)])
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, other.OFFSET_BEGINNING)])  # needs no coordinator
+    assert (ours.assignment, len(librdkafka_consumer.assignment())) == ({(orders, 0)}, 1)
+    messages = librdkafka_consumer.consume(COUNT - DELETED, timeout=20)
+    records = ours.poll(20_000)
+    assert [(message.offset, message.value, message.timestamp_ms) for message in records.messages()] == [
+        (message.offset(), message.value(), message.timestamp()[1]) for message in messages
+    ]
+    assert list(records) == [(orders, 0)]
+    assert [batch.schema.names[0] for batch in records[orders, 0]] == ["key"]
+    assert (
+        ours.position((orders, 0)) == librdkafka_consumer.position([other.TopicPartition(orders, 0)])[0].offset == COUNT
+    )
+    assert ours.current_lag((orders, 0)) == 0
+    ours.assign([(orders, 1)])
+    assert read(ours, COUNT) == [(1, offset) for offset in range(COUNT)]
+    with pytest.raises(UsageError, match="not assigned"):
+        ours.position((orders, 0))
+    with pytest.raises(UsageError, match="unsubscribe first"):
+        ours.subscribe([orders])
+
+
+def test_seeks_move_the_position(orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    ours.seek(key, 15)  # before any read, so the default start offset is not used
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, 15)])
+    message = librdkafka_consumer.poll(20)
+    assert message is not None
+    assert read(ours, 5)[0][1] == message.offset() == 15
+    ours.seek(key, 10)
+    librdkafka_consumer.seek(other.TopicPartition(orders, 0, 10))
+    message = librdkafka_consumer.poll(20)
+    assert message is not None
+    assert read(ours, 10)[0][1] == message.offset() == 10
+    ours.seek_to_beginning()
+    assert ours.position(key) == DELETED
+    assert read(ours, 16)[0][1] == DELETED
+    ours.seek_to_end([key])
+    assert ours.position(key) == COUNT
+    assert not ours.poll(0)
+
+
+def test_paused_partition_is_not_returned(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0), (orders, 1)])
+    ours.pause([(orders, 0)])
+    assert ours.paused == {(orders, 0)}
+    assert {partition for partition, _ in read(ours, COUNT)} == {1}
+    assert not ours.poll(100)
+    ours.resume([(orders, 0)])
+    assert (ours.paused, read(ours, COUNT - DELETED)[0]) == (frozenset(), (0, DELETED))
+
+
+def test_poll_returns_at_most_max_poll_records(orders: str, new_consumer: NewConsumer) -> None:
+    """The rest of a record batch is returned by the next poll, and the position is between."""
+    ours, keys = new_consumer(**{"max.poll.records": 7}), [(orders, 0), (orders, 1)]
+    ours.assign(keys)
+    sizes: list[int] = []
+    collected: list[tuple[int, int]] = []
+    while len(collected) < 2 * COUNT - DELETED:
+        polled = [(message.partition, message.offset) for message in ours.poll(1_000).messages()]
+        sizes.append(len(polled))
+        collected += polled
+        last = dict(collected)
+        assert {number: ours.position((orders, number)) for number in last} == {n: last[n] + 1 for n in last}
+    assert max(sizes) == 7
+    assert [offset for number, offset in collected if number == 0] == list(range(DELETED, COUNT))
+    assert [offset for number, offset in collected if number == 1] == list(range(COUNT))
+
+
+def test_poll_without_max_poll_records_returns_whole_record_batches(
+    kafka1: LocalKafka, lasting_topic: TopicFactory, new_consumer: NewConsumer
+) -> None:
+    topic = lasting_topic()
+    produce(kafka1, topic, range(2_000), settings={"linger.ms": 1_000})
+    ours = new_consumer()
+    ours.assign([(topic, 0)])
+    polled: list[int] = []
+    wait_until(lambda: polled.append(ours.poll(1_000).num_rows) or sum(polled) == 2_000)
+    assert max(polled) > 500
+
+
+def test_wakeup_interrupts_a_waiting_poll(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer()
+    ours.assign([(orders, 0)])
+    ours.seek_to_end()
+    waker = threading.Timer(0.2, ours.wakeup)
+    began_s = time.monotonic()
+    waker.start()
+    with pytest.raises(WakeUp):
+        ours.poll(60_000)
+    assert 0.15 < time.monotonic() - began_s < 30
+    waker.join()
+    assert not ours.poll(0)  # once only
+
+
+# -- start offsets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reset", "begins"),
+    [("earliest", [DELETED, 0]), ("latest", [COUNT, COUNT]), ("by_duration:PT1S", [COUNT, COUNT])],
+)
+def test_group_without_offsets_starts_at_the_reset(
+    orders: str, new_consumer: NewConsumer, reset: str, begins: list[int]
+) -> None:
+    ours = new_consumer(**{"auto.offset.reset": reset})
+    ours.assign([(orders, 0), (orders, 1)])
+    assert [ours.position((orders, number)) for number in range(2)] == begins
+
+
+def test_reset_by_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> None:
+    ago_s = time.time() - FIRST_MS / 1000 - 9.5
+    ours = new_consumer(**{"auto.offset.reset": f"by_duration:PT{ago_s:.1f}S"})
+    ours.assign([(orders, 0)])
+    position = ours.position((orders, 0))
+    # Its start offset is one second per record later than at the time of the call.
+    assert 10 <= position <= 11 + time.time() - FIRST_MS / 1000 - 9.5 - ago_s
+
+
+def test_reset_none_fails_until_a_seek(orders: str, new_consumer: NewConsumer) -> None:
+    ours = new_consumer(**{"auto.offset.reset": "none"})
+    ours.assign([(orders, 1)])
+    with pytest.raises(NoOffset, match=rf"{orders}-1: .*auto.offset.reset is none"):
+        ours.poll(10_000)
+    ours.seek((orders, 1), 18)
+    assert read(ours, 2) == [(1, 18), (1, 19)]
+
+
+@pytest.mark.parametrize(("committed", "reset", "begin"), [(2, "latest", 20), (99, "earliest", 4), (99, "none", None)])
+def test_committed_offset_outside_the_log_is_reset(
+    client: Client, group: str, orders: str, new_consumer: NewConsumer, committed: int, reset: str, begin: int | None
+) -> None:
+    commit_offsets(client, group, {(orders, 0): CommittedOffset(committed)}, client.deadline())
+    ours = new_consumer(**{"auto.offset.reset": reset})
+    ours.assign([(orders, 0)])
+    if begin is None:
+        with pytest.raises(DataLoss, match=f"{committed}"):
+            ours.poll(20_000)
+    else:
+        wait_until(lambda: ours.poll(50) or ours.position((orders, 0)) == begin)
+
+
+# -- commits --------------------------------------------------------------------------------------
+
+
+def test_commits_are_exchanged_with_librdkafka(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
+    ours, keys = new_consumer(), [(orders, 0), (orders, 1)]
+    assert ours.committed(keys) == dict.fromkeys(keys)
+    ours.commit_sync({keys[0]: CommittedOffset(7, metadata="seven")})
+    observed, none = librdkafka_consumer.committed([other.TopicPartition(*key) for key in keys], timeout=20)
+    assert (observed.offset, none.offset) == (7, other.OFFSET_INVALID)
+    # confluent-kafka adds a zero byte to the metadata, and reads beyond the end.
+    assert str(observed.metadata).startswith("seven")
+    librdkafka_consumer.commit(offsets=[other.TopicPartition(orders, 1, 3, "three")], asynchronous=False)
+    assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
+    ours.assign(keys)
+    assert [ours.position(key) for key in keys] == [7, 3]
+
+
+def test_commit_async_calls_its_callback(orders: str, new_consumer: NewConsumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    read(ours, COUNT - DELETED)
+    calls: list[object] = []
+    ours.commit_async(callback=lambda offsets, error: calls.append((dict(offsets), error)))
+    assert calls == []
+    wait_until(lambda: ours.poll(0) or calls)
+    assert calls == [({key: CommittedOffset(COUNT, FIRST_EPOCH)}, None)]
+    assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
+
+
+def test_positions_are_committed_with_the_leader_epoch_of_the_last_record(
+    orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer
+) -> None:
+    """KIP-320: a reader that starts there is notified of a truncation. librdkafka commits the same epoch."""
+    ours, key = new_consumer(), (orders, 0)
+    ours.assign([key])
+    read(ours, COUNT - DELETED)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
+    ours.seek(key, 7)
+    ours.commit_sync()
+    assert ours.committed([key]) == {key: CommittedOffset(7)}, "no reader has read the record before it"
+    librdkafka_consumer.assign([other.TopicPartition(orders, 0, 7)])
+    read_by_them = librdkafka_consumer.consume(COUNT - 7, timeout=30)
+    librdkafka_consumer.commit(message=read_by_them[-1], asynchronous=False)
+    assert ours.committed([key])[key].leader_epoch == FIRST_EPOCH
+
+
+@pytest.mark.parametrize("reset", ["earliest", "none"])
+def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: str) -> None:
+    properties = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        commit_offsets(client, "readers", {key: CommittedOffset(10, FIRST_EPOCH)}, client.deadline())
+        fake.log("orders").truncate(6)
+        fake.move_leader("orders", 0, 1)
+        written(client, "orders", *[b"new"] * 8)
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+            ours.assign([key])
+            if reset == "none":
+                with pytest.raises(LogTruncated, match="truncated below offset 10"):
+                    read(ours, 8)
+            else:
+                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), (
+                    "not the records now after offset 10"
+                )
+
+
+def test_position_of_records_that_poll_takes_back_has_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member notices after a Fetch that its assignment may be lost."""
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "max.poll.records": 6}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        written(client, "orders", *[b"old"] * 10)
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+            ours.assign([key])
+            assert len(read(ours, 6)) == 6
+            owned = iter([True, False])
+            monkeypatch.setattr(ours, "_still_owned", lambda: next(owned, False))
+            assert not ours.poll(200)
+            monkeypatch.undo()
+            ours.commit_sync()
+            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
+
+
+def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        fake.log("orders").truncate(6)
+        fake.move_leader("orders", 0, 1)
+        written(client, "orders", *[b"new"] * 8)
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+            ours.assign([key])
+            for started in (False, True):
+                ours.seek(key, CommittedOffset(10, FIRST_EPOCH))
+                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), started
+
+
+def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -> None:
+    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    key = ("orders", 0)
+    with FakeKafka() as fake, client_of(fake.address(1)) as client:
+        fake.create_topic("orders")
+        for count in (6, 4):
+            written(client, "orders", *[b"old"] * count)
+        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+            ours.assign([key])
+            assert len(read(ours, 10)) == 10
+            with fake.changed:
+                fake.log("orders").truncate(6)
+                fake.move_leader("orders", 0, 1)
+            wait_until(lambda: not ours.poll(50) and ours.position(key) == 6)
+            ours.commit_sync()
+            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
+
+
+def test_close_awaits_a_commit_in_flight(client: Client, group: str, orders: str) -> None:
+    calls: list[object] = []
+    properties = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
+        ours.subscribe([orders])
+        read(ours, 2 * COUNT - DELETED)
+        ours.commit_async(callback=lambda offsets, error: calls.append(error))
+    assert calls == [None]
+    committed = fetch_offsets(client, group, None, client.deadline())
+    assert {offset.offset for offset in committed.values()} == {COUNT}
+
+
+def test_refused_commit_is_raised(orders: str, new_consumer: NewConsumer) -> None:
+    ours, key = new_consumer(), (orders, 0)
+    too_long = {key: CommittedOffset(5, metadata="x" * 5_000)}
+    with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
+        ours.commit_sync(too_long)
+    calls: list[str] = []
+    ours.commit_async(too_long, lambda offsets, error: calls.append(str(error)))
+    wait_until(lambda: ours.poll(0) or calls)
+    assert "OFFSET_METADATA_TOO_LARGE" in calls[0]
+
+
+def test_refused_subscription_leaves_the_assigned_partitions() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        with KafkaConsumer({"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl"}) as consumer:
+            consumer.assign([("orders", 0)])
+            with pytest.raises(UsageError, match="unsubscribe first"):
+                consumer.subscribe(["other"])
+            assert consumer.subscription == TopicSubscription()
+            assert consumer.assignment == {("orders", 0)}
+
+
+def test_commits_without_a_group_are_refused(client: Client, orders: str) -> None:
+    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as ours:
+        ours.assign([(orders, 0)])
+        assert len(read(ours, COUNT - DELETED)) == COUNT - DELETED
+        for refused in (ours.commit_sync, ours.group_metadata, lambda: ours.committed([(orders, 0)])):
+            with pytest.raises(UsageError, match=r"set group\.id"):
+                refused()
+
+
+# -- membership -----------------------------------------------------------------------------------
+
+
+def test_listener_is_called_for_each_rebalance_and_commits_before(
+    client: Client, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
+) -> None:
+    listener, automatic = RecordingListener(), {**protocol, "enable.auto.commit": True}
+    first, two = new_consumer(**automatic), new_consumer(**automatic)
+    first.subscribe([orders], listener)
+    assert len(read(first, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED
+    assert (first.subscription.names, listener.calls) == ({orders}, [("assigned", [0, 1])])
+    assert first.assignment == {(orders, 0), (orders, 1)}
+    two.subscribe([orders])
+    again: list[int] = []
+
+    def shared() -> bool:
+        again.extend(consumer.poll(20).num_rows for consumer in (first, two))
+        return len(first.assignment) == len(two.assignment) == 1
+
+    wait_until(shared)
+    retained = [number for _, number in first.assignment]
+    numbers = [number for _, number in two.assignment]
+    assert sorted(retained + numbers) == [0, 1]
+    if protocol == EAGER:
+        assert listener.calls[1:] == [("revoked", [0, 1]), ("assigned", retained)]
+    else:
+        assert listener.calls[1:] == [("revoked", numbers)]
+    # The first member's offsets were committed before, so the other one reads no record again.
+    assert (two.position((orders, numbers[0])), sum(again)) == (COUNT, 0)
+    two.close()
+    wait_until(lambda: first.poll(20) or len(first.assignment) == 2)
+    first.close()
+    assert listener.calls[-1] == ("revoked", [0, 1])
+
+
+def test_consumer_over_max_poll_interval_loses_its_partitions(orders: str, new_consumer: NewConsumer) -> None:
+    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
+    ours.subscribe([orders], listener)
+    read(ours, 1)
+    membership = membership_of(ours)
+    wait_until(lambda: not membership.member.is_in_group)
+    with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
+        ours.commit_sync()
+    ours.poll(0)
+    assert listener.calls[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
+    assert len(read(ours, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED  # no offset was committed
+
+
+def test_pattern_subscription_finds_new_topics(
+    client: Client, kafka1: LocalKafka, topic1: TopicFactory, new_consumer: NewConsumer
+) -> None:
+    first = topic1(prefix="pattern-a")
+    produce(kafka1, first, range(5))
+    ours = new_consumer()
+    ours.subscribe(re.compile("pattern-.*"))
+    read(ours, 5)
+    second = topic1(prefix="pattern-b")
+    produce(kafka1, second, range(3))
+    read(ours, 3)
+    assert {topic for topic, _ in ours.assignment} == {first, second}
+    ours.subscribe([second])
+    wait_until(lambda: ours.poll(20) or {topic for topic, _ in ours.assignment} == {second})
+    ours.unsubscribe()
+    assert (ours.assignment, ours.subscription.names) == (frozenset(), frozenset())
+
+
+def test_broker_side_pattern_is_matched_by_brokers(orders: str, new_consumer: NewConsumer) -> None:
+    if version_numbers(KAFKA_VERSION) < (4, 1):
+        pytest.skip("brokers match patterns since Kafka 4.1")
+    ours = new_consumer(**KIP_848)
+    ours.subscribe(re.compile("no such topic"), re2=f"{orders[:-1]}.")
+    wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
+
+
+def test_group_metadata_is_that_of_the_described_member(
+    kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
+) -> None:
+    ours = new_consumer(**protocol)
+    ours.subscribe([orders])
+    read(ours, 1)
+    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+
+    def described() -> list[str]:
+        return [member.member_id for member in admin.describe_consumer_groups([group])[group].result(20).members]
+
+    metadata = ours.group_metadata()
+    assert ([metadata.member.member_id], metadata.group_id) == (described(), group)
+    ours.enforce_rebalance()
+    wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
+    again = ours.group_metadata()
+    assert [again.member.member_id] == described() != [metadata.member.member_id]
+    ours.close()
+    assert described() == []
+
+
+def test_records_fetched_before_a_long_sleep_are_dropped(
+    orders: str, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process pauses within `poll`, and another member may own the partitions when it resumes."""
+    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
+    ours.subscribe([orders], listener)
+    partitions, slept = partitions_of(ours), threading.Event()
+    poll = partitions.poll
+
+    def asleep(timeout_ms: float, max_rows: int | None) -> Read:
+        read = poll(timeout_ms, max_rows)
+        if read is not None and not slept.is_set():
+            slept.set()
+            membership = membership_of(ours)
+            wait_until(lambda: not membership.member.is_in_group)
+        return read
+
+    monkeypatch.setattr(partitions, "poll", asleep)
+    assert len(set(read(ours, 2 * COUNT - DELETED))) == 2 * COUNT - DELETED  # each once
+    assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+
+
+def test_subscription_to_unknown_topic_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelled name reads nothing, and raises no error."""
+    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("orders")
+        with KafkaConsumer(client, {"group.id": "warned", **EAGER}) as consumer:
+            consumer.subscribe(["orders", "order"])
+            consumer.poll(0)
+            wait_until(lambda: caplog.messages)
+    assert caplog.messages == ["group warned: the cluster does not have the subscribed topic(s) order"]

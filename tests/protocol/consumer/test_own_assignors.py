@@ -1,0 +1,236 @@
+"""Assignors of the user's own: user data, assignments, failures, and groups with librdkafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from protocol import ConsumerGroup, KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
+from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig, parse_consumer
+from protocol.errors import ConfigurationError, UsageError
+from protocol.group.assignors.strategies import parse_strategy
+from protocol.group.member import ConsumerGroupMetadata
+from protocol.testing import FakeKafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.conftest import NewConsumer
+from tests.support.wait_until import wait_until
+
+STRATEGY = "partition.assignment.strategy"
+
+
+class ByWeight(PartitionAssignor):
+    """Assigns each member as many partitions as its weight, which it sends as user data."""
+
+    name = "by-weight"
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.seen: list[tuple[set[str], dict[str, int]]] = []
+        self.assigned: list[tuple[set[TopicPartition], bytes | None, str]] = []
+
+    def user_data(self, topics: frozenset[str]) -> bytes | None:
+        return b"%d" % self.weight
+
+    def assign(
+        self, topics: Mapping[str, Any], subscriptions: Mapping[str, Any]
+    ) -> Mapping[str, MemberAssignment | Iterable[TopicPartition]]:
+        weights = {member: int(subscription.user_data) for member, subscription in subscriptions.items()}
+        self.seen.append((set(topics), weights))
+        remaining = [(topic, number) for topic, racks in topics.items() for number in range(len(racks))]
+        result: dict[str, MemberAssignment | Iterable[TopicPartition]] = {}
+        for member in sorted(weights, key=lambda weight: -weights[weight]):
+            count = weights[member]
+            result[member] = MemberAssignment(remaining[:count], b"of %d" % len(weights))
+            remaining = remaining[count:]
+        return result
+
+    def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
+        self.assigned.append((set(assignment.partitions), assignment.user_data, metadata.group_id))
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 4)
+        yield kafka
+
+
+@pytest.fixture
+def new_member(fake: FakeKafka) -> Iterator[Callable[..., KafkaConsumer]]:
+    made: list[KafkaConsumer] = []
+
+    def create(strategy: object, **properties: object) -> KafkaConsumer:
+        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: strategy}
+        consumer = KafkaConsumer({**given, "heartbeat.interval.ms": 100}, **properties)
+        consumer.subscribe(["orders"])
+        made.append(consumer)
+        return consumer
+
+    yield create
+    for member in made:
+        member.close()
+
+
+def numbers(consumer: KafkaConsumer) -> list[int]:
+    consumer.poll(50)
+    return sorted(number for _, number in consumer.assignment)
+
+
+def test_leader_gets_user_data_and_members_get_their_assignments(new_member: Callable[..., KafkaConsumer]) -> None:
+    heavy, light = ByWeight(3), ByWeight(1)
+    first, second = new_member(heavy), new_member([light, "range"])
+    wait_until(lambda: (numbers(first), numbers(second)) == ([0, 1, 2], [3]))
+    leader = heavy if heavy.seen else light
+    topics, weights = leader.seen[-1]
+    assert (topics, sorted(weights.values())) == ({"orders"}, [1, 3])
+    assert heavy.assigned[-1] == ({("orders", number) for number in (0, 1, 2)}, b"of 2", "g")
+    assert light.assigned[-1] == ({("orders", 3)}, b"of 2", "g")
+
+
+def test_group_takes_a_strategy_that_all_members_have(new_member: Callable[..., KafkaConsumer]) -> None:
+    own = ByWeight(3)
+    first, second = new_member([own, "range"]), new_member("roundrobin,range")
+    wait_until(lambda: (len(numbers(first)), len(numbers(second))) == (2, 2))
+
+
+def test_assignor_of_a_consumer_group_assigns_its_partitions(fake: FakeKafka) -> None:
+    own = ByWeight(4)
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: own}
+    with ConsumerGroup(properties) as group:
+        handler = Ended(group)
+        group.consume(["orders"], handler)
+    assert handler.numbers == [0, 1, 2, 3]
+    assert own.assigned
+
+
+class Ended:
+    """Ends the session in its first call."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self.group = group
+        self.numbers: list[int] = []
+
+    def setup(self, session: Any) -> None:
+        self.numbers = sorted(session.claims["orders"])
+        self.group.close()
+
+    def cleanup(self, session: Any) -> None:
+        pass
+
+    def consume_claim(self, session: Any, claim: Any) -> None:
+        pass
+
+
+class Broken(ByWeight):
+    def __init__(self, method: str) -> None:
+        super().__init__(4)
+        self.method = method
+
+    def user_data(self, topics: frozenset[str]) -> bytes | None:
+        if self.method == "user_data":
+            raise ZeroDivisionError("broken")
+        return b"4" if self.method != "user_data returned str" else "4"  # type: ignore[return-value]
+
+    def assign(self, topics: Mapping[str, Any], subscriptions: Mapping[str, Any]) -> Any:
+        if self.method == "assign":
+            raise ZeroDivisionError("broken")
+        if self.method == "members":
+            return {"stranger": [("orders", 0)]}
+        return None if self.method == "the result of assign" else super().assign(topics, subscriptions)
+
+    def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
+        raise ZeroDivisionError("broken")
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("user_data", "user_data has failed: ZeroDivisionError"),
+        ("user_data returned str", "user_data returned str"),
+        ("assign", "assign has failed: ZeroDivisionError"),
+        ("the result of assign", "the result of assign has failed: AttributeError"),
+        ("members", r"the group has no members stranger"),
+    ],
+)
+def test_failure_of_an_assignor_is_raised_by_poll(
+    new_member: Callable[..., KafkaConsumer], method: str, error: str
+) -> None:
+    consumer = new_member(Broken(method))
+    with pytest.raises(UsageError, match=f"assignor by-weight: .*{error}|assignor by-weight: {error}"):
+        consumer.poll(30_000)
+
+
+def test_failure_of_on_assignment_is_logged(
+    new_member: Callable[..., KafkaConsumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = new_member(Broken("on_assignment"))
+    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
+    assert "assignor by-weight: on_assignment has failed: ZeroDivisionError('broken')" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error"),
+    [
+        (PartitionAssignor(), "not an assignor"),
+        (5, "5 is not an assignor"),
+        ([], "empty list"),
+        ([ByWeight(1), ByWeight(2)], "listed twice: by-weight, by-weight"),
+        ([ByWeight(1), "range,sticky", "range"], "listed twice"),
+        (["range", "none"], "'none' is not known"),
+    ],
+    ids=["no name", "number", "empty", "twice", "twice by name", "unknown name"],
+)
+def test_wrong_assignors_are_refused(inputs: object, error: str) -> None:
+    config = parse_consumer({"group.id": "g", "group.protocol": "classic", STRATEGY: inputs})
+    with pytest.raises(ConfigurationError, match=error) as raised:
+        parse_strategy(config.partition_assignment_strategy)
+    assert raised.value.settings == {STRATEGY}
+
+
+def test_names_and_objects_keep_their_order() -> None:
+    config = parse_consumer({"group.id": "g", "group.protocol": "classic", STRATEGY: ("sticky", ByWeight(1), "range")})
+    assert [assignor.name for assignor in parse_strategy(config.partition_assignment_strategy)] == [
+        "sticky",
+        "by-weight",
+        "range",
+    ]
+    assert parse_consumer({}).partition_assignment_strategy == ConsumerConfig.partition_assignment_strategy
+
+
+def test_own_strategy_gives_way_to_the_common_one_while_librdkafka_is_a_member(
+    kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, new_consumer: NewConsumer
+) -> None:
+    name, own = topic1(4), ByWeight(4)
+    ours = new_consumer(**{STRATEGY: [own, "range"], "heartbeat.interval.ms": 100})
+    ours.subscribe([name])
+    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
+    assert own.assigned[-1][1] == b"of 1"
+    calls = len(own.assigned)
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": kafka1.bootstrap_servers,
+            "group.id": group,
+            STRATEGY: "range",
+            "heartbeat.interval.ms": 100,
+        }
+    )
+    consumer.subscribe([name])
+
+    def shared() -> bool:
+        consumer.poll(0.02)
+        further = sorted(partition.partition for partition in consumer.assignment())
+        own_numbers = numbers(ours)
+        return len(further) == 2 and sorted(own_numbers + further) == [0, 1, 2, 3]
+
+    try:
+        wait_until(shared)
+        assert len(own.assigned) == calls
+    finally:
+        consumer.close()
+    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
+    assert len(own.assigned) > calls

@@ -1,0 +1,514 @@
+"""Claims of sessions: their topics, start offsets, records, commits, and handlers that block."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import pytest
+
+from protocol.admin.admin import Admin
+from protocol.broker_errors import ErrorCode
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.errors import CommitFailed, UsageError
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
+from tests.protocol.consumer.members import IdleHandler
+from tests.support.internals import membership_of
+from tests.support.small_cluster import END, PARTITIONS, SmallCluster
+from tests.support.wait_until import wait_until
+
+ALL = sorted((number, offset) for number in range(PARTITIONS) for offset in range(END))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with SmallCluster("orders", "payments") as fake:
+        yield fake
+
+
+@pytest.fixture(params=[EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
+    return dict(request.param)
+
+
+def group_of(fake: FakeKafka, protocol: dict[str, object], **properties: object) -> ConsumerGroup:
+    given = {"group.id": "etl", "auto.offset.reset": "earliest", **protocol, **properties}
+    return ConsumerGroup({"bootstrap.servers": fake.bootstrap_servers}, given)
+
+
+class UntilRead(IdleHandler):
+    """Reads each claim; `stop` is set after `count` records."""
+
+    def __init__(self, count: int) -> None:
+        self.setups: list[dict[str, list[int]]] = []
+        self.topics: set[str] = set()
+        self.stop = threading.Event()
+        self._missing = count
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.setups.append(session.claims)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        for message in claim.messages():
+            self.topics.add(claim.topic)
+            session.mark_message(message)
+            self._missing -= 1
+            if self._missing == 0:
+                self.stop.set()
+
+
+Topics = Collection[str] | re.Pattern[str]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["orders"], ["payments"]), (re.compile("ord.*"), re.compile("pay.*")), (re.compile("ord.*"), ["payments"])],
+    ids=["names", "patterns", "pattern and name"],
+)
+def test_session_of_other_topics_has_no_claims_of_the_former(
+    fake: SmallCluster, protocol: dict[str, object], first: Topics, second: Topics
+) -> None:
+    with group_of(fake, protocol) as members:
+        orders = UntilRead(PARTITIONS * END)
+        members.consume(first, orders, orders.stop)
+        fake.grow(5)  # records that the second handler must not get
+        payments = UntilRead(PARTITIONS * (END + 5))
+        while not payments.stop.is_set():
+            members.consume(second, payments, payments.stop)
+    assert (orders.topics, payments.topics) == ({"orders"}, {"payments"})
+    assert all(claims.keys() == {"payments"} for claims in payments.setups)
+    committed = fake.committed_offsets("etl")
+    assert {committed["orders", number] for number in range(PARTITIONS)} == {END}
+
+
+def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    """`setup` can set the start offsets of its claims."""
+    offsets = dict.fromkeys(range(PARTITIONS), 0)
+    read: list[tuple[int, int]] = []
+
+    class Stores(IdleHandler):
+        def __init__(self, members: ConsumerGroup) -> None:
+            self.members = members
+            self.setups: list[dict[str, list[int]]] = []
+
+        def setup(self, session: ConsumerGroupSession) -> None:
+            self.setups.append(session.claims)
+            for number in session.claims["orders"]:
+                session.reset_offset("orders", number, offsets[number])
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                read.append((claim.partition, message.offset))
+                offsets[claim.partition] = message.offset + 1
+
+        def run(self) -> None:
+            while not self.members.closed:
+                self.members.consume(["orders"], self)
+
+    settings = {"enable.auto.commit": False, "auto.offset.reset": "latest"}
+    # One member more than partitions: it waits.
+    all_handlers = [Stores(group_of(fake, protocol, **settings)) for _ in range(PARTITIONS + 1)]
+    with ThreadPoolExecutor(len(all_handlers)) as threads:
+        running = [threads.submit(handler.run) for handler in all_handlers]
+        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+            assigned: list[list[int]] = []
+
+            def is_distributed() -> bool:
+                members = admin.describe_groups(["etl"])["etl"].members
+                assigned[:] = sorted([number for _, number in member.assignment] for member in members)
+                return assigned == [[], *([number] for number in range(PARTITIONS))]
+
+            wait_until(is_distributed, lambda: str(assigned), every_s=0.05)
+        wait_until(lambda: sorted(read) == ALL, lambda: str(sorted(read)))
+        owner = next(handler for handler in all_handlers if handler.setups)
+        owner.members.close()
+        fake.grow(5)
+        more = [(number, END + offset) for number in range(PARTITIONS) for offset in range(5)]
+        wait_until(lambda: sorted(read) == sorted(ALL + more), lambda: str(sorted(read)))
+        for handler in all_handlers:
+            handler.members.close()
+        for future in running:
+            future.result(20)
+    assert all(claims for handler in all_handlers for claims in handler.setups), "no session begins without claims"
+
+
+def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    starts, read = {0: 3, 1: 8}, list[tuple[int, int]]()
+    raised: list[UsageError] = []
+
+    class Seeks(UntilRead):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            claim.seek(starts[claim.partition])
+            assert claim.initial_offset == starts[claim.partition]
+            for message in claim.messages():
+                session.mark_message(message)
+                read.append((claim.partition, message.offset))
+                if len(read) == sum(END - start for start in starts.values()):
+                    with pytest.raises(UsageError, match="seek before the first records are requested") as error:
+                        claim.seek(0)
+                    raised.append(error.value)
+                    self.stop.set()
+
+    handler = Seeks(-1)
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", 0): 7})
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert sorted(read) == [(number, offset) for number, start in starts.items() for offset in range(start, END)]
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in starts}
+    assert len(raised) == 1
+
+
+def test_iteration_over_messages_continues_after_a_break(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    read: list[tuple[int, int]] = []
+
+    class InParts(UntilRead):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for records in (3, 1):
+                for _, message in zip(range(records), claim.messages(), strict=False):
+                    read.append((claim.partition, message.offset))
+                    session.mark_message(message)
+            batch = claim.poll(20_000)
+            assert batch is not None
+            read.extend((claim.partition, offset) for offset in batch["offset"].to_pylist())
+            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1)
+            if len(read) >= PARTITIONS * END:
+                self.stop.set()
+            session.ended.wait(20)
+
+    handler = InParts(-1)
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert sorted(read) == ALL
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
+
+
+def test_member_whose_handlers_block_leaves_despite_automatic_commits(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    class Blocks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            wait_until(lambda: membership_of(session).assignment_lost)
+
+    settings = {"max.poll.interval.ms": 300, "auto.commit.interval.ms": 20}
+    with group_of(fake, protocol, **settings) as members:
+        assert "max.poll.interval.ms" in str(members.consume(["orders"], Blocks()))
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed before", "in flight"])
+@pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
+def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_committed(
+    fake: SmallCluster, protocol: dict[str, object], committed: bool
+) -> None:
+    sessions: list[ConsumerGroupSession] = []
+    started, go_on, stop = threading.Barrier(PARTITIONS + 1), threading.Event(), threading.Event()
+
+    class Idle(IdleHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            started.wait(20)
+            for _ in claim:
+                pass
+
+    read = UntilRead(-1)
+    with (
+        ThreadPoolExecutor(3) as threads,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as group,
+        group_of(fake, protocol) as two,
+    ):
+        running = [threads.submit(group.consume, ["orders"], Idle(), stop)]
+        try:
+            started.wait(20)
+            session = sessions[0]
+            session.mark_offset("orders", 1, 1)
+            if committed:
+                session.commit()
+            session.mark_offset("orders", 0, 1)
+            before = len(fake.request_bodies(OFFSET_COMMIT))
+            fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
+            committing = threads.submit(session.commit)
+            wait_until(lambda: len(fake.request_bodies(OFFSET_COMMIT)) > before)
+            running.append(threads.submit(two.consume, ["orders"], read, stop))
+            wait_until(lambda: read.setups)
+            assert session.claims == {"orders": [0]}
+            go_on.set()
+            if committed:
+                committing.result(20)
+            else:
+                with pytest.raises(CommitFailed, match="orders-1 is no longer assigned"):
+                    committing.result(20)
+        finally:
+            go_on.set()
+            stop.set()
+        for future in running:
+            future.result(20)
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Switch between threads after each few bytecodes."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_commit_waits_for_offsets_marked_before_it_while_handlers_mark_others(fake: SmallCluster) -> None:
+    """All commits are refused, so none may succeed."""
+    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
+    stop = threading.Event()
+    succeeded: list[int] = []
+
+    class Marks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                for offset in count(1):
+                    session.mark_offset(claim.topic, claim.partition, offset)
+                    if session.ended.is_set():
+                        return
+            for attempt in range(400):
+                with suppress(CommitFailed):
+                    session.commit()
+                    succeeded.append(attempt)
+            stop.set()
+            session.ended.wait(20)
+
+    with group_of(fake, EAGER, **{"enable.auto.commit": False}) as members:
+        members.consume(["orders"], Marks(), stop)
+    assert not succeeded
+
+
+def test_marks_are_committed_while_the_end_of_a_session_waits_for_a_handler(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    class Slow(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                if len(session.claims["orders"]) == PARTITIONS:
+                    stop.set()
+            session.mark_offset(claim.topic, claim.partition, 5)
+            wait_until(lambda: fake.committed_offsets("etl").get(("orders", claim.partition)) == 5)
+
+    stop = threading.Event()
+    with group_of(fake, protocol, **{"auto.commit.interval.ms": 20}) as members:
+        members.consume(["orders"], Slow(), stop)
+
+
+def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    """By `latest`, records written since would be skipped."""
+
+    class Fails(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.partition == 0:
+                fake.grow(5)
+            assert claim.poll(20_000) is not None
+            raise ZeroDivisionError
+
+    handler = UntilRead(PARTITIONS * 5)
+    with group_of(fake, protocol, **{"auto.offset.reset": "latest"}) as members:
+        with pytest.raises(ZeroDivisionError):
+            members.consume(["orders"], Fails())
+        members.consume(["orders"], handler, handler.stop)
+    assert fake.committed_offsets("etl") == {("orders", number): END + 5 for number in range(PARTITIONS)}
+
+
+@pytest.mark.parametrize(
+    ("sought", "topics"),
+    [(None, ["orders"]), (None, ["orders", "payments"]), (END + 4, ["orders"])],
+    ids=["", "after a rebalance", "but by a start offset set in setup"],
+)
+def test_next_session_skips_no_records_while_a_commit_is_retried(
+    fake: SmallCluster, protocol: dict[str, object], sought: int | None, topics: list[str]
+) -> None:
+    """The group has no offset, and `latest` would skip the records written since."""
+    starts: list[int] = []
+
+    class Continues(UntilRead):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            if starts and sought:
+                for number in range(PARTITIONS):
+                    session.reset_offset("orders", number, sought)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            if claim.topic == "orders":
+                starts.append(claim.initial_offset)
+                super().consume_claim(session, claim)
+            session.ended.wait(20)
+
+    handler = Continues(PARTITIONS * 2)
+    properties = {"auto.offset.reset": "latest", "request.timeout.ms": 600, "auto.commit.interval.ms": 50}
+    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    with group_of(fake, protocol, **properties) as members, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(members.consume, ["orders"], handler, handler.stop)
+        wait_until(lambda: len(starts) == PARTITIONS or first.done())
+        fake.grow(2)
+        first.result(20)
+        fake.grow(5)
+        handler.stop.clear()
+        again = Continues(PARTITIONS * (5 if sought is None else END + 7 - sought))
+        stop = threading.Event()
+        second = threads.submit(members.consume, topics, again, stop)
+        wait_until(lambda: len(starts) == 2 * PARTITIONS or second.done())
+        fake.clear_faults()
+        wait_until(lambda: all_orders_are_committed(fake, END + 7))
+        stop.set()
+        second.result(20)
+    assert again.stop.is_set()
+    assert starts == [END] * PARTITIONS + [sought or END + 2] * PARTITIONS
+
+
+def all_orders_are_committed(fake: FakeKafka, end: int) -> bool:
+    """Return True if the group's offsets are at this end. A retry of a commit may take 5 s."""
+    committed = fake.committed_offsets("etl")
+    return [committed.get(("orders", number)) for number in range(PARTITIONS)] == [end] * PARTITIONS
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused for now", "request lost"])
+def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
+    fake: SmallCluster, protocol: dict[str, object], refused: bool
+) -> None:
+    """The commit of the lower offset may succeed after the next session has fetched the higher one."""
+
+    class GoesBack(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.reset_offset(claim.topic, claim.partition, 3)
+
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", number): 8 for number in range(PARTITIONS)})
+    handler = UntilRead(PARTITIONS * (END - 3))
+    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
+        if refused:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        else:
+            fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+        members.consume(["orders"], GoesBack())
+        fake.clear_faults()
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            second = threads.submit(members.consume, ["orders"], handler, stop)
+            wait_until(lambda: handler.stop.is_set() and all_orders_are_committed(fake, END))
+            stop.set()
+            second.result(20)
+
+
+def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    starts: list[int] = []
+
+    class Resets(UntilRead):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            for number in range(PARTITIONS):
+                session.reset_offset("orders", number, 5)
+            with pytest.raises(CommitFailed):
+                session.commit()
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            starts.append(claim.initial_offset)
+            super().consume_claim(session, claim)
+
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", number): END for number in range(PARTITIONS)})
+    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=1)
+    handler = Resets(PARTITIONS * (END - 5))
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert starts == [5] * PARTITIONS
+
+
+@pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
+def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    visits: list[int] = []
+    stop, other_stop, refused = threading.Event(), threading.Event(), threading.Event()
+
+    class Visits(IdleHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            visits.append(claim.partition)
+            if len(visits) <= PARTITIONS:
+                session.mark_offset(claim.topic, claim.partition, 3)
+                session.commit()
+            session.ended.wait(0.01)
+            while claim.poll(20) is not None or not claim.revoked:
+                pass
+
+    sessions: list[ConsumerGroupSession] = []
+    read = UntilRead(END - 3)
+    with (
+        ThreadPoolExecutor(2) as threads,
+        group_of(fake, protocol, **{"enable.auto.commit": False}) as group,
+        group_of(fake, protocol) as two,
+    ):
+        running = [threads.submit(group.consume, ["orders"], Visits(), stop)]
+        try:
+            wait_until(lambda: len(fake.committed_offsets("etl")) == PARTITIONS)
+            running.append(threads.submit(two.consume, ["orders"], read, other_stop))
+            assert read.stop.wait(20)
+            other_stop.set()
+            running[1].result(20)
+            fake.before[OFFSET_FETCH] = lambda body: refused.wait(20)
+            two.close()
+            wait_until(lambda: sessions[0].claims == {"orders": [0, 1]})
+            moved = read.setups[0]["orders"][0]
+            with pytest.raises(UsageError, match=f"orders-{moved} has not started"):
+                sessions[0].mark_offset("orders", moved, 5)
+            refused.set()
+            wait_until(lambda: len(visits) == PARTITIONS + 1)
+            fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
+            sessions[0].reset_offset("orders", moved, 3)
+            with pytest.raises(CommitFailed):
+                sessions[0].commit()
+        finally:
+            refused.set()
+            stop.set()
+            other_stop.set()
+        running[0].result(20)
+
+
+def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
+    blocked, go_on = threading.Event(), threading.Event()
+
+    class Blocks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            blocked.set()
+            go_on.wait(20)
+
+    def interrupt() -> None:
+        wait_until(lambda: members.closed)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    members = group_of(fake, EAGER)
+    with ThreadPoolExecutor(2) as threads:
+        consuming: Any = threads.submit(members.consume, ["orders"], Blocks())
+        assert blocked.wait(20)
+        try:
+            threads.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                members.close()
+            assert not consuming.done(), "consume waits for the handler"
+        finally:
+            go_on.set()
+        consuming.result(20)
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        assert not admin.describe_groups(["etl"])["etl"].members

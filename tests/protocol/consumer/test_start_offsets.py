@@ -1,0 +1,567 @@
+"""Beginning of partitions: one without a leader, or with a lost position, stops no other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.group_consumer_config import parse_group_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer.start_offsets import StartLookup
+from protocol.errors import (
+    BrokerError,
+    DataLoss,
+    DeadlineExceeded,
+    KafkaError,
+    NoOffset,
+    TopicRecreated,
+    UsageError,
+    WakeUp,
+)
+from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.testing.fake_kafka.controller import NO_LEADER
+from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
+from protocol.wire.schema import Api
+from tests.protocol.consumer.members import IdleHandler
+from tests.protocol.fetch.consuming import client_of, records
+from tests.support.internals import partitions_of
+from tests.support.wait_until import wait_until
+
+HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Five records in each of two topics, of which one has no leader."""
+    with FakeKafka() as kafka:
+        for topic in ("healthy", "offline"):
+            kafka.create_topic(topic, 1)
+            kafka.write(topic, 0, records(0, 5))
+        kafka.move_leader(*OFFLINE, NO_LEADER)
+        yield kafka
+
+
+@pytest.fixture
+def client(fake: FakeKafka) -> Iterator[Client]:
+    with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
+        yield client
+
+
+NewConsumer = Callable[..., KafkaConsumer]
+
+
+@pytest.fixture
+def new_consumer(client: Client) -> Iterator[NewConsumer]:
+    made: list[KafkaConsumer] = []
+
+    def create(client: Client = client, **properties: object) -> KafkaConsumer:
+        values = {name.replace("_", "."): value for name, value in properties.items()}
+        made.append(KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", **values})))
+        return made[-1]
+
+    yield create
+    for consumer in made:
+        consumer.close()
+
+
+class Read:
+    """Polls, and notes the values by topic and the errors."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self.consumer = consumer
+        self.rows: Counter[str] = Counter()
+        self.errors: list[KafkaError] = []
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        wait_until(lambda: self.poll() or condition(), lambda: f"{self.rows}, {self.errors}")
+
+    def poll(self) -> None:
+        try:
+            for (topic, _), batches in self.consumer.poll(20).items():
+                self.rows[topic] += sum(batch.num_rows for batch in batches)
+        except KafkaError as error:
+            self.errors.append(error)
+
+
+@pytest.mark.parametrize("mode", ["assign", "classic"])
+def test_partition_without_leader_begins_when_it_has_one(fake: FakeKafka, new_consumer: NewConsumer, mode: str) -> None:
+    if mode == "assign":
+        consumer = new_consumer()
+        consumer.assign([HEALTHY, OFFLINE])
+    else:
+        consumer = new_consumer(group_id="etl", group_protocol=mode)
+        consumer.subscribe(["healthy", "offline"])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    assert consumer.assignment == {HEALTHY, OFFLINE}
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    fake.move_leader(*OFFLINE, 1)
+    read.until(lambda: read.rows["offline"] == 5)
+    assert read.errors == []
+
+
+def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(
+    fake: FakeKafka, new_consumer: NewConsumer
+) -> None:
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=150, request_timeout_ms=150) as client:
+        consumer = new_consumer(client)
+        consumer.assign([HEALTHY, OFFLINE])
+        read = Read(consumer)
+        words = "offline-0: LEADER_NOT_AVAILABLE"  # on a loaded machine, other replies may be late, too
+        read.until(lambda: str(read.errors).count(words) == 2 and read.rows["healthy"] == 5)
+        assert all(isinstance(error, DeadlineExceeded) for error in read.errors)
+        with pytest.raises(DeadlineExceeded):
+            consumer.position(OFFLINE)
+        assert consumer.position(HEALTHY) == 5
+        consumer.close()
+
+
+def test_pause_before_partition_begins_holds_after_it(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer()
+    consumer.assign([HEALTHY, OFFLINE])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    consumer.pause([OFFLINE])
+    assert consumer.paused == {OFFLINE}
+    fake.move_leader(*OFFLINE, 1)
+    assert consumer.position(OFFLINE) == 0
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    assert consumer.paused == {OFFLINE}
+    assert read.rows["offline"] == 0
+    consumer.resume([OFFLINE])
+    read.until(lambda: read.rows["offline"] == 5)
+
+
+def test_seek_begins_partition_without_lookup(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(auto_offset_reset="none")
+    consumer.assign([OFFLINE])
+    with pytest.raises(NoOffset, match="offline-0"):
+        consumer.poll(0)
+    consumer.seek(OFFLINE, 3)
+    fake.move_leader(*OFFLINE, 1)
+    read = Read(consumer)
+    read.until(lambda: read.rows["offline"] == 2)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_reset_of_a_partition_without_leader_delays_no_other(
+    fake: FakeKafka, new_consumer: NewConsumer, reset: str
+) -> None:
+    consumer = new_consumer(auto_offset_reset=reset)
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.seek(HEALTHY, 0)
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    fake.move_leader(*OFFLINE, 1)
+    assert consumer.position(OFFLINE) == (0 if reset == "earliest" else 5)
+    assert read.errors == []
+
+
+def test_committed_partition_is_read_though_another_has_no_offset(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(group_id="etl", auto_offset_reset="none")
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.commit_sync({HEALTHY: CommittedOffset(2)})
+    with pytest.raises(NoOffset, match="offline-0: no start offset"):
+        consumer.poll(10_000)
+    assert consumer.position(HEALTHY) == 2
+
+
+def poll_times(read: Read, condition: Callable[[], bool]) -> list[float]:
+    """Poll until the condition holds; return the seconds that each poll has taken."""
+    took_s: list[float] = []
+
+    def timed() -> bool:
+        since_s = time.monotonic()
+        read.poll()
+        took_s.append(time.monotonic() - since_s)
+        return condition()
+
+    wait_until(timed)
+    return took_s
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["no commit", "a commit"])
+def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: bool) -> None:
+    with FakeKafka(brokers=2) as fake, client_of(fake.bootstrap_servers) as client:
+        for topic, leader in (HEALTHY[0], 1), (OFFLINE[0], 2):
+            fake.create_topic(topic, 1)
+            fake.move_leader(topic, 0, leader)
+            fake.produce(topic, *"12345")
+        fake.move_coordinator("etl", 1)
+        properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+        consumer = KafkaConsumer(client, parse_group_consumer(properties))
+        if committed:
+            consumer.commit_sync({HEALTHY: CommittedOffset(0)})
+        # So that no request goes to the silent broker first.
+        client.snapshot([HEALTHY[0], OFFLINE[0]])
+        consumer.committed([HEALTHY])
+        fake.silence(2)
+        consumer.assign([HEALTHY, OFFLINE])
+        read = Read(consumer)
+        took_s = poll_times(read, lambda: read.rows["healthy"] == 5)
+        for end in range(6, 30):
+            fake.produce("healthy", "more")
+            took_s += poll_times(read, lambda end=end: read.rows["healthy"] == end)  # type: ignore[misc]
+        assert max(took_s) < 1, took_s
+        fake.silence(2, silent=False)
+        read.until(lambda: read.rows["offline"] == 5)
+        assert read.errors == []
+        consumer.close()
+
+
+def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: FakeKafka, client: Client) -> None:
+    fake.move_coordinator("etl", 1)
+    fake.delay_replies(OFFSET_FETCH, 20)
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
+        consumer.assign([HEALTHY])
+        read, since_s = Read(consumer), time.monotonic()
+        took_s = poll_times(read, lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.wakeup()
+        with pytest.raises(WakeUp):
+            consumer.poll(60_000)
+        consumer.assign([HEALTHY, OFFLINE])
+        consumer.seek(OFFLINE, 2)
+        fake.move_leader(*OFFLINE, 1)
+        took_s += poll_times(read, lambda: read.rows["offline"] == 3)
+    assert max(took_s) < 1, took_s
+    assert time.monotonic() - since_s < 10
+    assert read.rows["healthy"] == 0
+
+
+def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka, client: Client) -> None:
+    """Another member may have committed since they were requested."""
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(1)})
+        fake.delay_replies(OFFSET_FETCH, 0.2)
+        fake.delay_replies(OFFSET_FETCH, 0.8)
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.assign([])
+        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
+        consumer.assign([HEALTHY])
+        read.until(lambda: read.rows["healthy"] == 2)
+        assert consumer.position(HEALTHY) == 5
+
+
+def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
+        fake.delay_replies(OFFSET_FETCH, 0.2)
+        fake.delay_replies(LIST_OFFSETS, 0.5)
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.seek(HEALTHY, 0)
+        read.until(lambda: read.rows["healthy"] == 5)
+        assert consumer.position(HEALTHY) == 5
+
+
+def test_claim_without_leader_begins_later_in_the_same_session(fake: FakeKafka, client: Client) -> None:
+    rows: Counter[str] = Counter()
+    sessions: list[ConsumerGroupSession] = []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            sessions.append(session)
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for batch in claim:
+                rows[claim.topic] += batch.num_rows
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            pass
+
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"}))
+    thread = threading.Thread(target=group.consume, args=(["healthy", "offline"], Handler()))
+    thread.start()
+    try:
+        wait_until(lambda: rows["healthy"] == 5)
+        assert sessions[0].claims == {"healthy": [0], "offline": [0]}
+        fake.move_leader(*OFFLINE, 1)
+        wait_until(lambda: rows["offline"] == 5)
+        assert len(sessions) == 1
+    finally:
+        group.close()
+        thread.join()
+
+
+def test_lost_position_is_reset_when_leader_answers_and_holds_up_no_other(
+    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.move_leader(*OFFLINE, 1)
+    consumer = new_consumer()
+    consumer.assign([HEALTHY, OFFLINE])
+    read = Read(consumer)
+    read.until(lambda: read.rows == {"healthy": 5, "offline": 5})
+    requested: list[object] = []
+
+    def refuse_after_validation(body: object) -> None:
+        requested.append(body)
+        if len(requested) == 3:
+            fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=OFFLINE)
+
+    fake.before[LIST_OFFSETS] = refuse_after_validation
+    fake.rewrite(*OFFLINE, records(100, 5), start=100)
+    read.until(lambda: len(requested) > 3)
+    fake.write("healthy", 0, records(5, 5))
+    read.until(lambda: read.rows["healthy"] == 10)
+    assert read.rows["offline"] == 5
+    fake.faults.clear()
+    with caplog.at_level(logging.WARNING):
+        read.until(lambda: read.rows["offline"] == 10)
+    assert [record.getMessage().endswith(" at offset 100") for record in caplog.records] == [True]
+    assert read.errors == []
+
+
+def recreate(fake: FakeKafka, first: int, count: int) -> None:
+    with fake.changed:
+        fake.delete_topic("healthy")
+        fake.create_topic("healthy", 1)
+        fake.write("healthy", 0, records(first, count))
+
+
+@pytest.mark.parametrize("mode", ["assign", "classic"])
+def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
+    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    consumer = new_consumer(**({} if mode == "assign" else {"group_id": "etl", "group_protocol": mode}))
+    if mode == "assign":
+        consumer.assign([HEALTHY])
+    else:
+        consumer.subscribe(["healthy"])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    looks = len(fake.request_bodies(METADATA))
+    with caplog.at_level(logging.WARNING):
+        recreate(fake, 0, 8)
+        read.until(lambda: read.rows["healthy"] == 13)
+    assert consumer.position(HEALTHY) == 8
+    assert len(fake.request_bodies(METADATA)) - looks < 20
+    assert ["deleted and created again" in record.getMessage() for record in caplog.records] == [True]
+    assert read.errors == []
+
+
+def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_consumer: NewConsumer) -> None:
+    consumer = new_consumer(auto_offset_reset="none")
+    consumer.assign([HEALTHY])
+    consumer.seek(HEALTHY, 0)
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    recreate(fake, 0, 8)
+    read.until(lambda: bool(read.errors))
+    assert isinstance(read.errors[0], TopicRecreated)
+    consumer.seek(HEALTHY, 1)
+    read.until(lambda: read.rows["healthy"] == 12)
+    assert len(read.errors) == 1
+
+
+def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
+    fake.delay_replies(OFFSET_FETCH, 20)
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
+    thread = threading.Thread(target=group.consume, args=(["healthy"], IdleHandler()))
+    thread.start()
+    wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+    since_s = time.monotonic()
+    group.close()
+    thread.join()
+    assert time.monotonic() - since_s < 5
+
+
+def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: FakeKafka) -> None:
+    """Without a record at or after the time, a second request lists the end of the log."""
+    requests = 0
+
+    def write(body: dict[str, Any]) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            fake.produce("fresh", b"new", partition=0)
+
+    fake.create_topic("fresh", 1)
+    fake.before[LIST_OFFSETS] = write
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "by_duration:PT1H"}
+    with KafkaConsumer(properties) as consumer:
+        consumer.assign([("fresh", 0)])
+        assert consumer.position(("fresh", 0)) == 0
+    assert requests >= 3
+
+
+@pytest.mark.parametrize("kind", [OFFSET_FETCH, LIST_OFFSETS], ids=["OffsetFetch", "ListOffsets"])
+def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(fake: FakeKafka, kind: Api) -> None:
+    fake.move_leader(*OFFLINE, 1)
+    topic_id = fake.controller.topic("offline").topic_id
+
+    def refuse(body: dict[str, Any]) -> dict[str, Any]:
+        for group in body["groups"]:
+            for topic in group["topics"]:
+                for row in topic["partitions"] if topic["topic_id"] == topic_id else ():
+                    row["error_code"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return body
+
+    if kind is OFFSET_FETCH:
+        fake.edit_replies(kind, refuse)
+    else:
+        fake.refuse(kind, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ALWAYS, partition=OFFLINE)
+    with client_of(fake.bootstrap_servers, retry_backoff_ms=100, retry_backoff_max_ms=100) as client:
+        consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", "group.id": "etl"}))
+        consumer.assign([HEALTHY, OFFLINE])
+        read, since_s = Read(consumer), time.monotonic()
+        read.until(lambda: read.rows["healthy"] == 5 and len(read.errors) == 3)
+        for error in read.errors:
+            assert isinstance(error, BrokerError)
+            assert error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert "offline-0" in str(error)
+        assert time.monotonic() - since_s > 2 * 0.08
+        assert len(fake.request_bodies(kind)) < 9
+        fake.clear_faults()
+        read.until(lambda: read.rows["offline"] == 5)
+        consumer.close()
+
+
+GROUP = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+
+
+def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: FakeKafka, client: Client) -> None:
+    """The user is busy between two polls, and other partitions have refreshed the metadata."""
+    fake.rewrite(*HEALTHY, records(100, 5), start=100)
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
+        fake.delay_replies(LIST_OFFSETS, 0.3)
+        consumer.assign([HEALTHY])
+        wait_until(lambda: consumer.poll(0) or fake.request_bodies(LIST_OFFSETS))
+        recreate(fake, 0, 200)
+        client.expire_metadata(["healthy"])
+        client.snapshot(["healthy"])
+        wait_until(lambda: not any(thread.name == "start offsets" for thread in threading.enumerate()))
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 200)
+
+
+def test_partition_starts_after_a_signal_handler_has_raised_at_the_end_of_its_lookup(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        monkeypatch.undo()
+        raise InterruptedError
+
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
+        consumer.assign([HEALTHY])
+        monkeypatch.setattr("protocol.consumer.assigned_partitions.AssignedPartitions._handle_end", interrupt)
+        with pytest.raises(InterruptedError):
+            wait_until(lambda: consumer.poll(20) or False)
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 5)
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[StartLookup]:
+    """Return the lookups that are started from now on."""
+    started, start = list[StartLookup](), StartLookup.start
+
+    def note(lookup: StartLookup) -> None:
+        started.append(lookup)
+        start(lookup)
+
+    monkeypatch.setattr(StartLookup, "start", note)
+    return started
+
+
+def test_partitions_that_failed_together_are_looked_up_together(
+    fake: FakeKafka, client: Client, lookups: list[StartLookup]
+) -> None:
+    fake.create_topic("wide", 30)
+    wide = {("wide", partition) for partition in range(30)}
+    for key in wide:
+        fake.move_leader(*key, NO_LEADER)
+    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as consumer:
+        consumer.assign(wide)
+        wait_until(lambda: consumer.poll(5) or len(lookups) > 9)
+    assert {lookup.partitions for lookup in lookups} == {frozenset(wide)}
+
+
+def test_signal_handler_closes_a_consumer_whose_partitions_are_starting(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
+    consumer.assign([HEALTHY, OFFLINE])
+    start = StartLookup.start
+
+    def close(lookup: StartLookup) -> None:
+        start(lookup)
+        consumer.close()
+
+    monkeypatch.setattr(StartLookup, "start", close)
+    assert not consumer.poll(10_000)
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
+
+
+def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, wait = list[StartLookup](), StartLookup.wait
+
+    def note(lookup: StartLookup, *arguments: float) -> None:
+        waits.append(lookup)
+        wait(lookup, *arguments)
+
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
+        consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"}))
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 5)
+        fake.delay_replies(LIST_OFFSETS, 5, ALWAYS)
+        monkeypatch.setattr(StartLookup, "wait", note)
+        loss, since_s = DataLoss("out of range", topic="healthy", partition=0), time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            partitions_of(consumer).recover(loss, lambda: True)
+        assert time.monotonic() - since_s < 2
+        assert len(waits) < 50
+        fake.clear_faults()
+        consumer.close()
+
+
+@pytest.mark.parametrize("end", ["commit_sync", "close"])
+def test_sought_position_is_committed_before_the_partition_has_started(
+    fake: FakeKafka, client: Client, end: str
+) -> None:
+    consumer = KafkaConsumer(client, parse_group_consumer({**GROUP, "enable.auto.commit": end == "close"}))
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.seek_to_end([HEALTHY])
+    assert consumer.positions() == {HEALTHY: CommittedOffset(5)}
+    getattr(consumer, end)()
+    assert fake.committed_offsets("etl") == {HEALTHY: 5}
+    consumer.close()
+
+
+def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
+        fake.delay_replies(OFFSET_FETCH, 5)
+        consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
+        consumer.assign([HEALTHY])
+        with pytest.raises(DeadlineExceeded, match=r"healthy-0 has no .*: the coordinator does not|OffsetFetch"):
+            consumer.position(HEALTHY)
+        fake.clear_faults()
+        consumer.close()

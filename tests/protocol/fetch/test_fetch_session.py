@@ -1,0 +1,185 @@
+"""Fetch sessions (KIP-227) against a broker model made from the KIP: the broker's session has the requested
+partitions."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.fetch.fetch_request import FetchSession, Key
+
+ORDERS, PAYMENTS = b"o" * 16, b"p" * 16
+
+
+def row(partition: int, offset: int = 0) -> dict[str, Any]:
+    return {"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1_000}
+
+
+def wanted(*partitions: int, offset: int = 0, topic: bytes = ORDERS) -> dict[Key, dict[str, Any]]:
+    return {(topic, partition): row(partition, offset) for partition in partitions}
+
+
+def named(fields: dict[str, Any]) -> list[int]:
+    return sorted(part["partition"] for topic in fields["topics"] for part in topic["partitions"])
+
+
+def forgotten(fields: dict[str, Any]) -> list[int]:
+    return sorted(number for topic in fields["forgotten_topics_data"] for number in topic["partitions"])
+
+
+@pytest.fixture
+def session() -> FetchSession:
+    """Return a session after a full request for partitions 0, 1 and 2, accepted as session 7."""
+    session = FetchSession()
+    session.request(wanted(0, 1, 2), by_id=True)
+    session.accept(ErrorCode.NONE, 7)
+    return session
+
+
+def test_first_request_is_full() -> None:
+    session = FetchSession()
+    fields = session.request(wanted(0, 1, 2), by_id=True)
+    assert (fields["session_id"], fields["session_epoch"]) == (0, 0)
+    assert fields["topics"] == [{"topic_id": ORDERS, "partitions": [row(0), row(1), row(2)]}]
+    assert session.full
+
+
+def test_later_request_has_only_changes(session: FetchSession) -> None:
+    fields = session.request({**wanted(0, 2), **wanted(1, offset=5)}, by_id=True)
+    assert (fields["session_id"], fields["session_epoch"]) == (7, 1)
+    assert (named(fields), forgotten(fields)) == ([1], [])
+    session.accept(ErrorCode.NONE, 7)
+    fields = session.request({**wanted(0, 2), **wanted(1, offset=5)}, by_id=True)
+    assert (fields["session_epoch"], fields["topics"]) == (2, [])
+    assert not session.full
+
+
+def test_removed_partition_is_forgotten_and_may_return(session: FetchSession) -> None:
+    fields = session.request(wanted(0, 2), by_id=True)
+    assert (named(fields), forgotten(fields)) == ([], [1])
+    assert fields["forgotten_topics_data"] == [{"topic_id": ORDERS, "partitions": [1]}]
+    session.accept(ErrorCode.NONE, 7)
+    fields = session.request(wanted(0, 1, 2), by_id=True)
+    assert (named(fields), forgotten(fields)) == ([1], [])
+
+
+def test_session_epoch_wraps_to_1(session: FetchSession) -> None:
+    session._epoch = 2**31 - 1
+    assert session.request(wanted(0), by_id=True)["session_epoch"] == 2**31 - 1
+    session.accept(ErrorCode.NONE, 7)
+    fields = session.request(wanted(0), by_id=True)
+    assert (fields["session_id"], fields["session_epoch"]) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "session_id"),
+    [
+        (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0),
+        (ErrorCode.INVALID_FETCH_SESSION_EPOCH, 7),
+        (ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, 7),
+        (ErrorCode.UNKNOWN_SERVER_ERROR, 7),
+    ],
+)
+def test_request_after_an_error_is_full_and_ends_the_old_session(
+    session: FetchSession, code: int, session_id: int
+) -> None:
+    session.request(wanted(0, 1, 2, offset=9), by_id=True)
+    session.accept(code, 0)
+    fields = session.request(wanted(0, 1, 2, offset=9), by_id=True)
+    assert (fields["session_id"], fields["session_epoch"]) == (session_id, 0)
+    assert (named(fields), forgotten(fields)) == ([0, 1, 2], [])
+
+
+def test_request_after_a_lost_reply_is_full(session: FetchSession) -> None:
+    session.request(wanted(0, 1), by_id=True)
+    session.restart()
+    fields = session.request(wanted(0, 1), by_id=True)
+    assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 0, [0, 1])
+
+
+def test_requests_to_a_broker_without_sessions_are_full() -> None:
+    session = FetchSession()
+    for _ in range(3):
+        fields = session.request(wanted(0, 1), by_id=True)
+        assert (fields["session_id"], fields["session_epoch"], named(fields)) == (0, 0, [0, 1])
+        session.accept(ErrorCode.NONE, 0)
+
+
+def test_session_never_mixes_topic_names_and_ids(session: FetchSession) -> None:
+    by_name: dict[Key, dict[str, Any]] = {("orders", 0): row(0)}
+    fields = session.request(by_name, by_id=False)
+    assert (fields["session_id"], fields["session_epoch"]) == (7, 0)
+    assert fields["topics"] == [{"topic": "orders", "partitions": [row(0)]}]
+    assert fields["forgotten_topics_data"] == []
+
+
+def test_close_ends_the_session_once(session: FetchSession) -> None:
+    assert session.close() == {"session_id": 7, "session_epoch": -1, "topics": []}
+    assert session.close() is None
+    assert FetchSession().close() is None
+
+
+class Broker:
+    """One broker's sessions. `asks` returns the error code and session id of the reply, and the partitions read."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[int, dict[Key, dict[str, Any]]] = {}
+        self.epochs: dict[int, int] = {}
+        self.last_id = 0
+
+    def asks(self, fields: dict[str, Any]) -> tuple[int, int, dict[Key, dict[str, Any]] | None]:
+        session_id, epoch = fields["session_id"], fields["session_epoch"]
+        rows = {
+            (topic["topic_id"], part["partition"]): part for topic in fields["topics"] for part in topic["partitions"]
+        }
+        if epoch == 0:
+            self.sessions.pop(session_id, None)
+            self.last_id += 1
+            self.sessions[self.last_id], self.epochs[self.last_id] = rows, 1
+            return 0, self.last_id, rows
+        if session_id not in self.sessions:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, None
+        if epoch != self.epochs[session_id]:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, None
+        self.epochs[session_id] += 1
+        remembered = self.sessions[session_id]
+        for topic in fields["forgotten_topics_data"]:
+            for partition in topic["partitions"]:
+                del remembered[topic["topic_id"], partition]
+        remembered.update(rows)
+        return 0, session_id, remembered
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_broker_reads_exactly_the_requested_partitions_after_any_faults(seed: int) -> None:
+    rng = random.Random(seed)
+    session, broker = FetchSession(), Broker()
+    answered = orphans = 0
+    for _ in range(300):
+        rows = {
+            (topic, partition): row(partition, rng.randrange(3))
+            for topic in (ORDERS, PAYMENTS)
+            for partition in rng.sample(range(8), rng.randrange(9))
+        }
+        fields = session.request(rows, by_id=True)
+        fate = rng.random()
+        if fate < 0.05:
+            session.restart()  # the request was lost
+            continue
+        code, session_id, read = broker.asks(fields)
+        if fate < 0.1:
+            session.restart()  # the reply was lost, and with it the id of a new session
+            orphans += session.full
+            continue
+        session.accept(code, session_id)
+        if read is not None:
+            assert read == rows
+            answered += 1
+        if fate < 0.2:
+            broker.sessions.clear()  # restarted, or short of memory
+            orphans = 0
+        assert len(broker.sessions) <= 1 + orphans
+    assert answered > 150

@@ -1,0 +1,287 @@
+"""A stream between its user and the consumer's threads, without either: no row is lost, repeated or kept too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from protocol.base.clock import Clock
+from protocol.config import ConsumerConfig
+from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
+from protocol.fetch.fetch_buffer import FetchBuffer
+from protocol.fetch.fetch_position import CompletedFetch, FetchPosition
+from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.position import Position
+from protocol.records.decode import decode
+from protocol.records.memory_records import read_batch_headers
+from tests.protocol.fetch.consuming import records
+
+Decode = Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]]
+
+
+class ManualClock(Clock):
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
+    """Decode five rows at a time."""
+    for batch in decode(
+        fetched.records,
+        first_offset=fetched.start.offset,
+        end_offset=fetched.next_offset,
+        columns=["offset"],
+        where=where,
+    ):
+        for first in range(0, batch.num_rows, 5):
+            yield batch.slice(first, 5)
+
+
+def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionConsumer:
+    # The consumer's threads call under the lock: here one thread always holds it.
+    lock: Any = threading.RLock()
+    lock.acquire()
+    clock = clock or ManualClock()
+    return PartitionConsumer(
+        FetchBuffer(
+            FetchPosition("orders", 0, Position(0), ConsumerConfig()), clock, failure_timeout_s=60, decode=decode_
+        ),
+        lock,
+        clock,
+        read_committed=False,
+        on_read=lambda _: None,
+        on_change=lambda _: None,
+    )
+
+
+def fetched(first: int, count: int = 10, *, before: int = 0, epoch: int = 7) -> CompletedFetch:
+    """Return a reply's part of `count` records, with `before` bytes of other partitions in front."""
+    frame = memoryview(bytes(before) + records(first, count))
+    return CompletedFetch(read_batch_headers(frame[before:]), Position(first, epoch), first + count, None)
+
+
+def corrupt(part: CompletedFetch) -> CompletedFetch:
+    broken = bytearray(part.records.buffer)
+    broken[-1] ^= 1
+    return CompletedFetch(read_batch_headers(broken), part.start, part.next_offset, None)
+
+
+def read(stream: PartitionConsumer) -> list[int]:
+    batch = stream.poll(0)
+    assert batch is not None
+    offsets: list[int] = batch.column("offset").to_pylist()
+    return offsets
+
+
+def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
+    """Neither replies ahead nor those in flight: the error stays until the user seeks."""
+    stream = stream_of()
+    stream.buffer.put(corrupt(fetched(0)), 0)
+    stream.buffer.put(fetched(10), 0)
+    on_its_way = stream.buffer.source
+    for _ in range(2):
+        with pytest.raises(Corrupt):
+            stream.poll(0)
+    assert stream.buffer.source is not on_its_way, "a reply to the old state is dropped"
+    assert (stream.position, stream.buffer.source.offset, list(stream.buffer.ahead)) == (0, 0, [])
+
+
+def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
+    """The error is not repeated at once: a user that continues behind it would skip the records before it."""
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.put(fetched(10), 0)
+    stream.buffer.stop(DataLoss("offset 20 is not in the log"))
+    stream.buffer.expire()
+    stream.buffer.drop_ahead()
+    assert stream.poll(0) is None
+    assert stream.buffer.source.position == Position(0, 7)
+
+
+def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> None:
+    stream = stream_of(lambda part, where: decode(part.records, first_offset=0, end_offset=4, where=where))
+    headers = read_batch_headers(records(0, 2, epoch=8) + records(2, 2, epoch=9))
+    stream.buffer.put(CompletedFetch(headers, Position(0, 7), 4, None), 0)
+    messages = stream.messages(0)
+    read_until = [(next(messages).offset, stream.position, stream.committable.leader_epoch) for _ in range(4)]
+    assert read_until == [(0, 1, 8), (1, 2, 8), (2, 3, 9), (3, 4, 9)]
+    stream.seek(Position(1, 8))
+    assert (stream.position, stream.committable.leader_epoch) == (1, 8)
+
+
+def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
+        for batch in decoded(part, where):
+            yield batch
+            for interrupt in interrupts:
+                raise interrupt
+
+    stream = stream_of(interrupted)
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.put(fetched(10), 0)
+    assert read(stream) == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyboardInterrupt):
+        stream.poll(0)
+    assert [offset for _ in range(3) for offset in read(stream)] == list(range(5, 20))
+
+
+@pytest.mark.parametrize("at", ["decode", "name"])
+def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any point in `_begin`."""
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        if at == "decode":
+            patched.setattr(stream.buffer, "_decode", interrupted)
+        else:
+            patched.setattr(FetchBuffer, "name", property(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            stream.poll()
+    assert read(stream) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("leave", [FetchBuffer.expire, FetchBuffer.pause])
+def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
+    fetches: list[CompletedFetch] = []
+
+    def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
+        fetches.append(part)
+        return decoded(part, where)
+
+    stream = stream_of(noted)
+    stream.buffer.put(fetched(0, before=1_000), 0)
+    assert read(stream) == [0, 1, 2, 3, 4]
+    leave(stream.buffer)
+    leave(stream.buffer)
+    stream.buffer.put(fetched(10, before=1_000), 0)
+    stream.resume()
+    assert [offset for _ in range(2) for offset in read(stream)] == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in fetches[:2]] == [False, True]
+
+
+def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    read(stream)
+    stream.buffer.expire()
+    assert not stream.expired
+    stream.buffer.put(fetched(10), 0)
+    stream.buffer.expire()
+    assert stream.expired
+    read(stream)
+    assert not stream.expired
+
+
+def test_closed_stream_has_no_rows_and_errors() -> None:
+    stream = stream_of()
+    stream.buffer.stop(DataLoss("gone"))
+    assert stream.buffer.readable
+    stream.close()
+    assert not stream.buffer.readable
+    assert stream.poll(0) is None
+
+
+def test_time_without_requests_does_not_count_as_broker_failure() -> None:
+    """One Fetch failed; then no request was sent, since the user did not read."""
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
+    stream.buffer.expire()
+    clock.at_s = 70
+    assert [offset for _ in range(2) for offset in read(stream)] == list(range(10))
+    assert stream.poll(0) is None
+
+
+@pytest.mark.parametrize("seek", [False, True])
+def test_time_with_requests_counts_as_broker_failure(seek: bool) -> None:
+    """All replies are read, or the user has sought: then the fetch does not wait for the user."""
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
+    if seek:
+        stream.buffer.put(fetched(0), 0)
+    stream.buffer.expire()
+    assert stream.expired is seek
+    if seek:
+        clock.at_s = 1_000
+        stream.seek(5)
+        assert stream.poll(0) is None, "the user was away, not the brokers"
+    clock.at_s += 61
+    with pytest.raises(DeadlineExceeded):
+        stream.poll(0)
+
+
+def test_pauses_do_not_postpone_a_broker_failure_forever() -> None:
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
+    for _ in range(6):
+        clock.at_s += 9
+        stream.resume()
+        assert stream.poll(0) is None
+        stream.pause()
+        clock.at_s += 100
+        stream.resume()
+    clock.at_s += 9
+    with pytest.raises(DeadlineExceeded):
+        stream.poll(0)
+
+
+def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
+    """However short the poll is: replies that other users do not read make room for it."""
+    stream = stream_of()
+    assert stream.poll(0) is None
+    assert stream.buffer.wanted
+    stream.buffer.put(fetched(0), 0)
+    assert not stream.buffer.wanted
+
+
+# -- reads with a limit of rows -------------------------------------------------------------------
+
+
+def test_limited_reads_cut_batches_without_a_gap() -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    collected = []
+    for most in (2, 2, 4, 100):
+        batch = stream.poll(0, most)
+        assert batch is not None
+        collected.append(batch.column("offset").to_pylist())
+        assert stream.position == collected[-1][-1] + 1
+    assert collected == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
+
+
+def test_seek_drops_the_rest_of_a_cut_batch() -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    assert (cut := stream.poll(0, 2)) is not None
+    assert cut.num_rows == 2
+    stream.seek(40)
+    stream.buffer.put(fetched(40), 0)
+    assert read(stream) == [40, 41, 42, 43, 44]
+
+
+def test_rest_of_a_cut_batch_survives_a_pause() -> None:
+    """A pause copies the reply, and its rest is decoded again."""
+    stream = stream_of()
+    stream.buffer.put(fetched(0, before=1_000), 0)
+    assert (cut := stream.poll(0, 2)) is not None
+    assert cut.num_rows == 2
+    stream.pause()
+    assert stream.poll(0, 2) is None
+    stream.resume()
+    assert [*read(stream), *read(stream)] == [2, 3, 4, 5, 6, 7, 8, 9]

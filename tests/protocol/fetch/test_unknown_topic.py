@@ -1,0 +1,183 @@
+"""When a bounded read treats a topic as deleted, on a clock that only waiting advances.
+
+Skipped records are lost to the query. So brokers must report the topic as unknown repeatedly, and consecutively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig, parse_client
+from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.fetch.bounded_reader import BoundedReader
+from protocol.fetch.log_offsets import Range
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.controller import NO_LEADER as NO_LEADER_ID
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
+from tests.protocol.fetch.consuming import TOPIC_ID, records, skip_loss
+
+UNKNOWN, KNOWN, NO_LEADER = "unknown", "known", "no leader"
+WANTED = Range("orders", 0, 5, 15)
+
+
+class Broker(FakeKafka):
+    """Leads orders-0 with offsets 5 to 15; Metadata replies follow `says` in turn, the last repeated.
+
+    A number means no reply: brokers are unreachable for so many seconds before the next reply.
+    """
+
+    def __init__(self, clock: ManualClock, *says: str | float, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings=settings)
+        self.create_topic("orders", topic_id=TOPIC_ID)
+        self.write("orders", 0, records(5, 10))
+        self.before[METADATA] = self._next
+        # The client waits for the reply by then, whatever its duration.
+        self.edit_replies(METADATA, self._late)
+        self._waits_on = clock
+        self._late_s = 0.0
+        self._says = list(says)
+
+    @property
+    def looks(self) -> int:
+        return len(self.request_bodies(METADATA))
+
+    def _next(self, body: dict[str, Any]) -> None:
+        label = self._take()
+        if isinstance(label, float):
+            self._late_s = label
+            label = self._take()
+        if label == UNKNOWN:
+            self.refuse(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self.move_leader("orders", 0, NO_LEADER_ID if label == NO_LEADER else 1)
+
+    def _late(self, reply: dict[str, Any]) -> dict[str, Any]:
+        late_s, self._late_s = self._late_s, 0.0
+        self._waits_on.advance(late_s)
+        return reply
+
+    def _take(self) -> str | float:
+        return self._says.pop(0) if len(self._says) > 1 else self._says[0]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def consumer_of(client: Client, **options: Any) -> BoundedReader:
+    return BoundedReader(client, ConsumerConfig(), [WANTED], **options)
+
+
+def client_on(broker: FakeKafka, clock: ManualClock, **properties: str) -> Client:
+    return Client(parse_client({"bootstrap.servers": broker.bootstrap_servers, **properties}), clock)
+
+
+def rows(consumer: BoundedReader) -> int:
+    return sum(batch.num_rows for _, batch in consumer)
+
+
+# -- deleted --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
+def test_topic_unknown_for_half_a_minute_is_lost(clock: ManualClock, poll_timeout_ms: int) -> None:
+    """Also with a shorter poll timeout: a less specific error would be retried forever."""
+    with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
+        client.topic("orders")
+        client.expire_metadata(["orders"])
+        with pytest.raises(DataLoss, match=r"orders-0: offsets 5 to 15 .* deleted"):
+            rows(consumer_of(client, poll_timeout_ms=poll_timeout_ms))
+        assert 30 < clock.at_s < 33
+
+
+def test_long_back_off_raises_the_same_error(clock: ManualClock) -> None:
+    with Broker(clock, UNKNOWN) as broker:
+        properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
+        with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
+            rows(consumer_of(client))
+        assert 29 < clock.at_s < 35
+
+
+def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: ManualClock) -> None:
+    kraft = {"process.roles": "broker"}
+    with Broker(clock, KNOWN, UNKNOWN, settings=kraft) as broker, client_on(broker, clock) as client:
+        client.topic("orders")
+        client.expire_metadata(["orders"])
+        consumer = consumer_of(client, on_loss=skip_loss)
+        assert rows(consumer) == 0
+        assert consumer.skipped == [WANTED]
+        assert 0.5 <= clock.at_s < 2
+
+
+def test_deleted_topic_is_skipped_with_a_loss_handler(clock: ManualClock) -> None:
+    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
+        consumer = consumer_of(client, on_loss=skip_loss)
+        assert rows(consumer) == 0
+        assert consumer.skipped == [Range("orders", 0, 5, 15)]
+        assert clock.at_s > 30
+
+
+# -- existing topics ------------------------------------------------------------------------------
+
+FOR_A_WHILE = [UNKNOWN] * 25
+"""With the back-off of 0.1 to 1 s between them some 22 s."""
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        [UNKNOWN, *[NO_LEADER] * 40, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, NO_LEADER, *FOR_A_WHILE, KNOWN],
+        [UNKNOWN, 30.0, UNKNOWN, 30.0, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, 30.0, UNKNOWN, UNKNOWN, KNOWN],
+        [*FOR_A_WHILE, KNOWN],
+    ],
+    ids=["an election", "another answer between", "a cluster that comes and goes", "one that was away", "at last"],
+)
+def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[str | float]) -> None:
+    with Broker(clock, *says) as broker, client_on(broker, clock) as client:
+        consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
+        assert rows(consumer) == 10
+        assert consumer.skipped == []
+        assert broker.looks >= len([text for text in says if isinstance(text, str)]) - 2
+
+
+def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:
+    """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
+    # The time passes while no request is in flight.
+    with Broker(clock, *[16.0, UNKNOWN] * 8, UNKNOWN) as broker, client_on(broker, clock) as client:
+        # On a busy machine the time may pass during the first request, which names no partition.
+        with pytest.raises(DeadlineExceeded, match="orders"):
+            rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
+        assert clock.at_s < 200
+
+
+def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeout(
+    clock: ManualClock,
+) -> None:
+    """The metadata decide whether the topic is deleted: one of two brokers, the leader, may have forgotten it first."""
+    with Broker(clock, KNOWN) as broker, client_on(broker, clock) as client:
+        broker.refuse(FETCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 5)
+        assert rows(consumer_of(client, poll_timeout_ms=1_000)) == 10
+        assert clock.at_s > 1
+
+
+def test_poll_timeout_starts_when_the_topic_is_known(clock: ManualClock) -> None:
+    with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
+        assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
+        assert clock.at_s > 20
+
+
+def test_topic_that_alternates_between_known_and_unknown_ends(clock: ManualClock) -> None:
+    with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
+        with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
+            rows(consumer_of(client, poll_timeout_ms=20_000))
+        spent_s = float(str(caught.value).split(" did not succeed in ")[1].split()[0])
+        assert spent_s <= clock.at_s < 60
