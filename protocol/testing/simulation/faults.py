@@ -383,7 +383,7 @@ def network_faults(
         at, to = port(), port()
         network.redirects[at] = to
         network.cut(port=at)
-        world.later(world.fault_random.uniform(0.5, 5), lambda: network.redirects.pop(at, None))
+        world.later(world.fault_random.uniform(0.5, 5), lambda: network.end_redirect(at))
 
     def slow() -> None:
         link = network.link(client(), port())

@@ -187,9 +187,18 @@ class Network:
                 self._reset(channel)
         for link in (self.default, *self._links.values()):
             link.blocked = link.refused = link.deaf = False
-        self.redirects.clear()
+        for port in list(self.redirects):
+            self.end_redirect(port)
         self.rules.clear()
         self.release_held()
+
+    def end_redirect(self, port: int) -> None:
+        """Resolve a name rightly again, and reset what was connected meanwhile.
+
+        Before Kafka 4.4 (KIP-1242), no client notices that such a connection leads to another broker.
+        """
+        if self.redirects.pop(port, None) is not None:
+            self.cut(port=port)
 
     def block(self, client: Host | None = None, port: int | None = None) -> None:
         """Begin a partition between a process and a port."""
