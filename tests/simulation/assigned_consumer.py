@@ -156,13 +156,14 @@ class Model:
             self._positions[partition] = offset + 1
 
     def deleted(self, partition: int, offset: int, log_start: int) -> None:
-        """Judge a reported loss of deleted records: from the position up to a log start offset."""
+        """Judge a reported loss of deleted records: from the position to a log start offset, the new position."""
         self.told += 1
         if offset != self._positions[partition] or not offset < log_start <= self.logs[partition].start:
             self.fail(
                 f"t-{partition} is lost from {offset} to {log_start}, but the position is "
                 f"{self._positions[partition]}, and the log start is {self.logs[partition].start}"
             )
+        self._positions[partition] = log_start
 
     def truncated(self, partition: int, offset: int, end: int) -> None:
         """Judge a reported truncation: the offset from which on all delivered records were lost, and no other."""
