@@ -52,30 +52,16 @@ class BoundedReader:
 
     Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe.
 
-    Parameters
-    ----------
-    client : Client
-    config : ConsumerConfig
-    ranges : sequence of Range
-    columns : collection of str
-        Columns of the batches, see `protocol.records.decode`.
-    poll_timeout_ms : float
-        Raise `DeadlineExceeded` after this time without records of a range.
-    on_loss : callable
-        Called with a `DataLoss` and the range to skip if records are lost: deleted, truncated, or in a deleted or
-        recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. A truncated log is then read
-        from the truncation, if needed before `from_offset`.
-    first_fetch_bytes : int, optional
-        Start with small fetches of this size, and double it each time, so that the first rows arrive early and later
-        fetches overlap with downstream work. Costs some CPU time. None: `max.partition.fetch.bytes` from the start.
-    record_bytes : dict of str to float, optional
-        Bytes per offset by topic, shared with other readers and updated.
-
-    Attributes
-    ----------
-    skipped : list of Range
-    fetches : int
-        Number of replies.
+    `columns`: columns of the batches, see `protocol.records.decode`.
+    `poll_timeout_ms`: raise `DeadlineExceeded` after this time without records of a range.
+    `on_loss`: called with a `DataLoss` and the range to skip if records are lost: deleted, truncated, or in a deleted
+    or recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. A truncated log is then read
+    from the truncation, if needed before `from_offset`.
+    `first_fetch_bytes`: start with small fetches of this size, and double it each time, so that the first rows arrive
+    early and later fetches overlap with downstream work. Costs some CPU time. None: `max.partition.fetch.bytes` from
+    the start.
+    `record_bytes`: bytes per offset by topic, shared with other readers and updated.
+    `fetches`: number of replies.
     """
 
     def __init__(

@@ -42,35 +42,18 @@ class ReplyBatches:
 class FetchBuffer:
     """A queue of two undecoded replies, the reply being read, and the state of the reader and of the fetches.
 
-    Parameters
-    ----------
-    source : FetchPosition
-    clock : Clock
-    failure_timeout_s : float
-        Raise an error to the reader after brokers have failed for this time.
-    decode : callable
-        Returns the record batches of a reply; the second argument is the partition's name for messages.
-
-    Attributes
-    ----------
-    source : FetchPosition
-        A seek replaces it, so that late replies for the old position are dropped.
-    position : Position
-        The next record to deliver.
-    records : RecordPositions
-        Positions in the reply being read, or read last.
-    ahead : deque of CompletedFetch
-        Replies behind the one being read.
-    batches : ReplyBatches or None
-        The rest of the reply being read.
-    unread_since_s : float
-        Time of the last read, or of the first reply since the reader had read everything.
-    wanted : bool
-        True if a read has returned nothing since the last reply.
-    expired : bool
-        True if the reader has not read for `max.processing.time.ms`; the partition is not fetched until the next read.
-    error : KafkaError or None
-        Raised to the reader behind the replies; until then, or until a seek, the partition is not fetched.
+    `failure_timeout_s`: raise an error to the reader after brokers have failed for this time.
+    `decode`: returns the record batches of a reply; the second argument is the partition's name for messages.
+    `source`: a seek replaces it, so that late replies for the old position are dropped.
+    `position`: the next record to deliver.
+    `records`: positions in the reply being read, or read last.
+    `ahead`: replies behind the one being read.
+    `batches`: the rest of the reply being read.
+    `unread_since_s`: time of the last read, or of the first reply since the reader had read everything.
+    `wanted`: True if a read has returned nothing since the last reply.
+    `expired`: True if the reader has not read for `max.processing.time.ms`; the partition is not fetched until the next
+    read.
+    `error`: raised to the reader behind the replies; until then, or until a seek, the partition is not fetched.
     """
 
     def __init__(self, source: FetchPosition, clock: Clock, *, failure_timeout_s: float, decode: Decode) -> None:

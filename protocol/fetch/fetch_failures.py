@@ -44,19 +44,11 @@ class CheckLog:
 class InvalidPosition:
     """The log has lost the position.
 
-    Attributes
-    ----------
-    cause : KafkaError
-    first_lost : int
-        The records from the position to this offset still exist.
-    resume : Position
-        Records from `first_lost` to it can only be skipped. It is below the position if the log of an open partition
-        was truncated.
-    reason : str
-        Text for an error of class `kind`.
-    kind : type of DataLoss
-    log : LogBounds or None
-        The log, if it was queried.
+    `first_lost`: the records from the position to this offset still exist.
+    `resume`: records from `first_lost` to it can only be skipped. It is below the position if the log of an open
+    partition was truncated.
+    `reason`: text for an error of class `kind`.
+    `log`: the log, if it was queried.
     """
 
     cause: KafkaError

@@ -83,31 +83,20 @@ class FetchPosition:
 
     Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
 
-    Attributes
-    ----------
-    position : Position
-        The next record to fetch. Each Fetch (since version 12) has its leader epoch. The topic must keep its id.
-    until : Position
-        The end of the records to fetch, without end by default. With a leader epoch: a record below the offset with a
-        newer epoch was written after a truncation.
-    confirmed_epoch : int
-        Newest leader epoch whose leader has confirmed that the epoch of `until` did not end below its offset.
-    broker : Broker or None
-        The leader, or the replica in the client's rack that the leader named. None: it must be resolved.
-    leader_epoch : int
-        Epoch of the leader that was resolved; -1 if unknown.
-    routed_at_s : float
-        Time of the last resolution.
-    preferred_replica : int
-        Node id of the replica named by the leader, -1 if none.
-    high_watermark, last_stable_offset : int
-        From the last reply; -1 before the first.
-    failure : KafkaError or None
-        The last failure since the last successful reply.
-    retry_at_s : float
-        Time of the next try after a failure.
-    batch_retry_at_s : float
-        Time from which the broker may be resolved together with those of other partitions.
+    `position`: the next record to fetch. Each Fetch (since version 12) has its leader epoch. The topic must keep its
+    id.
+    `until`: the end of the records to fetch, without end by default. With a leader epoch: a record below the offset
+    with a newer epoch was written after a truncation.
+    `confirmed_epoch`: newest leader epoch whose leader has confirmed that the epoch of `until` did not end below its
+    offset.
+    `broker`: the leader, or the replica in the client's rack that the leader named. None: it must be resolved.
+    `leader_epoch`: epoch of the leader that was resolved; -1 if unknown.
+    `routed_at_s`: time of the last resolution.
+    `preferred_replica`: node id of the replica named by the leader, -1 if none.
+    `high_watermark`, `last_stable_offset`: from the last reply; -1 before the first.
+    `failure`: the last failure since the last successful reply.
+    `retry_at_s`: time of the next try after a failure.
+    `batch_retry_at_s`: time from which the broker may be resolved together with those of other partitions.
     """
 
     def __init__(
@@ -279,19 +268,9 @@ class FetchPosition:
     def handle_response(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         """Read the partition's row of a Fetch reply, and advance the position.
 
-        Returns
-        -------
-        CompletedFetch or None
-            None if there are no records (end of the log, throttling, or another replica to read from).
-
-        Raises
-        ------
-        BrokerError
-            The row has an error code.
-        LogTruncated
-            The log has lost records that were read.
-        ProtocolError
-            A record batch exceeds `fetch.max.bytes`.
+        Returns None if there are no records (end of the log, throttling, or another replica to read from).
+        Raises `BrokerError`: the row has an error code. `LogTruncated`: the log has lost records that were read.
+        `ProtocolError`: a record batch exceeds `fetch.max.bytes`.
         """
         code = row["error_code"]
         if code != ErrorCode.NONE:
@@ -429,13 +408,8 @@ class RangePosition(FetchPosition):
 
     Times are of a clock that is paused while the caller processes a batch.
 
-    Attributes
-    ----------
-    wanted : Range
-    asked_at_s : float or None
-        Time of the first request for the next records; None if they were not requested yet.
-    unknown : UnknownTopicTimer
-        Timer of a missing topic.
+    `asked_at_s`: time of the first request for the next records; None if they were not requested yet.
+    `unknown`: timer of a missing topic.
     """
 
     def __init__(

@@ -45,12 +45,8 @@ SESSION_ERRORS = frozenset(
 class FetchSession:
     """A fetch session (KIP-227): the broker remembers the partitions of the last request. One request at a time.
 
-    Attributes
-    ----------
-    session_id : int
-        0 if there is no session.
-    full : bool
-        The last request contained every partition, and so must its reply.
+    `session_id`: 0 if there is no session.
+    `full`: the last request contained every partition, and so must its reply.
     """
 
     def __init__(self) -> None:
@@ -157,10 +153,7 @@ class FetchRequestBuilder:
 
     `sessions` enables incremental fetch sessions (KIP-227), which pay off for long-lived readers.
 
-    Attributes
-    ----------
-    requests : int
-        Number of requests built.
+    `requests`: number of requests built.
     """
 
     def __init__(self, broker: Broker, config: ConsumerConfig, *, sessions: bool) -> None:
@@ -173,13 +166,8 @@ class FetchRequestBuilder:
     def build(self, partitions: Collection[P], *, max_bytes: int, max_wait_ms: int) -> FetchRequest[P]:
         """Return the next request.
 
-        Parameters
-        ----------
-        partitions : collection of FetchPosition
-            Each at most once.
-        max_bytes : int
-            Limit of the whole reply; raised to the limit of the largest partition.
-        max_wait_ms : int
+        `partitions`: each at most once.
+        `max_bytes`: limit of the whole reply; raised to the limit of the largest partition.
         """
         self.requests += 1
         limits = {"max_wait_ms": max_wait_ms, "min_bytes": self._config.fetch_min_bytes, "max_bytes": max_bytes}
@@ -196,11 +184,8 @@ class FetchRequestBuilder:
 class FetchRequest(Generic[P]):
     """One request, from its body to the reply or its loss.
 
-    Attributes
-    ----------
-    partitions : collection of FetchPosition
-    by_id : bool
-        True if the body names topics by id (Fetch 13, Kafka 3.1), so the reply has no records of a recreated topic.
+    `by_id`: True if the body names topics by id (Fetch 13, Kafka 3.1), so the reply has no records of a recreated
+    topic.
     """
 
     def __init__(

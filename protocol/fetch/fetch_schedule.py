@@ -35,13 +35,9 @@ class Fetch:
 class Decision:
     """The next step of a broker's thread: send `fetch`, or wait for `wait_s` unless something changes, or end.
 
-    Attributes
-    ----------
-    fetch : Fetch or None
-    wait_s : float or None
-        None without `fetch`: no partition has been read from the broker for a while, so the thread ends.
-    changed : sequence of FetchBuffer
-        Buffers that this decision has expired, emptied, or left without a broker: other threads may have work.
+    `wait_s`: None without `fetch`: no partition has been read from the broker for a while, so the thread ends.
+    `changed` (sequence of FetchBuffer): buffers that this decision has expired, emptied, or left without a broker:
+    other threads may have work.
     """
 
     fetch: Fetch | None = None
@@ -53,15 +49,10 @@ class Decision:
 class BrokerState:
     """State of one broker, from its first request until no partition is read from it.
 
-    Attributes
-    ----------
-    unread : int
-        Number of full buffers whose readers the next Fetch waits for.
-    lacks_memory : bool
-        The next Fetch waits only for buffer memory.
-    names_topics : bool
-        The last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a topic was
-        recreated.
+    `unread`: number of full buffers whose readers the next Fetch waits for.
+    `lacks_memory`: the next Fetch waits only for buffer memory.
+    `names_topics`: the last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a
+    topic was recreated.
     """
 
     broker: Broker
@@ -95,12 +86,9 @@ class FetchSchedule:
 
     The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
-    Attributes
-    ----------
-    wanted : bool
-        True if `Consumer.poll` has returned nothing since the last reply.
-    unread : dict of FetchBuffer to None
-        Buffers with unread replies. Buffers without any are removed by the next decision.
+    `wanted`: True if `Consumer.poll` has returned nothing since the last reply.
+    `unread` (dict of FetchBuffer to None): buffers with unread replies. Buffers without any are removed by the next
+    decision.
     """
 
     config: ConsumerConfig

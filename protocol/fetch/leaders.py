@@ -56,11 +56,8 @@ def receive_fetch(client: Client, request: FetchRequest[P], body: Mapping[str, A
 def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
     """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
 
-    Returns
-    -------
-    dict of FetchPosition to KafkaError
-        Partitions without a broker: `BrokerError` (retriable) if there is no leader or brokers report several topic
-        ids, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no broker replied.
+    Returns partitions without a broker: `BrokerError` (retriable) if there is no leader or brokers report several topic
+    ids, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no broker replied.
     """
     try:
         snapshot, ids = _snapshot(client, partitions, deadline)

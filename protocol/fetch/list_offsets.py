@@ -37,32 +37,13 @@ def list_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """Return the offset at a time for each partition.
 
-    Parameters
-    ----------
-    client : Client
-    times : mapping of TopicPartition to int
-        Timestamp in milliseconds, or one of the negative times of `kafka_terms` such as `LATEST`.
-    isolation_level : str
-        With `read_committed`, `LATEST` is the last stable offset (KIP-98).
-    deadline : Deadline, optional
-    max_attempts : int, optional
-    positions_read : mapping of TopicPartition to Position
-        For `LATEST`: a leader with an older epoch than that of the position gets another request.
-    unknown_topic_s : float, optional
-        As in `call_partitions`.
-    offsets_before : dict, optional
-        Receives the offsets as they arrive, also if the call raises.
-
-    Returns
-    -------
-    dict of TopicPartition to ListedOffset
-
-    Raises
-    ------
-    BrokerError
-        A non-retriable error code.
-    DeadlineExceeded
-        `TopicUnknown` after brokers have not known a partition for long.
+    `times`: timestamp in milliseconds, or one of the negative times of `kafka_terms` such as `LATEST`.
+    `isolation_level`: with `read_committed`, `LATEST` is the last stable offset (KIP-98).
+    `positions_read`: with `LATEST`, a leader with an older epoch than that of the position gets another request.
+    `unknown_topic_s`: as in `call_partitions`.
+    `offsets_before`: receives the offsets as they arrive, also if the call raises.
+    Raises `BrokerError`: a non-retriable error code. `DeadlineExceeded`: `TopicUnknown` after brokers have not known a
+    partition for long.
     """
     offsets = {} if offsets_before is None else offsets_before
 

@@ -14,15 +14,10 @@ from protocol.position import Position
 class Range:
     """Offsets [from_offset, until_offset) of one partition.
 
-    Attributes
-    ----------
-    topic_id : bytes
-        16 bytes that the topic must still have; zeros if unknown. Without it, a stale leader cannot be distinguished
-        from the leader of a recreated topic.
-    from_epoch : int
-        Leader epoch of the position at `from_offset`; -1 if unknown, or if no record before it was read.
-    until_epoch : int
-        Leader epoch of the position at `until_offset`; -1 if unknown.
+    `topic_id`: 16 bytes that the topic must still have; zeros if unknown. Without it, a stale leader cannot be
+    distinguished from the leader of a recreated topic.
+    `from_epoch`: leader epoch of the position at `from_offset`; -1 if unknown, or if no record before it was read.
+    `until_epoch`: leader epoch of the position at `until_offset`; -1 if unknown.
     """
 
     topic: str
@@ -63,13 +58,8 @@ class Range:
 class ListedOffset:
     """An offset with its leader epoch and timestamp.
 
-    Attributes
-    ----------
-    offset : int
-        -1 if there is no record at or after the timestamp, or none in tiered storage.
-    leader_epoch : int
-        Epoch of the record; for `LATEST`, the epoch of the replying leader. -1 if unknown.
-    timestamp_ms : int
+    `offset`: -1 if there is no record at or after the timestamp, or none in tiered storage.
+    `leader_epoch`: epoch of the record; for `LATEST`, the epoch of the replying leader. -1 if unknown.
     """
 
     offset: int

@@ -43,23 +43,10 @@ def log_samples(
 ) -> Iterator[tuple[TopicPartition, CompletedFetch]]:
     """Yield the record batches at `offsets`, in order of arrival.
 
-    Parameters
-    ----------
-    client : Client
-    config : ConsumerConfig
-    offsets : mapping of TopicPartition to int
-        At each leader, earlier entries are fetched first.
-    deadline : Deadline
-    partition_max_bytes : int
-        Approximate bytes per partition.
-    partitions_per_request : int
-    max_bytes : int
-        Send no more requests after this many bytes of records.
-
-    Yields
-    ------
-    TopicPartition, CompletedFetch
-        Partitions that failed or had no reply by the deadline are omitted; broker errors are not raised.
+    `offsets`: at each leader, earlier entries are fetched first.
+    `partition_max_bytes`: approximate bytes per partition.
+    `max_bytes`: send no more requests after this many bytes of records.
+    Partitions that failed or had no reply by the deadline are omitted; broker errors are not raised.
     """
     # With a rack, a leader may name another replica instead of sending records.
     config = replace(config, max_partition_fetch_bytes=partition_max_bytes, client_rack="")

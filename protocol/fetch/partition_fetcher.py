@@ -46,17 +46,8 @@ _numbers = itertools.count()
 class PartitionFetcher:
     """The open partitions of one `Consumer`, and the threads that fetch them.
 
-    Parameters
-    ----------
-    client : Client
-    config : ConsumerConfig
-    buffer_memory_bytes : int
-        As for `Consumer`.
-
-    Attributes
-    ----------
-    lock : Lock
-        Guards everything here, and the buffers.
+    `buffer_memory_bytes`: as for `Consumer`.
+    `lock`: guards everything here, and the buffers.
     """
 
     def __init__(self, client: Client, config: ConsumerConfig, buffer_memory_bytes: int) -> None:
@@ -88,10 +79,8 @@ class PartitionFetcher:
     def add(self, consumers: Mapping[TopicPartition, PartitionConsumer]) -> None:
         """Start to fetch partitions.
 
-        Raises
-        ------
-        UsageError
-            The consumer is closed, its leader thread has ended with an error, or a partition is already being fetched.
+        Raises `UsageError`: the consumer is closed, its leader thread has ended with an error, or a partition is
+        already being fetched.
         """
         with self.lock:
             if self.closed:
