@@ -92,14 +92,9 @@ def _bitmap(present: Sequence[bool]) -> pa.Buffer | None:
 def binary_column(data: Bytes, at: Positions, length: Integers) -> pa.Array:
     """Return a binary column of `data[at[i] : at[i] + length[i]]`.
 
-    Parameters
-    ----------
-    data
-        Bytes of one or more batches.
-    at
-        Start of each value; must ascend without overlap and span less than 2 GiB.
-    length
-        Bytes of each value; -1 for null.
+    `data`: bytes of one or more batches.
+    `at`: start of each value; must ascend without overlap and span less than 2 GiB.
+    `length`: bytes of each value; -1 for null.
     """
     rows = len(at)
     if not rows:

@@ -47,23 +47,12 @@ _DEFAULT_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
 def decompress(codec: int, data: BytesLike, scratch: Bytes, cap_bytes: int) -> Bytes:
     """Return the decompressed bytes of `data`.
 
-    Parameters
-    ----------
-    codec
-        Number of a `Codec` other than `NONE`.
-    data
-        Compressed records of one batch.
-    scratch
-        Scratch memory. The result is a view of its start if it fits there, else a new array.
-    cap_bytes
-        Maximum size of the result.
-
-    Raises
-    ------
-    DecompressedTooLarge
-        The result has more than `cap_bytes` bytes; raised before more memory than that is used.
-    Corrupt
-        `data` is not valid output of `codec`, or the codec is unknown.
+    `codec`: number of a `Codec` other than `NONE`.
+    `data`: compressed records of one batch.
+    `scratch`: scratch memory. The result is a view of its start if it fits there, else a new array.
+    `cap_bytes`: maximum size of the result.
+    Raises `DecompressedTooLarge`: the result has more than `cap_bytes` bytes; raised before more memory than that is
+    used. `Corrupt`: `data` is not valid output of `codec`, or the codec is unknown.
     """
     if len(scratch) > cap_bytes:
         scratch = scratch[:cap_bytes]

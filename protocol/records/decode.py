@@ -64,35 +64,17 @@ def decode(
 ) -> Iterator[pa.RecordBatch]:
     """Decode the records in [first_offset, end_offset), in log order, without control records.
 
-    Parameters
-    ----------
-    records
-        Batches of one partition of a Fetch response.
-    first_offset, end_offset
-        Range of offsets; the end is exclusive.
-    aborted_transactions
-        The list of the Fetch response (`producer_id` and `first_offset`, in any order) to read committed records
-        only; None or empty to read all.
-    columns
-        Columns of `SCHEMA` to build; the result has them in the order of `SCHEMA`.
-    max_decompressed_bytes
-        Maximum decompressed size of a batch.
-    check_crc
-        Verify the checksum of each batch, also of control batches and aborted transactions.
-    where
-        Start of error messages, for example "orders-3".
-
-    Yields
-    ------
-    pa.RecordBatch
-        About 16,000 rows (fewer if records are large), never empty. It owns its memory.
-
-    Raises
-    ------
-    Corrupt, Truncated, DecompressedTooLarge
-        A batch is invalid; the error names `where` and the batch's offset. The batches before it have been yielded.
-    UsageError
-        A column is not in `SCHEMA`.
+    `records`: batches of one partition of a Fetch response.
+    `first_offset`, `end_offset`: range of offsets; the end is exclusive.
+    `aborted_transactions`: the list of the Fetch response (`producer_id` and `first_offset`, in any order) to read
+    committed records only; None or empty to read all.
+    `columns`: columns of `SCHEMA` to build; the result has them in the order of `SCHEMA`.
+    `max_decompressed_bytes`: maximum decompressed size of a batch.
+    `check_crc`: verify the checksum of each batch, also of control batches and aborted transactions.
+    `where`: start of error messages, for example "orders-3".
+    Yields batches of about 16,000 rows (fewer if records are large), never empty. It owns its memory.
+    Raises `Corrupt` or `Truncated` or `DecompressedTooLarge`: a batch is invalid; the error names `where` and the
+    batch's offset. The batches before it have been yielded. `UsageError`: a column is not in `SCHEMA`.
     """
     schema = _schema(tuple(columns))
     # Before header fields decide what is visible. A batch that is skipped may be a damaged one, too.

@@ -80,12 +80,8 @@ def decompressed_batches(
 
     Batches before an invalid one are yielded first.
 
-    Raises
-    ------
-    Corrupt
-        The codec or record count of a batch is wrong.
-    DecompressedTooLarge
-        A batch decompresses to more than `max_decompressed_bytes`.
+    Raises `Corrupt`: the codec or record count of a batch is wrong. `DecompressedTooLarge`: a batch decompresses to
+    more than `max_decompressed_bytes`.
     """
     compressed = (records.headers["attributes"][batches] & COMPRESSION_MASK) != Codec.NONE
     edges = [0, *(np.flatnonzero(np.diff(compressed)) + 1).tolist(), len(batches)]

@@ -54,26 +54,14 @@ def encode_batches(
     Encoding many batches in one call is far faster than one by one. Each batch must be passed to `finalize_header`
     before it is sent, since it has no checksum yet.
 
-    Parameters
-    ----------
-    columns
-        Result of `record_columns`.
-    counts
-        Rows per batch, each above 0; their sum is the number of rows.
-    order
-        Row numbers of `columns` to encode, in this order; None for all rows as they are. Saves the caller a sorted
-        copy. Efficient if it selects most rows, since all rows are copied internally.
-    compression
-        "none", "gzip", "snappy", "lz4" or "zstd".
-    level
-        Compression level on the codec's own scale; None for its default.
-    map_each
-        A function like `map`; an executor's `map` compresses several batches in parallel.
-
-    Raises
-    ------
-    UsageError
-        There are no rows, or all rows together are too large for one buffer.
+    `columns`: result of `record_columns`.
+    `counts`: rows per batch, each above 0; their sum is the number of rows.
+    `order`: row numbers of `columns` to encode, in this order; None for all rows as they are. Saves the caller a sorted
+    copy. Efficient if it selects most rows, since all rows are copied internally.
+    `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
+    `level`: compression level on the codec's own scale; None for its default.
+    `map_each`: a function like `map`; an executor's `map` compresses several batches in parallel.
+    Raises `UsageError`: there are no rows, or all rows together are too large for one buffer.
     """
     codec = _codec(compression)
     sizes = np.array(counts, np.int64)

@@ -75,18 +75,11 @@ class Message(NamedTuple):
 def require_message(view: memoryview, position: int, size: int, offset: int, where: str) -> None:
     """Raise `Corrupt` if a log entry is too short for a message of its magic; magic 0 if `view` ends before that byte.
 
-    Parameters
-    ----------
-    view
-        Records of one partition in a Fetch response.
-    position
-        Start of the entry in `view`.
-    size
-        The entry's size field: bytes after it.
-    offset
-        The entry's offset, for the error message.
-    where
-        Start of the error message, for example "orders-3".
+    `view`: records of one partition in a Fetch response.
+    `position`: start of the entry in `view`.
+    `size`: the entry's size field: bytes after it.
+    `offset`: the entry's offset, for the error message.
+    `where`: start of the error message, for example "orders-3".
     """
     magic = view[position + MAGIC_AT] if position + MAGIC_AT < len(view) else 0
     if magic >= MAGIC or size < _MIN_SIZE[magic]:

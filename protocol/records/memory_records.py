@@ -34,21 +34,13 @@ from protocol.wire.primitives import BytesLike
 class MemoryRecords:
     """The whole record batches of one partition in one Fetch response (as `MemoryRecords` in the Java client).
 
-    Attributes
-    ----------
-    buffer
-        Bytes of the response. `decode` reads the records from it, so it must not change before that.
-    headers
-        One row per batch, in log order, of dtype `batch_header.NATIVE`. A message of magic 0 or 1 is a batch;
-        `legacy.fill_message_headers` fills its fields.
-    next_offset
-        The offset after the last batch, where the next Fetch starts; None without a whole batch.
-    whole_bytes
-        Bytes of `buffer` that the whole batches take. A partial batch may follow.
-    partial_bytes
-        Size (at least) of the partial batch at the end, as its header states it; 0 without one.
-    has_messages
-        Some rows are messages of magic 0 or 1.
+    `buffer`: bytes of the response. `decode` reads the records from it, so it must not change before that.
+    `headers`: one row per batch, in log order, of dtype `batch_header.NATIVE`. A message of magic 0 or 1 is a batch;
+    `legacy.fill_message_headers` fills its fields.
+    `next_offset`: the offset after the last batch, where the next Fetch starts; None without a whole batch.
+    `whole_bytes`: bytes of `buffer` that the whole batches take. A partial batch may follow.
+    `partial_bytes`: size (at least) of the partial batch at the end, as its header states it; 0 without one.
+    `has_messages`: some rows are messages of magic 0 or 1.
     """
 
     buffer: memoryview
@@ -151,18 +143,10 @@ class MemoryRecords:
 def read_batch_headers(buffer: BytesLike, where: str = "record batches") -> MemoryRecords:
     """Read the batch headers in `buffer`.
 
-    Parameters
-    ----------
-    buffer
-        `records` of one partition in a Fetch response.
-    where
-        Start of error messages, for example "orders-3".
-
-    Raises
-    ------
-    Corrupt
-        The first header is invalid. Another one ends the result: the next reply begins with that batch, and the batches
-        before it are read.
+    `buffer`: `records` of one partition in a Fetch response.
+    `where`: start of error messages, for example "orders-3".
+    Raises `Corrupt`: the first header is invalid. Another one ends the result: the next reply begins with that batch,
+    and the batches before it are read.
     """
     view = memoryview(buffer).cast("B")
     total = len(view)

@@ -58,14 +58,9 @@ def prefixes(data: Bytes) -> npt.NDArray[Any]:
 def lockstep_pays(rows: int, size_bytes: int, largest_share: float, regions: int) -> bool:
     """Return True if lockstep beats a loop.
 
-    Parameters
-    ----------
-    rows, size_bytes
-        Total number and size of the records.
-    largest_share
-        Share of the records, from 0 to 1, in the largest region.
-    regions
-        Number of regions (batches).
+    `rows`, `size_bytes`: total number and size of the records.
+    `largest_share`: share of the records, from 0 to 1, in the largest region.
+    `regions`: number of regions (batches).
     """
     average = size_bytes / rows
     if regions * largest_share < 4 and regions >= MIN_LANES:
@@ -186,10 +181,7 @@ _MIN_IN_RUN = 64
 def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Positions) -> Bounds:
     """Return start and end of every record of some batches, whose records are in `data[begins[i]:ends[i]]`.
 
-    Raises
-    ------
-    Corrupt, Truncated
-        `counts[i]` records do not fill batch i exactly.
+    Raises `Corrupt` or `Truncated`: `counts[i]` records do not fill batch i exactly.
     """
     rows, size_bytes = int(counts.sum()), int((ends - begins).sum())
     batches = list(zip(begins.tolist(), ends.tolist(), counts.tolist(), strict=True))
@@ -206,10 +198,7 @@ def record_bounds(data: Bytes, begins: Positions, ends: Positions, counts: Posit
 def record_bounds_in_parts(data: Bytes, begin: int, end: int, count: int, rows_at_once: int) -> Iterator[Bounds]:
     """Yield start and end of every record of one batch in `data[begin:end]`, about `rows_at_once` at a time.
 
-    Raises
-    ------
-    Corrupt, Truncated
-        `count` records do not fill the batch exactly.
+    Raises `Corrupt` or `Truncated`: `count` records do not fill the batch exactly.
     """
     while count > 0:
         pieces = max(1, round(count / rows_at_once))

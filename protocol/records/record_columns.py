@@ -26,24 +26,12 @@ Columns = Any  # pa.RecordBatch | pa.Table; pyarrow has no type stubs
 def record_columns(columns: Columns, default_timestamp_ms: int) -> pa.RecordBatch:
     """Return the same rows in the form that `encode_batches` expects.
 
-    Parameters
-    ----------
-    columns : pa.RecordBatch or pa.Table
-        `value` and optionally `key` (binary, or text, encoded as UTF-8), `timestamp_ms` (int64, may have nulls) and
-        `headers` (list<struct<key: string, value: binary>>).
-    default_timestamp_ms
-        Timestamp for rows without one, in milliseconds since 1970.
-
-    Returns
-    -------
-    pa.RecordBatch
-        `key`, `value` (binary), `timestamp_ms` (int64, no nulls), `headers` (binary, encoded as in a record).
-        `key` and `headers` are absent if `columns` lacks them.
-
-    Raises
-    ------
-    UsageError
-        A column is missing, unknown, there twice or of another type, or a header has no key.
+    `columns` (pa.RecordBatch or pa.Table): `value` and optionally `key` (binary, or text, encoded as UTF-8),
+    `timestamp_ms` (int64, may have nulls) and `headers` (list<struct<key: string, value: binary>>).
+    `default_timestamp_ms`: timestamp for rows without one, in milliseconds since 1970.
+    Returns pa.RecordBatch: `key`, `value` (binary), `timestamp_ms` (int64, no nulls), `headers` (binary, encoded as in
+    a record). `key` and `headers` are absent if `columns` lacks them.
+    Raises `UsageError`: a column is missing, unknown, there twice or of another type, or a header has no key.
     """
     if isinstance(columns, pa.Table):
         combined = [column.combine_chunks() for column in columns.columns]

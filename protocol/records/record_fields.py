@@ -57,10 +57,7 @@ class RecordFields:
 def read_fields(data: Bytes, starts: Positions, ends: Positions) -> RecordFields:
     """Read the fields of the records `data[starts[i]:ends[i]]`.
 
-    Raises
-    ------
-    Corrupt
-        The fields of a record do not fill it exactly.
+    Raises `Corrupt`: the fields of a record do not fill it exactly.
     """
     _, at = read_varints(data, starts)
     at += _ATTRIBUTES_BYTES
@@ -99,10 +96,7 @@ class _Bounds:
 def record_headers(data: Bytes, at: Positions, count: Integers, ends: Positions) -> pa.Array:
     """Build the headers of each record: `count[i]` of them are in `data[at[i]:ends[i]]`.
 
-    Raises
-    ------
-    Corrupt, Truncated
-        The headers of a record do not fill it exactly.
+    Raises `Corrupt` or `Truncated`: the headers of a record do not fill it exactly.
     """
     rows = len(at)
     counts = count.astype(np.int64)

@@ -91,13 +91,9 @@ def varint_words(values: Integers) -> list[WordColumn]:
 class RowLayout:
     """Columns of words and payloads, in the byte order of a row.
 
-    Parameters
-    ----------
-    rows
-        Number of rows.
-    order
-        Element of the payload columns for each row; None for all as they are. Columns of words have one element per
-        row in any case.
+    `rows`: number of rows.
+    `order`: element of the payload columns for each row; None for all as they are. Columns of words have one element
+    per row in any case.
     """
 
     def __init__(self, rows: int, order: Integers | None = None) -> None:
@@ -140,19 +136,10 @@ class RowLayout:
     def batches(self, firsts: Integers, room_bytes: int, end: bytes) -> tuple[npt.NDArray[np.uint8], list[int]]:
         """Return the rows in batches that begin at the rows `firsts`.
 
-        Parameters
-        ----------
-        firsts
-            First row of each batch, the first of them 0.
-        room_bytes
-            Size of the writable room before the rows of each batch.
-        end
-            Bytes after the rows of each batch.
-
-        Returns
-        -------
-        tuple
-            The bytes of all batches; the start of each batch and, last, the end of the last one.
+        `firsts`: first row of each batch, the first of them 0.
+        `room_bytes`: size of the writable room before the rows of each batch.
+        `end`: bytes after the rows of each batch.
+        Returns the bytes of all batches; the start of each batch and, last, the end of the last one.
         """
         room = bytes(room_bytes)
         order = self._order()

@@ -25,26 +25,13 @@ _LOW7 = np.uint8(0x7F)
 def read_varints(data: Bytes, at: Positions, bits: int = 32) -> tuple[Integers, Positions]:
     """Decode the varints that start at `at`.
 
-    Parameters
-    ----------
-    data
-        Bytes of one or more batches.
-    at
-        Start of each varint. Positions past the end of `data` read its last byte: the caller must check the end
-        positions, which are always correct.
-    bits
-        Maximum size of a number: 32 or 64.
-
-    Returns
-    -------
-    tuple
-        The signed numbers, of the smallest integer type that holds them (int8, int16 or int64), and the end of each
-        varint.
-
-    Raises
-    ------
-    Corrupt
-        A varint has more than `bits` bits.
+    `data`: bytes of one or more batches.
+    `at`: start of each varint. Positions past the end of `data` read its last byte: the caller must check the end
+    positions, which are always correct.
+    `bits`: maximum size of a number: 32 or 64.
+    Returns the signed numbers, of the smallest integer type that holds them (int8, int16 or int64), and the end of each
+    varint.
+    Raises `Corrupt`: a varint has more than `bits` bits.
     """
     first = data.take(at, mode="clip")
     after = at + 1

@@ -32,16 +32,11 @@ def visible_batches(
 ) -> Rows:
     """Return row numbers in `records.headers` of the batches that may have visible records in the given range.
 
-    Parameters
-    ----------
-    records
-        Batches of one partition of a Fetch response.
-    first_offset, end_offset
-        Range of offsets; the end is exclusive.
-    aborted_transactions
-        The list of the Fetch response (`producer_id` and `first_offset`, in any order); None or empty to see all.
-    where
-        Start of error messages, for example "orders-3".
+    `records`: batches of one partition of a Fetch response.
+    `first_offset`, `end_offset`: range of offsets; the end is exclusive.
+    `aborted_transactions`: the list of the Fetch response (`producer_id` and `first_offset`, in any order); None or
+    empty to see all.
+    `where`: start of error messages, for example "orders-3".
     """
     headers = records.headers
     visible = headers["last_offset"] >= first_offset

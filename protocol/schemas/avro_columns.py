@@ -39,12 +39,8 @@ _DECIMAL_BYTES = 16
 class ColumnReader(ABC):
     """Reads one type of an Avro schema.
 
-    Attributes
-    ----------
-    type : pyarrow.DataType
-        The column's type.
-    smallest_bytes : int
-        The size of the smallest encoded value.
+    `type`: the column's type.
+    `smallest_bytes`: the size of the smallest encoded value.
     """
 
     type: pa.DataType
@@ -129,12 +125,8 @@ class NullReader(ColumnReader):
 class NumberReader(ColumnReader):
     """int and long, also as float, double or a logical type.
 
-    Parameters
-    ----------
-    kind : {"int", "long"}
-    type : pyarrow.DataType
-    factor : int
-        Multiplies the stored number, such as 1000 for milliseconds in a column of microseconds.
+    `kind`: {"int", "long"}.
+    `factor`: multiplies the stored number, such as 1000 for milliseconds in a column of microseconds.
     """
 
     def __init__(self, kind: str, type: pa.DataType, factor: int = 1) -> None:
@@ -169,11 +161,7 @@ class NumberReader(ColumnReader):
 class FixedWidthReader(ColumnReader):
     """boolean, float, double: values of the same size.
 
-    Parameters
-    ----------
-    stored : numpy.dtype
-        The encoding of the value.
-    type : pyarrow.DataType
+    `stored`: the encoding of the value.
     """
 
     def __init__(self, stored: npt.DTypeLike, type: pa.DataType) -> None:
@@ -215,12 +203,8 @@ _Make = Callable[[Bytes, Positions, Integers], pa.Array]
 class BytesReader(ColumnReader):
     """bytes, string and fixed, also as decimals.
 
-    Parameters
-    ----------
-    type : pyarrow.DataType
-        binary, string or decimal128.
-    size_bytes : int, optional
-        The size of a fixed.
+    `type`: binary, string or decimal128.
+    `size_bytes`: the size of a fixed.
     """
 
     def __init__(self, type: pa.DataType, size_bytes: int | None = None) -> None:
@@ -309,12 +293,8 @@ def _text(data: Bytes, at: Positions, lengths: Integers) -> pa.Array:
 class EnumReader(ColumnReader):
     """enum, as text.
 
-    Parameters
-    ----------
-    symbols : sequence of str or None
-        The reader's symbol for each of the writer's; None: it has no such symbol.
-    names : sequence of str
-        The writer's symbols.
+    `symbols`: the reader's symbol for each of the writer's; None: it has no such symbol.
+    `names`: the writer's symbols.
     """
 
     type = pa.string()
@@ -365,13 +345,9 @@ class FieldStep:
 class RecordReader(ColumnReader):
     """record, as a struct.
 
-    Parameters
-    ----------
-    type : pyarrow.StructType
-    steps : sequence of FieldStep
-        The writer's fields.
-    defaults : mapping of int to pyarrow.Array
-        For fields that the writer does not have: one value for the column number.
+    `steps`: the writer's fields.
+    `defaults` (mapping of int to pyarrow.Array): for fields that the writer does not have: one value for the column
+    number.
     """
 
     def __init__(self, type: pa.StructType, steps: Sequence[FieldStep], defaults: dict[int, pa.Array]) -> None:
@@ -416,11 +392,7 @@ class RecordReader(ColumnReader):
 class ArrayReader(ColumnReader):
     """array and map: blocks of items.
 
-    Parameters
-    ----------
-    type : pyarrow.ListType or pyarrow.MapType
-    items : ColumnReader
-        For a map a `RecordReader` of key and value.
+    `items`: for a map a `RecordReader` of key and value.
     """
 
     def __init__(self, type: pa.DataType, items: ColumnReader) -> None:
@@ -568,11 +540,8 @@ class ArrayReader(ColumnReader):
 class UnionReader(ColumnReader):
     """union: the number of the branch, then its value.
 
-    Parameters
-    ----------
-    type : pyarrow.DataType
-    branches : sequence of ColumnReader or str
-        A reader with this type for each of the writer's branches; a text says why the reader has no such branch.
+    `branches`: a reader with this type for each of the writer's branches; a text says why the reader has no such
+    branch.
     """
 
     def __init__(self, type: pa.DataType, branches: Sequence[ColumnReader | str]) -> None:
@@ -648,12 +617,7 @@ class UnionReader(ColumnReader):
 class MemberReader(ColumnReader):
     """A branch of a union that Spark reads as a struct of members.
 
-    Parameters
-    ----------
-    type : pyarrow.StructType
-    member : int
-        The field that has the value; the others are null.
-    reader : ColumnReader
+    `member`: the field that has the value; the others are null.
     """
 
     def __init__(self, type: pa.StructType, member: int, reader: ColumnReader) -> None:

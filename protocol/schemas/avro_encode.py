@@ -48,10 +48,7 @@ _DECIMAL_BYTES = 16
 def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
     """Return a writer of columns of an Arrow type with a schema; null of the column itself stays null.
 
-    Raises
-    ------
-    ConfigurationError
-        The schema cannot take the column; the message has the field's path.
+    Raises `ConfigurationError`: the schema cannot take the column; the message has the field's path.
     """
     return _writer(avro, kind, "")
 

@@ -52,10 +52,7 @@ def column_reader(writer: AvroType, reader: AvroType, path: str = "") -> ColumnR
 
     `path` is the field's path for error messages.
 
-    Raises
-    ------
-    Incompatible
-        No value of the writer's schema can be read with the reader's.
+    Raises `Incompatible`: no value of the writer's schema can be read with the reader's.
     """
     if writer.kind == "union":
         return _from_union(writer, reader, path)
@@ -205,10 +202,7 @@ def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
 class AvroDecoder:
     """Decodes columns of Avro values that were written with one schema.
 
-    Raises
-    ------
-    ConfigurationError
-        The reader's schema cannot read what the writer's writes.
+    Raises `ConfigurationError`: the reader's schema cannot read what the writer's writes.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType) -> None:
@@ -231,10 +225,7 @@ class AvroDecoder:
 def select_fields(avro: AvroType, fields: Collection[str]) -> AvroType:
     """Return a record's schema with these fields only, in its own order.
 
-    Raises
-    ------
-    UnknownName
-        `avro` is not a record, or has no such field.
+    Raises `UnknownName`: `avro` is not a record, or has no such field.
     """
     check_fields([field.name for field in avro.fields], fields)
     chosen = tuple(field for field in avro.fields if field.name in fields)

@@ -71,26 +71,15 @@ class AvroField:
 class AvroType:
     """A node of a schema.
 
-    Attributes
-    ----------
-    kind : str
-        One of `PRIMITIVES`, or record, enum, fixed, array, map, union.
-    name : str
-        The full name of a record, an enum or a fixed.
-    aliases : tuple of str
-        Full names.
-    fields : tuple of AvroField
-        The fields of a record.
-    symbols : tuple of str
-        The symbols of an enum; `default` is one of them or None.
-    size_bytes : int
-        The size of a fixed.
-    children : tuple of AvroType
-        The items of an array, the values of a map, the branches of a union.
-    logical : str or None
-        A logical type that changes the Arrow type; for decimals with `precision` and `scale`.
-    unit : str or None
-        A logical type that only tells what a number counts, such as timestamp-nanos.
+    `kind`: one of `PRIMITIVES`, or record, enum, fixed, array, map, union.
+    `name`: the full name of a record, an enum or a fixed.
+    `aliases`: full names.
+    `fields`: the fields of a record.
+    `symbols`: the symbols of an enum; `default` is one of them or None.
+    `size_bytes`: the size of a fixed.
+    `children`: the items of an array, the values of a map, the branches of a union.
+    `logical`: a logical type that changes the Arrow type; for decimals with `precision` and `scale`.
+    `unit`: a logical type that only tells what a number counts, such as timestamp-nanos.
     """
 
     kind: str
@@ -129,17 +118,10 @@ class AvroType:
 def parse_avro(text: str, references: Mapping[str, str] | None = None) -> AvroType:
     """Parse a schema.
 
-    Parameters
-    ----------
-    text : str
-        The schema in JSON, or the bare name of a primitive type.
-    references : mapping of str to str, optional
-        Schemas of named types that this one uses, by name, in the order of their use.
-
-    Raises
-    ------
-    ConfigurationError
-        It is not a valid Avro schema, or one that no column can have (a recursive type); the message has the path.
+    `text`: the schema in JSON, or the bare name of a primitive type.
+    `references`: schemas of named types that this one uses, by name, in the order of their use.
+    Raises `ConfigurationError`: it is not a valid Avro schema, or one that no column can have (a recursive type); the
+    message has the path.
     """
     parser = _Parser()
     for reference in (references or {}).values():
@@ -338,8 +320,6 @@ def _invalid(path: str, problem: str) -> ConfigurationError:
 def arrow_type(avro: AvroType) -> pa.DataType:
     """Return the Arrow type of a schema.
 
-    Notes
-    -----
     record: struct; array: list with the item field "element"; map: map with string keys; enum: string; fixed: binary;
     decimal: decimal128; a union with null: the other branch, nullable; int and long: int64; float and double: float64;
     any other union: struct of the nullable fields member0, member1, ….
@@ -375,10 +355,7 @@ def _union_type(union: AvroType) -> pa.DataType:
 def schema_of(kind: pa.DataType, name: str = "Record") -> dict[str, Any]:
     """Return the Avro schema, as JSON, for columns of an Arrow type. Each field may be null, and is so by default.
 
-    Raises
-    ------
-    ConfigurationError
-        There is none for the type.
+    Raises `ConfigurationError`: there is none for the type.
     """
     made = _schema_of(kind, name, "", set())
     return made if isinstance(made, dict) else {"type": made}

@@ -19,13 +19,8 @@ from protocol.schemas.protobuf_settings import ProtobufSettings
 class InvalidRows(Exception):
     """Rows that are invalid for the schema.
 
-    Attributes
-    ----------
-    rows : array of int
-        Their indices among the rows that were read.
-    reason : str
-    path : str
-        The field, such as `customer.address[].city`.
+    `rows` (array of int): their indices among the rows that were read.
+    `path`: the field, such as `customer.address[].city`.
     """
 
     def __init__(self, rows: Positions, reason: str, path: str = "") -> None:
@@ -64,15 +59,9 @@ def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:
 class InvalidValue:
     """A value that was not decoded.
 
-    Attributes
-    ----------
-    row : int
-        Its number in the column.
-    reason : str
-    path : str
-        The field; empty for the value itself.
-    schema_id : int or str or None
-        The id or GUID of the writer's schema.
+    `row`: its number in the column.
+    `path`: the field; empty for the value itself.
+    `schema_id`: the id or GUID of the writer's schema.
     """
 
     row: int
@@ -110,10 +99,7 @@ class SchemaText(Protocol):
 class ValueDecoder(Protocol):
     """Decodes values that were written with one schema.
 
-    Attributes
-    ----------
-    type : pyarrow.DataType
-        The type of the columns.
+    `type`: the type of the columns.
     """
 
     type: pa.DataType
@@ -121,10 +107,7 @@ class ValueDecoder(Protocol):
     def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
         """Decode the values `data[at[i]:ends[i]]`, which ascend.
 
-        Returns
-        -------
-        tuple
-            The column of the valid values, their numbers, and the invalid values.
+        Returns the column of the valid values, their numbers, and the invalid values.
         """
 
 
@@ -133,12 +116,8 @@ def read_valid(
 ) -> tuple[pa.Array, Positions, list[InvalidValue]]:
     """Read values until all are valid: each pass leaves out those that the pass before has found to be invalid.
 
-    Parameters
-    ----------
-    read : callable
-        Returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`.
-    data, at, ends
-        The arguments of `ValueDecoder.decode`, whose result this returns.
+    `read`: returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`.
+    `data`, `at`, `ends`: the arguments of `ValueDecoder.decode`, whose result this returns.
     """
     rows = np.arange(len(at))
     invalid: list[InvalidValue] = []

@@ -30,20 +30,14 @@ class ColumnWriter(ABC):
     def write(self, column: pa.Array) -> pa.Array:
         """Return the bytes of each value as a binary column without nulls; bytes of null rows are unspecified.
 
-        Raises
-        ------
-        InvalidRows
-            Values that do not fit the type.
+        Raises `InvalidRows`: values that do not fit the type.
         """
 
 
 def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Array:
     """Return a binary column of the values behind a prefix; null for null.
 
-    Raises
-    ------
-    UsageError
-        A value does not fit the schema; the message has its row and field.
+    Raises `UsageError`: a value does not fit the schema; the message has its row and field.
     """
     try:
         if not column.null_count:

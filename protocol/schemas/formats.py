@@ -21,16 +21,10 @@ Format = Literal[
 class FormatSpec:
     """A format.
 
-    Attributes
-    ----------
-    language : str or None
-        The type of its schemas, as a registry names it; None: it has no schema.
-    registered : bool
-        True if each value has the id of its schema in a registry. Otherwise all values have one schema.
-    written : bool
-        True if a sink can write it.
-    written_without_schema : bool
-        True if a sink can write it without a schema.
+    `language`: the type of its schemas, as a registry names it; None: it has no schema.
+    `registered`: True if each value has the id of its schema in a registry. Otherwise all values have one schema.
+    `written`: True if a sink can write it.
+    `written_without_schema`: True if a sink can write it without a schema.
     """
 
     language: str | None = None
@@ -69,19 +63,10 @@ class Language(Protocol):
     ) -> ValueDecoder:
         """Return a decoder that reads values of a registered writer's schema as the reader's schema.
 
-        Parameters
-        ----------
-        text, references
-            The writer's schema, and the schemas that it uses.
-        reader : SchemaText
-        message : bytes or None
-            The bytes behind the schema's GUID in a header; None: the id of the schema, and those bytes, are in the
-            values.
-
-        Raises
-        ------
-        ConfigurationError
-            The writer's schema is invalid, or the reader's cannot read it.
+        `text`, `references`: the writer's schema, and the schemas that it uses.
+        `message`: the bytes behind the schema's GUID in a header; None: the id of the schema, and those bytes, are in
+        the values.
+        Raises `ConfigurationError`: the writer's schema is invalid, or the reader's cannot read it.
         """
 
 
@@ -94,18 +79,9 @@ class WrittenLanguage(Language, Protocol):
     ) -> tuple[ColumnWriter, bytes]:
         """Return what encodes a column of an Arrow type, and the bytes between a schema's id and the value.
 
-        Parameters
-        ----------
-        text, references
-            The schema, and the schemas that it uses.
-        message : str or None
-            The message of a Protobuf schema.
-        kind : pyarrow.DataType
-
-        Raises
-        ------
-        ConfigurationError
-            The schema is invalid, or cannot take the column; the message has the field's path.
+        `text`, `references`: the schema, and the schemas that it uses.
+        `message`: the message of a Protobuf schema.
+        Raises `ConfigurationError`: the schema is invalid, or cannot take the column; the message has the field's path.
         """
 
     def text_of(self, kind: pa.DataType) -> str:

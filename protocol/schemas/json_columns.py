@@ -52,10 +52,7 @@ class _Refused(Exception):
 class JsonDecoder:
     """Decodes columns of JSON values.
 
-    Raises
-    ------
-    ConfigurationError
-        JSON objects cannot have the type.
+    Raises `ConfigurationError`: JSON objects cannot have the type.
     """
 
     def __init__(self, type: pa.DataType) -> None:

@@ -35,16 +35,9 @@ _ANY = JsonType("any", nullable=True)
 def json_writer(schema: JsonType | None, kind: pa.DataType) -> ColumnWriter:
     """Return what writes a column of an Arrow type.
 
-    Parameters
-    ----------
-    schema : JsonType or None
-        None: any schema.
-    kind : pyarrow.DataType
-
-    Raises
-    ------
-    ConfigurationError
-        The schema cannot take the column, or there is no JSON for its type; the message has the field's path.
+    `schema`: None: any schema.
+    Raises `ConfigurationError`: the schema cannot take the column, or there is no JSON for its type; the message has
+    the field's path.
     """
     return _writer(schema or _ANY, kind, "", 0)
 

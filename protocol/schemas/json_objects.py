@@ -62,11 +62,7 @@ _LEVELS[list(b"[{")], _LEVELS[list(b"]}")] = 1, -1
 class InvalidJson(Exception):
     """A value that is not JSON, or does not have the column's type.
 
-    Attributes
-    ----------
-    reason : str
-    path : str
-        The field, such as `customer.address[].city`.
+    `path`: the field, such as `customer.address[].city`.
     """
 
     def __init__(self, reason: str, path: str = "") -> None:
@@ -151,10 +147,7 @@ def has_type(kind: pa.DataType, accept: Callable[[pa.DataType], bool]) -> bool:
 class ObjectColumns:
     """Builds columns of JSON objects.
 
-    Attributes
-    ----------
-    refused : dict of int to InvalidJson
-        The rows with a value of another type; the columns have null in its place.
+    `refused`: the rows with a value of another type; the columns have null in its place.
     """
 
     def __init__(self) -> None:

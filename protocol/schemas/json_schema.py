@@ -51,24 +51,14 @@ class JsonField:
 class JsonType:
     """A node of a schema.
 
-    Attributes
-    ----------
-    kind : str
-        object, map, array, string, integer, number, boolean, null, or any: a value that is kept as its JSON.
-    fields : tuple of JsonField
-        The properties of an object.
-    items : JsonType or None
-        The items of an array, the values of a map.
-    arrow : pyarrow.DataType
-        The type of a column of strings, numbers or booleans.
-    nullable : bool
-        True if null is valid.
-    values : tuple
-        The only valid values of an enum; empty: any.
-    open : bool
-        True if an object may have other properties.
-    required : frozenset of str
-        Names that an object must have, also those that are no fields.
+    `kind`: object, map, array, string, integer, number, boolean, null, or any: a value that is kept as its JSON.
+    `fields`: the properties of an object.
+    `items`: the items of an array, the values of a map.
+    `arrow`: the type of a column of strings, numbers or booleans.
+    `nullable`: True if null is valid.
+    `values`: the only valid values of an enum; empty: any.
+    `open`: True if an object may have other properties.
+    `required`: names that an object must have, also those that are no fields.
     """
 
     kind: str
@@ -87,16 +77,9 @@ _ANY = JsonType("any", nullable=True)
 def parse_json_schema(text: str, references: Mapping[str, str] | None = None) -> JsonType:
     """Parse a schema.
 
-    Parameters
-    ----------
-    text : str
-    references : mapping of str to str, optional
-        Schemas that this one refers to, by the name that its `$ref` has.
-
-    Raises
-    ------
-    ConfigurationError
-        The text is not a JSON Schema, or no column can have its type (a recursive one); the message has the path.
+    `references`: schemas that this one refers to, by the name that its `$ref` has.
+    Raises `ConfigurationError`: the text is not a JSON Schema, or no column can have its type (a recursive one); the
+    message has the path.
     """
     document = _load(text, "the JSON Schema")
     documents = {name: _load(reference, f"the reference {name}") for name, reference in (references or {}).items()}
@@ -106,8 +89,6 @@ def parse_json_schema(text: str, references: Mapping[str, str] | None = None) ->
 def arrow_type(schema: JsonType) -> pa.DataType:
     """Return the Arrow type of a schema.
 
-    Notes
-    -----
     object: struct; map: map with string keys; array: list with the item field "element"; integer: int64; number:
     float64; any: string. All fields may be null.
     """

@@ -44,15 +44,10 @@ class EnumNode:
 class FieldNode:
     """A field of a message.
 
-    Attributes
-    ----------
-    type : str
-        A scalar type, or the name of a message or enum as it is written.
-    label : {"", "optional", "required", "repeated"}
-    default : bytes or None
-        As it is written; of a text its bytes.
-    is_group : bool
-        True if it is encoded between two tags.
+    `type`: a scalar type, or the name of a message or enum as it is written.
+    `label`: {"", "optional", "required", "repeated"}.
+    `default`: as it is written; of a text its bytes.
+    `is_group`: True if it is encoded between two tags.
     """
 
     name: str

@@ -59,11 +59,7 @@ _MISSING = "a required field is missing"
 class ItemReader(ABC):
     """Reads values of one type.
 
-    Attributes
-    ----------
-    type : pyarrow.DataType
-    wire : int
-        The wire type.
+    `wire`: the wire type.
     """
 
     type: pa.DataType
@@ -88,12 +84,8 @@ class ItemReader(ABC):
 class NumberReader(ItemReader):
     """Numbers, bool and enums.
 
-    Parameters
-    ----------
-    kind : str
-        The scalar type; "enum" for enums as numbers.
-    upcast : bool
-        True if unsigned numbers have wider types.
+    `kind`: the scalar type; "enum" for enums as numbers.
+    `upcast`: True if unsigned numbers have wider types.
     """
 
     def __init__(self, kind: str, upcast: bool = False) -> None:
@@ -212,11 +204,7 @@ class EnumReader(NumberReader):
 class BytesReader(ItemReader):
     """Texts and bytes.
 
-    Parameters
-    ----------
-    is_text : bool
-    checked : bool
-        True if a text that is not UTF-8 is an error; otherwise its bytes are replaced.
+    `checked`: True if a text that is not UTF-8 is an error; otherwise its bytes are replaced.
     """
 
     wire = BYTES
@@ -362,11 +350,7 @@ def _merged(data: Bytes, hits: Found, rows: Positions) -> tuple[Bytes, Positions
 class TimeReader(ItemReader):
     """`Timestamp` and `Duration`: seconds and nanoseconds, as microseconds.
 
-    Parameters
-    ----------
-    parts : MessageReader
-        Reads both fields, zero for absent ones.
-    type : pyarrow.DataType
+    `parts`: reads both fields, zero for absent ones.
     """
 
     wire = BYTES
@@ -418,12 +402,8 @@ class WrappedReader(ItemReader):
 class _Rules:
     """How a field is read, beside its type.
 
-    Attributes
-    ----------
-    dense : bool
-        An absent value is its default, as in entries of maps.
-    emit_defaults : bool
-        An absent value without presence is its default.
+    `dense`: an absent value is its default, as in entries of maps.
+    `emit_defaults`: an absent value without presence is its default.
     """
 
     dense: bool = False
@@ -669,17 +649,9 @@ def message_reader(
 ) -> MessageReader:
     """Return what reads a message.
 
-    Parameters
-    ----------
-    message : MessageType
-    settings : ProtobufSettings
-    fields : collection of str
-        The fields of the message to read; empty: all.
-
-    Raises
-    ------
-    ConfigurationError
-        The message contains itself, and `settings` do not allow that; or it has no such field, or too many fields.
+    `fields`: the fields of the message to read; empty: all.
+    Raises `ConfigurationError`: the message contains itself, and `settings` do not allow that; or it has no such field,
+    or too many fields.
     """
     check_fields([field.name for field in message.fields], fields)
     builder = _Builder(settings)

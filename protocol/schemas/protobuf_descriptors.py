@@ -28,10 +28,7 @@ _FILE_TAG = 1 << 3 | 2
 def parse_descriptors(raw: bytes) -> list[FileNode]:
     """Parse a `FileDescriptorSet`, or a single `FileDescriptorProto`; the last file is the one that imports others.
 
-    Raises
-    ------
-    ConfigurationError
-        The bytes are not descriptors.
+    Raises `ConfigurationError`: the bytes are not descriptors.
     """
     data = np.frombuffer(raw, np.uint8)
     at, ends = np.zeros(1, np.int64), np.array([len(raw)], np.int64)

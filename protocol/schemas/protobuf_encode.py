@@ -60,10 +60,7 @@ _MAX_UINT32 = 2**32 - 1
 def encoder(message: MessageType, kind: pa.DataType) -> ColumnWriter:
     """Return a writer of columns of an Arrow type as messages; `encoding.encode` keeps nulls of the column itself.
 
-    Raises
-    ------
-    ConfigurationError
-        The message cannot take the column; the text has the field's path.
+    Raises `ConfigurationError`: the message cannot take the column; the text has the field's path.
     """
     if not pa.types.is_struct(kind):
         raise ConfigurationError(f"the column is {kind}, which the message {message.name} cannot take")
@@ -84,10 +81,7 @@ class _Values:
 class _Item:
     """Writes values of one type.
 
-    Attributes
-    ----------
-    wire : int
-        The wire type; before `BYTES` the length is written.
+    `wire`: the wire type; before `BYTES` the length is written.
     """
 
     wire: int = BYTES
@@ -333,10 +327,7 @@ class _Repeated(ColumnWriter):
 class _Message(ColumnWriter):
     """Writes structs as messages, without tag and length.
 
-    Raises
-    ------
-    ConfigurationError
-        The message cannot take the struct.
+    Raises `ConfigurationError`: the message cannot take the struct.
     """
 
     def __init__(self, message: MessageType, kind: pa.StructType, path: str) -> None:
@@ -450,10 +441,7 @@ _TIMES = {"Timestamp": "google/protobuf/timestamp.proto", "Duration": "google/pr
 def schema_of(kind: pa.DataType, name: str = "Value") -> str:
     """Return the text of a proto3 file for a column, with fields numbered in their order.
 
-    Raises
-    ------
-    ConfigurationError
-        A field has a type, or a name, that Protobuf does not have.
+    Raises `ConfigurationError`: a field has a type, or a name, that Protobuf does not have.
     """
     if not pa.types.is_struct(kind):
         raise ConfigurationError(f"a column of the type {kind} has no Protobuf schema; make it a struct")

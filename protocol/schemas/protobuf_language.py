@@ -67,13 +67,7 @@ class _Messages:
 class _Resolver:
     """Decodes values of a registered schema: message indexes, followed by the message.
 
-    Parameters
-    ----------
-    writer : ProtobufSchema
-    reader : MessageType
-    columns : MessageReader
-    header : bytes or None
-        The numbers of the message, if they are in a header.
+    `header`: the numbers of the message, if they are in a header.
     """
 
     def __init__(

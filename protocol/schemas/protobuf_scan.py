@@ -48,16 +48,10 @@ _GATHER = (
 class Found:
     """Occurrences of one tag; those of one message are in their order.
 
-    Attributes
-    ----------
-    row : array of int
-        The number of the message.
-    at : array of int
-        Start of the value, behind its length.
-    number : array of unsigned int
-        A varint's value; the length of bytes and groups.
-    step : array of int, or int
-        Ascends among all fields of a message; a scalar if it is equal for all occurrences.
+    `row` (array of int): the number of the message.
+    `at` (array of int): start of the value, behind its length.
+    `number` (array of unsigned int): a varint's value; the length of bytes and groups.
+    `step` (array of int, or int): ascends among all fields of a message; a scalar if it is equal for all occurrences.
     """
 
     row: Positions
@@ -80,15 +74,9 @@ class Found:
 class Column:
     """Occurrences of one tag, at most one in each message, with an element for every message.
 
-    Attributes
-    ----------
-    at : array of int
-        Start of the value; a place in the message if there is none.
-    number : array of unsigned int
-        As that of `Found`; without meaning if there is no value.
-    there : array of bool or None
-        True for messages that have the value; None: all.
-    step : int
+    `at` (array of int): start of the value; a place in the message if there is none.
+    `number` (array of unsigned int): as that of `Found`; without meaning if there is no value.
+    `there` (array of bool or None): True for messages that have the value; None: all.
     """
 
     at: Positions

@@ -55,13 +55,8 @@ def wire_compatible(old: str, new: str) -> bool:
 class EnumType:
     """An enum.
 
-    Attributes
-    ----------
-    symbols : dict of int to str
-        The first name of each number, in the order of the file.
-    numbers : dict of str to int
-    closed : bool
-        True if unknown numbers are unknown fields, as in proto2.
+    `symbols`: the first name of each number, in the order of the file.
+    `closed`: True if unknown numbers are unknown fields, as in proto2.
     """
 
     name: str
@@ -74,22 +69,12 @@ class EnumType:
 class FieldType:
     """A field of a message.
 
-    Attributes
-    ----------
-    kind : str
-        The name of the scalar type; also "message", "group" and "enum".
-    presence : bool
-        True if a value of zero differs from an absent one.
-    default : int, float, bool, bytes or None
-        As declared: the number of an enum's symbol, the bytes of a string.
-    oneof : int or None
-        The number of its oneof in the message.
-    message : MessageType or None
-    enum : EnumType or None
-    packed : bool
-        True if writers pack the numbers of a repeated field.
-    checked : bool
-        True if a text that is not UTF-8 is an error.
+    `kind`: the name of the scalar type; also "message", "group" and "enum".
+    `presence`: True if a value of zero differs from an absent one.
+    `default`: as declared: the number of an enum's symbol, the bytes of a string.
+    `oneof`: the number of its oneof in the message.
+    `packed`: True if writers pack the numbers of a repeated field.
+    `checked`: True if a text that is not UTF-8 is an error.
     """
 
     name: str
@@ -125,14 +110,10 @@ class MessageType:
 class ProtobufSchema:
     """A schema.
 
-    Attributes
-    ----------
-    main : FileNode
-        The file of the first message, and of the messages that Confluent's indexes select.
-    others : sequence of FileNode
-        The other files of a descriptor set. Values may be messages of `main` and of these, but not of imported files.
-    messages : dict of str to MessageType
-        All messages by full name, also those of imported files.
+    `main`: the file of the first message, and of the messages that Confluent's indexes select.
+    `others`: the other files of a descriptor set. Values may be messages of `main` and of these, but not of imported
+    files.
+    `messages`: all messages by full name, also those of imported files.
     """
 
     main: FileNode
@@ -148,12 +129,8 @@ class ProtobufSchema:
 
         The name may lack the package of the main file.
 
-        Raises
-        ------
-        UnknownName
-            The schema has no message of this name.
-        ConfigurationError
-            The main file has no message.
+        Raises `UnknownName`: the schema has no message of this name. `ConfigurationError`: the main file has no
+        message.
         """
         own = self.own_messages()
         if not own:
@@ -174,10 +151,7 @@ class ProtobufSchema:
     def indexes(self, message: MessageType) -> list[int]:
         """Return the numbers of a message of the main file, as `at` takes them, without the entries of maps.
 
-        Raises
-        ------
-        ConfigurationError
-            The message is in another file.
+        Raises `ConfigurationError`: the message is in another file.
         """
 
         def find(scope: str, level: Sequence[MessageNode]) -> list[int] | None:

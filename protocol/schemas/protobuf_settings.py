@@ -9,21 +9,13 @@ from dataclasses import dataclass
 class ProtobufSettings:
     """Which message of a Protobuf schema is read, and the options of Spark's `from_protobuf`.
 
-    Attributes
-    ----------
-    message : str or None
-        The name of the message, with or without the package; None: the first one of the file.
-    recursive_fields_max_depth : int
-        How often a message may contain itself: 1 drops the recursive field; -1 refuses the schema.
-    emit_default_values : bool
-        True if absent fields without presence are zero instead of null.
-    enums_as_ints : bool
-    upcast_unsigned_ints : bool
-        True if uint32 becomes int64, and uint64 decimal(20, 0).
-    unwrap_wrappers : bool
-        True if `Int64Value` and its like become their values.
-    retain_empty_messages : bool
-        True if messages without fields are kept, with a field that is always null.
+    `message`: the name of the message, with or without the package; None: the first one of the file.
+    `recursive_fields_max_depth`: how often a message may contain itself: 1 drops the recursive field; -1 refuses the
+    schema.
+    `emit_default_values`: True if absent fields without presence are zero instead of null.
+    `upcast_unsigned_ints`: True if uint32 becomes int64, and uint64 decimal(20, 0).
+    `unwrap_wrappers`: True if `Int64Value` and its like become their values.
+    `retain_empty_messages`: True if messages without fields are kept, with a field that is always null.
     """
 
     message: str | None = None

@@ -18,16 +18,8 @@ from protocol.schemas.protobuf_schema import ProtobufSchema, resolve_files
 def parse_protobuf(text: str, references: Mapping[str, str] | None = None) -> ProtobufSchema:
     """Parse a schema.
 
-    Parameters
-    ----------
-    text : str
-    references : mapping of str to str, optional
-        The files that it imports, by name.
-
-    Raises
-    ------
-    ConfigurationError
-        It is invalid, or a type that it uses is missing.
+    `references`: the files that it imports, by name.
+    Raises `ConfigurationError`: it is invalid, or a type that it uses is missing.
     """
     texts = dict(references or {})
     files = _files(text)

@@ -18,20 +18,12 @@ Part = Literal["key", "value"]
 class ReaderSchema:
     """The schema of a decoded column, which all its records are resolved to.
 
-    Attributes
-    ----------
-    format : str
-        One of `formats.FORMATS`.
-    text : str
-        The schema; empty for formats without one.
-    references : tuple of (str, str)
-        Schemas that it uses, by name, in the order of their dependencies.
-    fields : tuple of str
-        The fields of a record to decode; empty: all.
-    protobuf : ProtobufSettings
-        How Protobuf is read.
-    subject, version, schema_id
-        Its place and id in the registry, if it comes from there.
+    `format`: one of `formats.FORMATS`.
+    `text`: the schema; empty for formats without one.
+    `references`: schemas that it uses, by name, in the order of their dependencies.
+    `fields`: the fields of a record to decode; empty: all.
+    `protobuf`: how Protobuf is read.
+    `subject`, `version`, `schema_id`: its place and id in the registry, if it comes from there.
     """
 
     format: Format

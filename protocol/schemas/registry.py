@@ -57,21 +57,11 @@ class SchemaReference:
 class RegisteredSchema:
     """A schema in a registry.
 
-    Attributes
-    ----------
-    text : str
-        The schema; for Protobuf a `.proto` file.
-    kind : str
-        "AVRO", "PROTOBUF" or "JSON".
-    schema_id : int or None
-    guid : str or None
-        Confluent's globally unique id, if the registry has it.
-    subject : str or None
-    version : int or None
-        Set if the schema was requested by subject.
-    references : tuple of SchemaReference
-    rules : tuple of Rule
-        The enabled rules of its data contract.
+    `text`: the schema; for Protobuf a `.proto` file.
+    `kind`: "AVRO", "PROTOBUF" or "JSON".
+    `guid`: Confluent's globally unique id, if the registry has it.
+    `version`: set if the schema was requested by subject.
+    `rules`: the enabled rules of its data contract.
     """
 
     text: str
@@ -123,10 +113,7 @@ class SchemaRegistry:
     def by_id(self, schema_id: int) -> RegisteredSchema:
         """Return the schema with an id.
 
-        Raises
-        ------
-        RegistryFailed
-            There is none, or the registry refused or did not respond.
+        Raises `RegistryFailed`: there is none, or the registry refused or did not respond.
         """
         return self._cached(f"/schemas/ids/{schema_id}", f"the schema with the id {schema_id}", schema_id)
 
@@ -180,10 +167,8 @@ class SchemaRegistry:
     def register(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> int:
         """Register a schema as the next version of a subject, if the subject does not have it; return its id.
 
-        Raises
-        ------
-        RegistryFailed
-            The schema is not compatible with the versions before, or the registry refused or did not respond.
+        Raises `RegistryFailed`: the schema is not compatible with the versions before, or the registry refused or did
+        not respond.
         """
         path = f"/subjects/{_quoted(subject)}/versions{'?normalize=true' if normalize else ''}"
         response = self._request("POST", path, f"a new version of the subject {subject}", _body(schema))

@@ -122,10 +122,7 @@ def _unpickled(fields: bytes) -> RegistryConfig:
 def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
     """Parse the properties that begin with `schema.registry.`; None if there are none.
 
-    Raises
-    ------
-    ConfigurationError
-        A property is unknown or wrong, or two do not fit together.
+    Raises `ConfigurationError`: a property is unknown or wrong, or two do not fit together.
     """
     values: dict[str, Any] = {}
     for key, value in properties.items():

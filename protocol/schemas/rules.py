@@ -28,17 +28,10 @@ _REMEDY = "Disable the rule in the registry, or use the format binary and a clie
 class Rule:
     """An enabled rule of a schema.
 
-    Attributes
-    ----------
-    name : str
-    group : str
-        "migrationRules", "domainRules" or "encodingRules".
-    kind : str
-        "TRANSFORM" or "CONDITION".
-    mode : str
-        "READ", "WRITE" or "WRITEREAD"; of migration rules "UPGRADE", "DOWNGRADE" or "UPDOWN".
-    type : str
-        The executor, such as "ENCRYPT", "CEL" or "JSONATA".
+    `group`: "migrationRules", "domainRules" or "encodingRules".
+    `kind`: "TRANSFORM" or "CONDITION".
+    `mode`: "READ", "WRITE" or "WRITEREAD"; of migration rules "UPGRADE", "DOWNGRADE" or "UPDOWN".
+    `type`: the executor, such as "ENCRYPT", "CEL" or "JSONATA".
     """
 
     name: str
@@ -85,17 +78,10 @@ def parse_rules(rule_set: Mapping[str, Any] | None) -> tuple[Rule, ...]:
 def refuse_rules(rules: Sequence[Rule], uses: tuple[Use, ...], owner: str) -> None:
     """Refuse a schema whose rules change values; warn once of rules that only validate values.
 
-    Parameters
-    ----------
-    rules : sequence of Rule
-    uses : tuple of {"READ", "WRITE", "UPGRADE", "DOWNGRADE"}
-        How the schema is used: to read values of other versions is an upgrade or a downgrade.
-    owner : str
-        The schema, as the message names it.
-
-    Raises
-    ------
-    ConfigurationError
+    `uses` (tuple of {"READ", "WRITE", "UPGRADE", "DOWNGRADE"}): how the schema is used: to read values of other
+    versions is an upgrade or a downgrade.
+    `owner`: the schema, as the message names it.
+    Raises `ConfigurationError`.
     """
     applicable = [rule for rule in rules if any(rule.concerns(use) for use in uses)]
     if changing := [rule for rule in applicable if not rule.only_validates]:

@@ -48,15 +48,8 @@ _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.
 def parse_spark(text: str) -> pa.DataType:
     """Return the Arrow type of a schema.
 
-    Parameters
-    ----------
-    text : str
-        A DDL string (columns, or one type such as `array<int>`), or the JSON of a `DataType`.
-
-    Raises
-    ------
-    ConfigurationError
-        The text is no schema of Spark, or has a type that values in JSON cannot have.
+    `text`: a DDL string (columns, or one type such as `array<int>`), or the JSON of a `DataType`.
+    Raises `ConfigurationError`: the text is no schema of Spark, or has a type that values in JSON cannot have.
     """
     if text.lstrip()[:1] in ("{", '"'):
         try:

@@ -60,12 +60,9 @@ def choose_schema(
 ) -> ReaderSchema:
     """Return the reader's schema of a format: the given `text`, else a version of the subject (None: the latest).
 
-    Raises
-    ------
-    RegistryFailed
-        The registry does not have the subject or its version, refuses, or does not respond.
-    ConfigurationError
-        There is no schema, no registry, or the schema is invalid or has a type that no column can have.
+    Raises `RegistryFailed`: the registry does not have the subject or its version, refuses, or does not respond.
+    `ConfigurationError`: there is no schema, no registry, or the schema is invalid or has a type that no column can
+    have.
     """
     spec = FORMATS[format]
     _require_registry(format, registry)
@@ -92,13 +89,8 @@ def _require_registry(format: Format, registry: SchemaRegistry | None) -> None:
 class ColumnDecoder:
     """Decodes columns of keys or values. Thread-safe.
 
-    Parameters
-    ----------
-    schema : ReaderSchema
-    registry : SchemaRegistry, optional
-        For formats with the ids of schemas.
-    part : {"key", "value"}
-        Decides which header may have the schema's GUID.
+    `registry`: for formats with the ids of schemas.
+    `part` ({"key", "value"}): decides which header may have the schema's GUID.
     """
 
     def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None = None, part: Part = "value") -> None:
@@ -113,22 +105,10 @@ class ColumnDecoder:
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Decode a binary column.
 
-        Parameters
-        ----------
-        column : pyarrow.BinaryArray
-        headers : pyarrow.ListArray, optional
-            The headers of the records, if they may have the GUIDs of schemas.
-
-        Returns
-        -------
-        column : pyarrow.Array
-            Of `type`; null for null and for invalid values.
-        invalid : list of InvalidValue
-
-        Raises
-        ------
-        RegistryFailed
-            The registry did not return a schema. An id that it does not know makes a value invalid instead.
+        `headers` (pyarrow.ListArray, optional): the headers of the records, if they may have the GUIDs of schemas.
+        Returns a column of `type`; null for null and for invalid values.
+        Raises `RegistryFailed`: the registry did not return a schema. An id that it does not know makes a value invalid
+        instead.
         """
         if self.schema.format == "binary":
             return column, []
@@ -281,18 +261,10 @@ class _Pieces:
 def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryArray]:
     """Return the rows whose headers have the GUID of a schema, and these headers.
 
-    Parameters
-    ----------
-    headers : pyarrow.ListArray
-        list<struct<key: string, value: binary>>.
-    name : str
-        The header's key.
-
-    Returns
-    -------
-    rows : array of int
-    ids : pyarrow.DictionaryArray of binary
-        For each of these rows a byte 1, the 16 bytes of the GUID, and for Protobuf the number of the message.
+    `headers` (pyarrow.ListArray): list<struct<key: string, value: binary>>.
+    `name`: the header's key.
+    Returns row numbers, and a dictionary array of binary: for each of these rows a byte 1, the 16 bytes of the GUID,
+    and for Protobuf the number of the message.
     """
     first = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
     pairs = headers.values
