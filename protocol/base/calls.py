@@ -29,17 +29,9 @@ class CallGate:
     A listener or callback may call the object again. A signal handler within a call may only close it: the outermost
     call then does so before it returns.
 
-    Parameters
-    ----------
-    name : str
-        Name of the object in errors, such as "consumer".
-    busy : str
-        Text of the error while another thread is in a call.
-
-    Attributes
-    ----------
-    closing, closed : bool
-        True once `close` has begun, and once it refuses further calls.
+    `name`: name of the object in errors, such as "consumer".
+    `busy`: text of the error while another thread is in a call.
+    `closing`, `closed`: True once `close` has begun, and once it refuses further calls.
     """
 
     def __init__(self, name: str, busy: str) -> None:
@@ -60,11 +52,8 @@ class CallGate:
     def call(self, undo: Callable[[], None] | None = None) -> _Call:
         """Return a context manager for a public call.
 
-        Parameters
-        ----------
-        undo : callable, optional
-            Called if the caller does not get the result: this call or a signal handler within it has raised, or the
-            object is closed at the end of this call.
+        `undo`: called if the caller does not get the result: this call or a signal handler within it has raised, or the
+        object is closed at the end of this call.
         """
         return _Call(self, undo)
 

@@ -11,12 +11,8 @@ from typing import Any
 def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
 
-    Parameters
-    ----------
-    package : str
-        Name of the package.
-    modules : mapping of str to str
-        The public names that each module defines, with spaces between them.
+    `package`: name of the package.
+    `modules`: the public names that each module defines, with spaces between them.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 

@@ -23,11 +23,7 @@ _rename: ContextVar[Callable[[str], str]] = ContextVar("rename", default=str)
 def warn_once(message: str, *settings: str) -> None:
     """Log a warning once per process; inside of `deferred_warnings`, add it to that block's list instead.
 
-    Parameters
-    ----------
-    message : str
-    *settings : str
-        The properties in the message, which `property_names` renames.
+    `*settings`: the properties in the message, which `property_names` renames.
     """
     message = rename_properties(message, settings, _rename.get())
     deferred = _held.get()
@@ -62,10 +58,7 @@ def property_names(rename: Callable[[str], str]) -> Iterator[None]:
 def deferred_warnings() -> Iterator[list[str]]:
     """Collect the warnings of the block instead of logging them.
 
-    Yields
-    ------
-    list of str
-        The warnings so far, to pass to `log_once` or to drop.
+    Yields the warnings so far, to pass to `log_once` or to drop.
     """
     deferred: list[str] = []
     token = _held.set(deferred)

@@ -103,27 +103,13 @@ def call_library(
 ) -> T:
     """Call a library and return its result.
 
-    Parameters
-    ----------
-    key : hashable
-        The arguments: if a call with the same key still runs, wait for it instead.
-    call : callable
-        Imports the library and asks for a token.
-    timeout_s : float
-        Maximum time to wait.
-    source, remedy : str
-        The service and the library, and the remedy, for errors.
-    transient : callable
-        Returns True for an exception that another attempt may resolve.
-
-    Raises
-    ------
-    ConnectFailed
-        No answer within `timeout_s`, or a failure that another attempt may resolve.
-    AuthenticationFailed
-        The library gave no token.
-    ConfigurationError
-        The library is not installed.
+    `key`: the arguments: if a call with the same key still runs, wait for it instead.
+    `call`: imports the library and asks for a token.
+    `timeout_s`: maximum time to wait.
+    `source`, `remedy`: the service and the library, and the remedy, for errors.
+    `transient`: returns True for an exception that another attempt may resolve.
+    Raises `ConnectFailed`: no answer within `timeout_s`, or a failure that another attempt may resolve.
+    `AuthenticationFailed`: the library gave no token. `ConfigurationError`: the library is not installed.
     """
     with _lock:
         running = _running.get(key)

@@ -49,38 +49,16 @@ def call(
     A field `timeout_ms` of the message is filled in. Use `call_partitions` for requests to partition leaders. Blocks;
     callable from any thread.
 
-    Parameters
-    ----------
-    client : Client
-    api : Api
-    body : dict or callable
-        Fields of the request, or a function from the version to the fields.
-    deadline : Deadline
-        Limit of the call, including retries.
-    to : Broker or CoordinatorKey, optional
-        Destination, if the message does not determine it: a broker, or a coordinator if `body` is a function.
-    topics : collection of str
-        Topics of the request, whose cached metadata is refreshed after errors such as NOT_LEADER_OR_FOLLOWER.
-    accept : collection of int
-        Error codes to return to the caller.
-    complete : collection of TopicPartition
-        Partitions that the reply must contain; otherwise `Corrupt` is raised.
-    topic_ids : mapping of str to bytes, optional
-        Ids by name, to name the topics of replies that identify them by id.
-    **options
-        `at_least` and `at_most`: the versions that the call needs; `max_attempts`.
-
-    Returns
-    -------
-    dict
-        The decoded reply.
-
-    Raises
-    ------
-    BrokerError
-        A non-retriable error code; its context names the part of the reply.
-    DeadlineExceeded
-        Time or attempts ran out; `TopicUnknown` as in `Client.retrying`.
+    `body`: fields of the request, or a function from the version to the fields.
+    `deadline`: limit of the call, including retries.
+    `to`: destination, if the message does not determine it: a broker, or a coordinator if `body` is a function.
+    `topics`: topics of the request, whose cached metadata is refreshed after errors such as NOT_LEADER_OR_FOLLOWER.
+    `accept`: error codes to return to the caller.
+    `complete`: partitions that the reply must contain; otherwise `Corrupt` is raised.
+    `topic_ids`: ids by name, to name the topics of replies that identify them by id.
+    `**options`: `at_least` and `at_most`: the versions that the call needs; `max_attempts`.
+    Raises `BrokerError`: a non-retriable error code; its context names the part of the reply. `DeadlineExceeded`: time
+    or attempts ran out; `TopicUnknown` as in `Client.retrying`.
     """
     to = to or _coordinator(api, body)
     name = _CallName(api, to, listed(sorted(topics)) if topics else "")
@@ -127,27 +105,18 @@ def call_partitions(
     Retriable failures are repeated for the failed partitions only. Raises as `call`, and `Corrupt` if a reply omits a
     requested partition.
 
-    Parameters
-    ----------
-    fields : dict
-        The message without its topics.
-    partitions : mapping of TopicPartition to dict
-        Fields of each partition, except its number.
-    check_leader_epoch : bool
-        Send the leader epochs of the metadata, so that brokers refuse outdated ones (KIP-320).
-    handle : callable, optional
-        Receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which counts as
-        the partition's failure, or None to accept the row.
-    check : callable, optional
-        Called with the broker and the partitions before each request. Returns errors of partitions that are not sent,
-        which are handled as if the broker had returned them.
-    topic_ids : mapping of str to bytes, optional
-        The ids of all topics, for versions that identify topics by id.
-    reply_deadline : callable, optional
-        Returns the limit of a request that is sent now, which may end after `deadline`: no other request follows then.
-    **options
-        As in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this time,
-        for callers that then check whether the topic was deleted.
+    `fields`: the message without its topics.
+    `partitions`: fields of each partition, except its number.
+    `check_leader_epoch`: send the leader epochs of the metadata, so that brokers refuse outdated ones (KIP-320).
+    `handle`: receives (topic, partition), its row, the broker and the row's error or None. Returns an error, which
+    counts as the partition's failure, or None to accept the row.
+    `check`: called with the broker and the partitions before each request. Returns errors of partitions that are not
+    sent, which are handled as if the broker had returned them.
+    `topic_ids`: the ids of all topics, for versions that identify topics by id.
+    `reply_deadline`: returns the limit of a request that is sent now, which may end after `deadline`: no other request
+    follows then.
+    `**options`: as in `call`, and `unknown_topic_s`: raise `TopicUnknown` after brokers have not known a topic for this
+    time, for callers that then check whether the topic was deleted.
     """
     to = _coordinator(api, fields)
     name = _CallName(api, to, "" if to else listed([f"{topic}-{partition}" for topic, partition in partitions]))

@@ -800,21 +800,11 @@ def open_client(
 ) -> tuple[Client, bool, C]:
     """Return the client of a consumer or producer, whether that owns it, and its configuration.
 
-    Parameters
-    ----------
-    client : Client or mapping
-        A client that is shared, and that its creator closes; or Kafka's properties, of which a client is made.
-    config : mapping, optional
-        Properties of the consumer or producer, or the result of `parse`.
-    properties : mapping
-        Further properties, with underscores for dots in their names.
-    parse : callable
-        Makes the configuration of all properties.
-
-    Raises
-    ------
-    UsageError
-        The shared client is closed.
+    `client`: a client that is shared, and that its creator closes; or Kafka's properties, of which a client is made.
+    `config`: properties of the consumer or producer, or the result of `parse`.
+    `properties`: further properties, with underscores for dots in their names.
+    `parse`: makes the configuration of all properties.
+    Raises `UsageError`: the shared client is closed.
     """
     shared = client if isinstance(client, Client) else None
     if shared is not None:

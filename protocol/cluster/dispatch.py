@@ -57,34 +57,13 @@ def retrying(
 ) -> T:
     """Call `attempt` until it returns, fails with a non-retriable error, or the deadline passes.
 
-    Parameters
-    ----------
-    operation : str
-        Name of the operation in messages, such as "ListOffsets of orders-3".
-    attempt : callable
-        One attempt. A `TopicUnknown` from within is retried, since its metadata was outdated.
-    deadline : Deadline
-    backoff : Backoff
-    refresh : callable
-        Called after each failure with the error and the state to refresh.
-    max_attempts : int, optional
-    unknown_topic_s : float, default 10
-        Give up with `TopicUnknown` after brokers have not known a topic or partition for this time
-        (`UnknownTopicTimer`).
-
-    Returns
-    -------
-    object
-        The result of `attempt`.
-
-    Raises
-    ------
-    KafkaError
-        The attempt's own error, if it is not retriable.
-    DeadlineExceeded
-        Time or attempts ran out; the cause is the last error.
-    TopicUnknown
-        See `unknown_topic_s`.
+    `operation`: name of the operation in messages, such as "ListOffsets of orders-3".
+    `attempt`: one attempt. A `TopicUnknown` from within is retried, since its metadata was outdated.
+    `refresh`: called after each failure with the error and the state to refresh.
+    `unknown_topic_s`: give up with `TopicUnknown` after brokers have not known a topic or partition for this time
+    (`UnknownTopicTimer`).
+    Raises `KafkaError`: the attempt's own error, if it is not retriable. `DeadlineExceeded`: time or attempts ran out;
+    the cause is the last error. `TopicUnknown`: see `unknown_topic_s`.
     """
     started_s = deadline.clock.now_s()
     unknown = UnknownTopicTimer() if unknown_topic_s is None else UnknownTopicTimer(unknown_topic_s)

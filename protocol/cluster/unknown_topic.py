@@ -30,12 +30,8 @@ class UnknownTopicTimer:
 
     Any other reply restarts the time, and so do three seconds without a reply.
 
-    Attributes
-    ----------
-    limit_s : float
-    began_s : float or None
-        Time of the first of the uninterrupted "unknown" replies, regardless of silence between them; None if the last
-        reply was different.
+    `began_s`: time of the first of the uninterrupted "unknown" replies, regardless of silence between them; None if the
+    last reply was different.
     """
 
     limit_s: float = field(default_factory=lambda: TRANSIENT_UNKNOWN_MS / 1000)

@@ -89,43 +89,27 @@ class _Gauge:
 class ClientSensors:
     """All sensors of a client. Thread-safe. Values of an event follow its time in seconds.
 
-    Attributes
-    ----------
-    requests : Family of (host, port)
-        A request was sent: bytes.
-    replies : Family of ((host, port), API key)
-        A reply was decoded: latency in ms, bytes, throttle time in ms.
-    connections, failed_authentications : Sensor
-        A connection was opened, or refused the credentials: no values.
-    polls : Sensor
-        `poll` was called: ms since the previous call.
-    fetches : Sensor
-        A reply to Fetch had records: bytes of its record batches.
-    partition_replies : Sensor
-        The records of one partition in a reply were delivered: number.
-    consumed : Family of str
-        Records of a topic were delivered: number, and bytes of the record batches begun.
-    lag : Sensor
-        Records were delivered: the lag of their partition.
-    rebalances : Sensor
-        A rebalance was completed: ms.
-    produced : Family of str
-        A record batch of a topic was sent: records, bytes, ms since it was encoded, compressed over uncompressed size.
-    produce_requests : Sensor
-        A Produce request was sent: no values.
-    retried, failed : Family of str
-        A record batch of a topic was sent again, or given up: records.
-    splits : Sensor
-        A record batch was split, since a broker found it too large: no values.
-    record_sizes : Sensor
-        Records were accepted: bytes of the largest, bytes of all, number. Bytes are those without compression.
-    exhausted : Sensor
-        Records were refused, since `buffer.memory` stayed full: number.
-    flushes, metadata_waits, memory_waits : Sensor
-        A producer's `flush`, or its wait for a topic that is not in the cached metadata or for `buffer.memory`, has
-        ended: ns.
-    txn_init, txn_begin, txn_send_offsets, txn_commit, txn_abort, txn_prepare : Sensor
-        A call of a transactional producer has returned: ns.
+    `requests`: a request was sent: bytes.
+    `replies`: a reply was decoded: latency in ms, bytes, throttle time in ms.
+    `connections`, `failed_authentications`: a connection was opened, or refused the credentials: no values.
+    `polls`: `poll` was called: ms since the previous call.
+    `fetches`: a reply to Fetch had records: bytes of its record batches.
+    `partition_replies`: the records of one partition in a reply were delivered: number.
+    `consumed`: records of a topic were delivered: number, and bytes of the record batches begun.
+    `lag`: records were delivered: the lag of their partition.
+    `rebalances`: a rebalance was completed: ms.
+    `produced`: a record batch of a topic was sent: records, bytes, ms since it was encoded, compressed over
+    uncompressed size.
+    `produce_requests`: a Produce request was sent: no values.
+    `retried`, `failed`: a record batch of a topic was sent again, or given up: records.
+    `splits`: a record batch was split, since a broker found it too large: no values.
+    `record_sizes`: records were accepted: bytes of the largest, bytes of all, number. Bytes are those without
+    compression.
+    `exhausted`: records were refused, since `buffer.memory` stayed full: number.
+    `flushes`, `metadata_waits`, `memory_waits`: a producer's `flush`, or its wait for a topic that is not in the cached
+    metadata or for `buffer.memory`, has ended: ns.
+    `txn_init`, `txn_begin`, `txn_send_offsets`, `txn_commit`, `txn_abort`, `txn_prepare`: a call of a transactional
+    producer has returned: ns.
     """
 
     def __init__(self, client_id: str = "") -> None:
@@ -168,13 +152,8 @@ class ClientSensors:
     def add_gauge(self, name: str, owner: Owner, read: Callable[[Owner], Iterable[tuple[Tags, float]]]) -> None:
         """Report values of an object for as long as it exists.
 
-        Parameters
-        ----------
-        name : str
-            Name of a metric whose definition has no sensor.
-        owner : object
-        read : callable
-            Returns the values of `owner` by tags. Must not refer to `owner` itself.
+        `name`: name of a metric whose definition has no sensor.
+        `read`: returns the values of `owner` by tags. Must not refer to `owner` itself.
         """
         with self._lock:
             alive = [gauge for gauge in self._gauges.get(name, ()) if gauge.owner() is not None]
@@ -187,13 +166,8 @@ class ClientSensors:
     ) -> list[Metric]:
         """Return all metrics.
 
-        Parameters
-        ----------
-        now_s : float
-        node_ids : mapping of (str, int) to int
-            Known brokers by address.
-        groups : collection of str, optional
-            Groups to return; by default all that are in use.
+        `node_ids`: known brokers by address.
+        `groups`: groups to return; by default all that are in use.
         """
         with self._lock:
             chosen = self._groups if groups is None else self._groups.intersection(groups)
@@ -229,10 +203,7 @@ class ClientSensors:
 class NodeSensors:
     """The sensors of requests to one address.
 
-    Attributes
-    ----------
-    sent : Sensor
-        A request was sent: bytes.
+    `sent`: a request was sent: bytes.
     """
 
     def __init__(self, sensors: ClientSensors, address: Address) -> None:

@@ -66,25 +66,13 @@ _OF_GAUGES = (Stat.SUM_OF_GAUGES, Stat.MAX_OF_GAUGES)
 class Definition:
     """One metric.
 
-    Attributes
-    ----------
-    name, group : str
-    description : str
-    sensor : str
-        Attribute of `ClientSensors`; "" for the value of a gauge.
-    stat : Stat
-    value : int
-        Index of the value in an event.
-    tags : tuple of str
-        Tags besides `client-id`.
-    apis : tuple of int
-        Keys of the requests that count; empty: all.
-    per : str
-        For AVG: the sensor whose events are the divisor, by default `sensor` itself.
-    over : int, optional
-        For AVG: index of the value that is the divisor, instead of the number of events.
-    gauge : str
-        For MAX: the gauge whose present values count, too.
+    `sensor`: attribute of `ClientSensors`; "" for the value of a gauge.
+    `value`: index of the value in an event.
+    `tags`: tags besides `client-id`.
+    `apis`: keys of the requests that count; empty: all.
+    `per`: for AVG: the sensor whose events are the divisor, by default `sensor` itself.
+    `over`: for AVG: index of the value that is the divisor, instead of the number of events.
+    `gauge`: for MAX: the gauge whose present values count, too.
     """
 
     name: str

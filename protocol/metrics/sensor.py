@@ -31,22 +31,13 @@ L = TypeVar("L", bound=Hashable)
 class Reading:
     """The state of one or several sensors. Tuples have one entry for each value of an event.
 
-    Attributes
-    ----------
-    count : int
-        Number of events since the start.
-    totals : tuple of float
-        Sums since the start.
-    recent_count, recent_totals, maxima
-        Number, sums and maxima of the events in the window.
-    count_rate : float
-        Events per second in the window.
-    rates : tuple of float
-        Sums per second in the window.
-    last_s : float
-        Time of the last event; -inf before the first.
-    buckets : dict of int to int
-        Number of events by n, where their first value is at most 2^n and more than 2^(n-1); 0 for at most 1.
+    `count`: number of events since the start.
+    `totals`: sums since the start.
+    `recent_count`, `recent_totals`, `maxima`: number, sums and maxima of the events in the window.
+    `count_rate`: events per second in the window.
+    `rates`: sums per second in the window.
+    `last_s`: time of the last event; -inf before the first.
+    `buckets`: number of events by n, where their first value is at most 2^n and more than 2^(n-1); 0 for at most 1.
     """
 
     count: int
@@ -95,12 +86,8 @@ class _Sample:
 class Sensor:
     """Records events of `values` numbers each. Thread-safe.
 
-    Parameters
-    ----------
-    values : int
-        Number of values of an event, besides its time.
-    buckets : bool
-        Also count events by the magnitude of their first value, for a histogram.
+    `values`: number of values of an event, besides its time.
+    `buckets`: also count events by the magnitude of their first value, for a histogram.
     """
 
     __slots__ = ("_buckets", "_count", "_last_s", "_lock", "_pending", "_samples", "_totals", "values")

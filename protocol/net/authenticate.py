@@ -82,25 +82,13 @@ class Authenticator:
     def authenticate(self, address: str, ask: Ask, deadline: Deadline, before: Session | None = None) -> Session:
         """Authenticate with the broker at `address`.
 
-        Parameters
-        ----------
-        address : str
-            host:port, for messages and Kerberos.
-        ask : callable
-            Sends a request on the connection and waits for the reply.
-        deadline : Deadline
-        before : Session, optional
-            The session of the same connection to renew.
-
-        Raises
-        ------
-        AuthenticationFailed
-            The broker refused the credentials, or has not proved that it knows them.
-        ConfigurationError
-            A reference cannot be resolved, or a token provider cannot be imported.
-        TransportError
-            The connection failed, or the broker returned another error code. `ConnectionLost` also if the user has
-            changed: brokers require a new connection.
+        `address`: host:port, for messages and Kerberos.
+        `ask`: sends a request on the connection and waits for the reply.
+        `before`: the session of the same connection to renew.
+        Raises `AuthenticationFailed`: the broker refused the credentials, or has not proved that it knows them.
+        `ConfigurationError`: a reference cannot be resolved, or a token provider cannot be imported. `TransportError`:
+        the connection failed, or the broker returned another error code. `ConnectionLost` also if the user has changed:
+        brokers require a new connection.
         """
         if self._proven:
             return self._sign_in(address, ask, deadline, before)

@@ -35,12 +35,8 @@ def empty_buffer(size_bytes: int) -> memoryview:
 class ByteStream:
     """A connected socket without encryption.
 
-    Parameters
-    ----------
-    sock : socket.socket
-        The stream takes ownership and sets it to non-blocking.
-    address : str
-        Name of the peer in messages.
+    `sock`: the stream takes ownership and sets it to non-blocking.
+    `address`: name of the peer in messages.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -54,11 +50,7 @@ class ByteStream:
     def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
         """Send all buffers in order. At most one thread at a time.
 
-        Raises
-        ------
-        RequestTimedOut
-            Close the stream then, since a part may have been sent.
-        ConnectionLost
+        Raises `RequestTimedOut`: close the stream then, since a part may have been sent. `ConnectionLost`.
         """
         waiting = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         while waiting:

@@ -34,25 +34,10 @@ def connect(
 ) -> socket.socket:
     """Connect to the first address of a host name that accepts.
 
-    Parameters
-    ----------
-    host : str
-    port : int
-    deadline : Deadline
-    send_buffer_bytes, receive_buffer_bytes : int
-        -1: the system's size.
-    first : int
-        Index of the address to begin with, modulo their number; addresses keep the system's order.
-
-    Returns
-    -------
-    socket.socket
-        Connected and non-blocking.
-
-    Raises
-    ------
-    ConnectFailed
-        No address accepted before the deadline; the message lists each with its failure.
+    `send_buffer_bytes`, `receive_buffer_bytes`: -1: the system's size.
+    `first`: index of the address to begin with, modulo their number; addresses keep the system's order.
+    The socket is connected and non-blocking.
+    Raises `ConnectFailed`: no address accepted before the deadline; the message lists each with its failure.
     """
 
     def prepare(sock: socket.socket) -> None:

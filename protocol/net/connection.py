@@ -94,17 +94,8 @@ class Reply:
     def result(self, deadline: Deadline) -> dict[str, Any]:
         """Wait for the reply and decode its body.
 
-        Returns
-        -------
-        dict
-            `bytes` and `records` in it are views of the frame, not copies.
-
-        Raises
-        ------
-        TransportError
-            The connection is closed then.
-        ProtocolError
-            The reply cannot be decoded.
+        `bytes` and `records` in the body are views of the frame, not copies.
+        Raises `TransportError`: the connection is closed then. `ProtocolError`: the reply cannot be decoded.
         """
         return self._connection.receive(self, deadline)
 
@@ -112,31 +103,16 @@ class Reply:
 class Connection:
     """A connection to a broker, ready for requests after `handshake`. Thread-safe.
 
-    Parameters
-    ----------
-    stream : ByteStream
-    client_id : str
-    clock : Clock
-    max_response_bytes : int
-        Larger replies close the connection.
-    on_failure : callable
-        Called with the error when the broker closed the connection, sent invalid bytes or did not reply in time.
-    is_departed : callable
-        Called when a reply is late. Returns True if other brokers report that this one has left the cluster; the
-        connection is then closed long before the deadline of the reply.
-    authenticator : Authenticator, optional
-        For SASL.
-    sensors : NodeSensors, optional
-        Record requests and replies.
-
-    Attributes
-    ----------
-    versions : mapping of int to (int, int)
-        Lowest and highest version of each API key that the broker supports.
-    features : mapping of str to int
-        Finalized cluster features (KIP-584).
-    handshake_version : int
-        Newest version of ApiVersions that client and broker support.
+    `max_response_bytes`: larger replies close the connection.
+    `on_failure`: called with the error when the broker closed the connection, sent invalid bytes or did not reply in
+    time.
+    `is_departed`: called when a reply is late. Returns True if other brokers report that this one has left the cluster;
+    the connection is then closed long before the deadline of the reply.
+    `authenticator`: for SASL.
+    `sensors`: record requests and replies.
+    `versions`: lowest and highest version of each API key that the broker supports.
+    `features`: finalized cluster features (KIP-584).
+    `handshake_version`: newest version of ApiVersions that client and broker support.
     """
 
     def __init__(
@@ -204,20 +180,11 @@ class Connection:
     ) -> None:
         """Request the API versions (KIP-35, KIP-511) with the ids of a broker (KIP-1242), and authenticate.
 
-        Parameters
-        ----------
-        deadline : Deadline
-        version : int
-            Version of ApiVersions to try first. Any is right; the one that the broker supports saves a round trip.
-        intended : BrokerIdentity, optional
-            The broker that should reply. Brokers before Kafka 4.4 do not compare it with their own ids.
-
-        Raises
-        ------
-        ConnectFailed
-            Another broker replied; or an error code or a malformed reply came, as from a broker that is starting.
-        KafkaError
-            As `Authenticator.authenticate`.
+        `version`: version of ApiVersions to try first. Any is right; the one that the broker supports saves a round
+        trip.
+        `intended`: the broker that should reply. Brokers before Kafka 4.4 do not compare it with their own ids.
+        Raises `ConnectFailed`: another broker replied; or an error code or a malformed reply came, as from a broker
+        that is starting. `KafkaError`: as `Authenticator.authenticate`.
         """
         try:
             version = self._ask_versions(version, intended, deadline)
@@ -307,22 +274,10 @@ class Connection:
     def send(self, api: Api, version: int, body: dict[str, Any], deadline: Deadline, *, replies: bool = True) -> Reply:
         """Send a request and return without waiting for the reply.
 
-        Parameters
-        ----------
-        api : Api
-        version : int
-            From `choose_version`.
-        body : dict
-        deadline : Deadline
-        replies : bool
-            False if the broker sends no reply (Produce with acks=0).
-
-        Raises
-        ------
-        UsageError
-            The body cannot be encoded.
-        TransportError
-            The connection failed, or other threads were sending until the deadline.
+        `version`: from `choose_version`.
+        `replies`: False if the broker sends no reply (Produce with acks=0).
+        Raises `UsageError`: the body cannot be encoded. `TransportError`: the connection failed, or other threads were
+        sending until the deadline.
         """
 
         def send(free: bool) -> Reply:

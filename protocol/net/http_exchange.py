@@ -39,23 +39,11 @@ def exchange(
 ) -> tuple[int, bytes]:
     """Send a request and return the status and the body of the response.
 
-    Parameters
-    ----------
-    url : urllib.parse.SplitResult
-        With path and query.
-    context : callable
-        Returns the TLS context, for https.
-    max_bytes : int
-        Limit of the body.
-
-    Raises
-    ------
-    ConnectFailed
-        No complete and valid response by the deadline.
-    ssl.SSLCertVerificationError
-        The certificate of the server is not trusted.
-    ConfigurationError
-        A file of the TLS context cannot be read.
+    `url`: with path and query.
+    `context`: returns the TLS context, for https.
+    `max_bytes`: limit of the body.
+    Raises `ConnectFailed`: no complete and valid response by the deadline. `ssl.SSLCertVerificationError`: the
+    certificate of the server is not trusted. `ConfigurationError`: a file of the TLS context cannot be read.
     """
     target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
     try:

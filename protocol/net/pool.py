@@ -47,13 +47,7 @@ Key = tuple[str, int, str, BrokerIdentity | None]
 class ConnectionPool:
     """Connections of one client. Thread-safe.
 
-    Parameters
-    ----------
-    config : ClientConfig
-    clock : Clock
-    is_departed : callable
-        Returns True if an unresponsive address has left the cluster; may send requests to other brokers.
-    sensors : ClientSensors, optional
+    `is_departed`: returns True if an unresponsive address has left the cluster; may send requests to other brokers.
     """
 
     def __init__(
@@ -85,14 +79,9 @@ class ConnectionPool:
     ) -> Connection:
         """Return an open connection after its handshake with the broker `intended`; open one if needed.
 
-        Raises
-        ------
-        TransportError
-            The connection cannot be opened by `deadline`, or the address is in back-off.
-        ProtocolError
-            The peer is not a Kafka broker.
-        SecurityError
-            The client refused the broker, or the broker the client.
+        Raises `TransportError`: the connection cannot be opened by `deadline`, or the address is in back-off.
+        `ProtocolError`: the peer is not a Kafka broker. `SecurityError`: the client refused the broker, or the broker
+        the client.
         """
         key: Key = (host, port, purpose, intended)
         bootstrap_key: Key = (host, port, purpose, None)
@@ -156,10 +145,7 @@ class ConnectionPool:
     def close_departed(self, departed: Collection[Address]) -> set[Address]:
         """Close connections to addresses of former brokers that have been unused for some seconds.
 
-        Returns
-        -------
-        set of Address
-            Addresses in `departed` that still have a connection.
+        Returns the addresses in `departed` that still have a connection.
         """
         with self._lock:
             self._forget_after_fork()

@@ -25,21 +25,12 @@ def ready(
 ) -> list[Reply]:
     """Wait until a reply arrives or fails. Reads available bytes, so `result` of the returned replies does not wait.
 
-    Parameters
-    ----------
-    replies : sequence of Reply
-        The oldest pending reply of each connection, since replies are ordered.
-    timeout_s : float
-        Maximum wait until a reply arrives.
-    deadline : Deadline, optional
-        Limit of requests that ask other brokers about a silent one (`Connection.check_silence`); not sent if None.
-    self_pipe : SelfPipe, optional
-        Ends the wait when woken, and is drained.
-
-    Returns
-    -------
-    list of Reply
-        May be empty: after `timeout_s`, after a wake-up, or if only part of a reply has arrived.
+    `replies`: the oldest pending reply of each connection, since replies are ordered.
+    `timeout_s`: maximum wait until a reply arrives.
+    `deadline`: limit of requests that ask other brokers about a silent one (`Connection.check_silence`); not sent if
+    None.
+    `self_pipe`: ends the wait when woken, and is drained.
+    The result may be empty: after `timeout_s`, after a wake-up, or if only part of a reply has arrived.
     """
     arrived = [reply for reply in replies if reply.poll()]
     if arrived or not (replies or self_pipe):

@@ -39,17 +39,9 @@ _MAX_RECEIVED_BYTES = 262_144
 class TLSStream(ByteStream):
     """TLS on a connected socket; call `handshake` first.
 
-    Parameters
-    ----------
-    sock : socket.socket
-    address : str
-        Name of the peer in messages.
-    context : ssl.SSLContext
-    server_hostname : str, optional
-        Name to verify and to send (SNI).
-    server_side : bool
-    config : TLSConfig
-        Source of `context`, for messages.
+    `address`: name of the peer in messages.
+    `server_hostname`: name to verify and to send (SNI).
+    `config`: source of `context`, for messages.
     """
 
     def __init__(
@@ -197,23 +189,9 @@ def connect_tls(
 ) -> TLSStream:
     """Connect to a broker and perform the TLS handshake.
 
-    Parameters
-    ----------
-    open_socket : callable
-        Opens a TCP connection; called again to diagnose a failed handshake.
-    host : str
-    port : int
-    context : TLSContext
-    deadline : Deadline
-
-    Raises
-    ------
-    TLSFailed
-        The handshake failed.
-    ConfigurationError
-        A store cannot be read.
-    TransportError
-        The connection failed.
+    `open_socket`: opens a TCP connection; called again to diagnose a failed handshake.
+    Raises `TLSFailed`: the handshake failed. `ConfigurationError`: a store cannot be read. `TransportError`: the
+    connection failed.
     """
     address = f"{host}:{port}"
     name = host.rstrip(".")

@@ -60,18 +60,8 @@ class _Request:
 def ask_endpoint(source: TokenEndpoint, config: SaslConfig, deadline: Deadline) -> tuple[str, float | None]:
     """Fetch a token from an endpoint.
 
-    Returns
-    -------
-    token : str
-    lifetime_s : float or None
-        None if the endpoint does not say.
-
-    Raises
-    ------
-    AuthenticationFailed
-        The endpoint refused.
-    ConnectFailed
-        No valid response by the deadline.
+    The second result is the lifetime in seconds; None if the endpoint does not say.
+    Raises `AuthenticationFailed`: the endpoint refused. `ConnectFailed`: no valid response by the deadline.
     """
     url = _parsed(source.url)
     if url.scheme == "http":
@@ -96,27 +86,9 @@ def ask_imds(
 ) -> tuple[str, float | None]:
     """Fetch a token of a managed identity from Azure's metadata endpoint.
 
-    Parameters
-    ----------
-    source : AzureImds
-    resource : str or None
-        The resource to ask for if `source` has no query.
-    config : SaslConfig
-    deadline : Deadline
-
-    Returns
-    -------
-    token : str
-    lifetime_s : float or None
-
-    Raises
-    ------
-    ConfigurationError
-        Neither a query nor a resource.
-    AuthenticationFailed
-        The endpoint refused.
-    ConnectFailed
-        No valid response by the deadline.
+    `resource`: the resource to ask for if `source` has no query.
+    Raises `ConfigurationError`: neither a query nor a resource. `AuthenticationFailed`: the endpoint refused.
+    `ConnectFailed`: no valid response by the deadline.
     """
     query = source.query
     if query is None and resource is not None:

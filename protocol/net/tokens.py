@@ -48,19 +48,9 @@ class Tokens:
     def token(self, source: TokenSource, config: SaslConfig, address: str, deadline: Deadline) -> Token:
         """Return a valid token.
 
-        Parameters
-        ----------
-        source : TokenSource
-        config : SaslConfig
-        address : str
-            Host and port of the broker. Some clouds' sources derive the region or the scope from the host name.
-        deadline : Deadline
-
-        Raises
-        ------
-        AuthenticationFailed, ConfigurationError, TransportError
-            The source gave no token, and the last one has expired. `RequestTimedOut` if another thread was still
-            requesting a token at the deadline.
+        `address`: host and port of the broker. Some clouds' sources derive the region or the scope from the host name.
+        Raises `AuthenticationFailed` or `ConfigurationError` or `TransportError`: the source gave no token, and the
+        last one has expired. `RequestTimedOut` if another thread was still requesting a token at the deadline.
         """
 
         def token(free: bool) -> Token:

@@ -71,10 +71,7 @@ CloudIdentity = AzureImds | AzureIdentity | AwsIam | AwsWebIdentity | GoogleMana
 def cloud_identity(config: SaslConfig) -> CloudIdentity:
     """Return the source of tokens for `config.metadata_type`.
 
-    Raises
-    ------
-    ConfigurationError
-        `sasl.oauthbearer.config` has an unknown, missing or wrong setting.
+    Raises `ConfigurationError`: `sasl.oauthbearer.config` has an unknown, missing or wrong setting.
     """
     text = "" if config.metadata_config is None else config.metadata_config.reveal()
     make, names = _TYPES[config.metadata_type]
@@ -89,10 +86,7 @@ def cloud_identity(config: SaslConfig) -> CloudIdentity:
 def name_value_pairs(name: str, text: str) -> dict[str, str]:
     """Parse `name=value,name=value`; a backslash before a character keeps it, as in librdkafka.
 
-    Raises
-    ------
-    ConfigurationError
-        A part has no name or no `=`; the message contains no value.
+    Raises `ConfigurationError`: a part has no name or no `=`; the message contains no value.
     """
     pairs = [part.strip().partition("=") for part in _split(text)]
     if not all(pair and equals for pair, equals, _ in pairs):

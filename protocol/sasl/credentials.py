@@ -97,15 +97,8 @@ _OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAcce
 def credentials(config: SaslConfig) -> Credentials | None:
     """Return the credentials of `config`.
 
-    Returns
-    -------
-    Credentials or None
-        None if a property with several settings is an unresolved reference: call again with `config.resolved()`.
-
-    Raises
-    ------
-    ConfigurationError
-        A property is missing or wrong; the message names it.
+    Returns None if a property with several settings is an unresolved reference: call again with `config.resolved()`.
+    Raises `ConfigurationError`: a property is missing or wrong; the message names it.
     """
     mechanism = config.mechanism
     if mechanism is None:
@@ -207,10 +200,7 @@ def _cloud_identity(config: SaslConfig, mechanism: str) -> CloudIdentity:
 def sasl_extensions(config: SaslConfig) -> Mapping[str, str]:
     """Return the SASL extensions of `sasl.oauthbearer.extensions`, to send with any token.
 
-    Raises
-    ------
-    ConfigurationError
-        The property is not name=value,name=value.
+    Raises `ConfigurationError`: the property is not name=value,name=value.
     """
     if config.extensions is None:
         return {}

@@ -39,10 +39,7 @@ _MAX_SHOWN = 200
 def plain(username: Secret, password: Secret) -> Exchange:
     """Authenticate with a password by PLAIN (RFC 4616), which sends it as plain text.
 
-    Raises
-    ------
-    ConfigurationError
-        The name or the password contains a NUL, which the message cannot contain.
+    Raises `ConfigurationError`: the name or the password contains a NUL, which the message cannot contain.
     """
     if any("\0" in part.reveal() for part in (username, password)):
         raise ConfigurationError("the user's name or password contains a NUL, which PLAIN cannot carry.")
@@ -65,21 +62,12 @@ def scram(
 ) -> Exchange:
     """Authenticate with a password.
 
-    Parameters
-    ----------
-    hash_name
-        "sha256" or "sha512", as in `hashlib`.
-    username, password
-        Credentials, or a delegation token's id and HMAC.
-    token_auth
-        The credentials are a delegation token.
-    nonce
-        Client nonce for tests; None for a random one.
-
-    Raises
-    ------
-    AuthenticationFailed
-        The broker refused, sent an invalid message, or did not prove that it knows the password.
+    `hash_name`: "sha256" or "sha512", as in `hashlib`.
+    `username`, `password`: credentials, or a delegation token's id and HMAC.
+    `token_auth`: the credentials are a delegation token.
+    `nonce`: client nonce for tests; None for a random one.
+    Raises `AuthenticationFailed`: the broker refused, sent an invalid message, or did not prove that it knows the
+    password.
     """
     nonce = nonce or secrets.token_urlsafe(24)
     name = username.reveal().replace("=", "=3D").replace(",", "=2C")
@@ -145,19 +133,10 @@ _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
     """Authenticate with a token.
 
-    Parameters
-    ----------
-    token
-        The bearer token.
-    extensions
-        SASL extensions to send with the token (KIP-342).
-
-    Raises
-    ------
-    ConfigurationError
-        The token or an extension has invalid characters.
-    AuthenticationFailed
-        The broker refused the token.
+    `token`: the bearer token.
+    `extensions`: SASL extensions to send with the token (KIP-342).
+    Raises `ConfigurationError`: the token or an extension has invalid characters. `AuthenticationFailed`: the broker
+    refused the token.
     """
     refusal = yield _initial_response(token, extensions)
     if refusal:
@@ -209,21 +188,10 @@ _KRB5_KDC_UNREACH = -1765328228
 def kerberos(credentials: Kerberos, host: str) -> Exchange:
     """Authenticate with Kerberos.
 
-    Parameters
-    ----------
-    credentials
-        Service name of the brokers, and optionally principal and keytab.
-    host
-        The broker's host name, as in its principal.
-
-    Raises
-    ------
-    ConfigurationError
-        The package is missing, or the keytab cannot be read.
-    ConnectFailed
-        No KDC is reachable.
-    AuthenticationFailed
-        Kerberos or the broker refused.
+    `credentials`: service name of the brokers, and optionally principal and keytab.
+    `host`: the broker's host name, as in its principal.
+    Raises `ConfigurationError`: the package is missing, or the keytab cannot be read. `ConnectFailed`: no KDC is
+    reachable. `AuthenticationFailed`: Kerberos or the broker refused.
     """
     try:
         import gssapi

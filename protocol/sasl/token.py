@@ -62,10 +62,7 @@ def jwt_expiry_s(text: str) -> float | None:
 def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:
     """Create the token that the options of Java's `OAuthBearerUnsecuredLoginCallbackHandler` describe.
 
-    Raises
-    ------
-    ConfigurationError
-        A numeric option is not a number.
+    Raises `ConfigurationError`: a numeric option is not a number.
     """
     try:
         lifetime_s = int(options.get(f"{_UNSECURED}LifetimeSeconds", "3600"))

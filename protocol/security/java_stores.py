@@ -35,17 +35,9 @@ _JVM_OPTIONS = ("-J-Duser.language=en", "-J-Dfile.encoding=UTF-8", "-J-XX:Tiered
 def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
     """Return all certificates of a trust store as PEM.
 
-    Parameters
-    ----------
-    path, data
-        The store's path and content.
-    password
-        The store's password; optional for JKS.
-
-    Raises
-    ------
-    ConfigurationError
-        The store cannot be read.
+    `path`, `data`: the store's path and content.
+    `password`: the store's password; optional for JKS.
+    Raises `ConfigurationError`: the store cannot be read.
     """
     if not data.startswith(_JKS) and has_cryptography():
         certificates = _pkcs12(path, data, password)
@@ -61,17 +53,9 @@ def trusted_certificates(path: str, data: bytes, password: str | None) -> str:
 def key_and_chain(path: str, data: bytes, password: str | None, key_password: str | None) -> tuple[str, str]:
     """Return the (first) key of a store, and its certificate followed by those of its CAs, as PEM.
 
-    Parameters
-    ----------
-    path, data
-        The store's path and content.
-    password, key_password
-        Passwords of the store and of the key in it.
-
-    Raises
-    ------
-    ConfigurationError
-        The store cannot be read, has no key, or the package `cryptography` is missing.
+    `path`, `data`: the store's path and content.
+    `password`, `key_password`: passwords of the store and of the key in it.
+    Raises `ConfigurationError`: the store cannot be read, has no key, or the package `cryptography` is missing.
     """
     if not has_cryptography():
         raise ConfigurationError(

@@ -52,10 +52,7 @@ def _file_state(path: str) -> tuple[int, int, int] | None:
 def read_trust_store(config: TLSConfig) -> str | None:
     """Return the certificates of the trusted CAs as PEM; None if none are configured.
 
-    Raises
-    ------
-    ConfigurationError
-        The trust store cannot be read, or has no certificate.
+    Raises `ConfigurationError`: the trust store cannot be read, or has no certificate.
     """
     if config.truststore_certificates is not None:
         return _certificates("ssl.truststore.certificates", resolve_references(config.truststore_certificates.reveal()))
@@ -73,10 +70,7 @@ def read_trust_store(config: TLSConfig) -> str | None:
 def read_key_pair(config: TLSConfig) -> KeyPair | None:
     """Return the client's certificate and key; None if none are configured.
 
-    Raises
-    ------
-    ConfigurationError
-        The key store cannot be read, or does not have exactly one key and its certificate.
+    Raises `ConfigurationError`: the key store cannot be read, or does not have exactly one key and its certificate.
     """
     name, key_name = "ssl.keystore.certificate.chain", "ssl.keystore.key"
     chain, key = _reveal(config.keystore_certificate_chain), _reveal(config.keystore_key)

@@ -160,15 +160,8 @@ def parse_tls(values: Mapping[str, Any]) -> TLSConfig:
     As in Java's client (`DefaultSslEngineFactory`), a setting must not be given twice, or in part. Logs
     a warning (once) if the verification of host names is off.
 
-    Parameters
-    ----------
-    values
-        Parsed values by field of `TLSConfig`.
-
-    Raises
-    ------
-    ConfigurationError
-        Settings contradict each other, or one is missing.
+    `values`: parsed values by field of `TLSConfig`.
+    Raises `ConfigurationError`: settings contradict each other, or one is missing.
     """
     config = TLSConfig(**values)
     key, chain = "ssl.keystore.key", "ssl.keystore.certificate.chain"

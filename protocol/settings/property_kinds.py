@@ -28,16 +28,10 @@ _MAX_SHOWN = 200
 class Kind:
     """A kind of value.
 
-    Attributes
-    ----------
-    allowed : str
-        Description of the allowed values, for errors and documentation.
-    parse : callable
-        Converts text to the value; raises `ValueError` if the text is not allowed.
-    secret : bool
-        Hide the value in errors. The `ValueError` must not contain it either.
-    exact : bool
-        Keep blanks at both ends of the text.
+    `allowed`: description of the allowed values, for errors and documentation.
+    `parse`: converts text to the value; raises `ValueError` if the text is not allowed.
+    `secret`: hide the value in errors. The `ValueError` must not contain it either.
+    `exact`: keep blanks at both ends of the text.
     """
 
     allowed: str
@@ -84,14 +78,9 @@ def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, An
 def one_of(*words: str, meanings: Mapping[str, Any] | None = None, otherwise: str = "") -> Kind:
     """Make the kind of a fixed set of words, ignoring case.
 
-    Parameters
-    ----------
-    *words : str
-        Words that are their own values.
-    meanings : mapping, optional
-        Further words and their values.
-    otherwise : str
-        Explanation in the error for any other word.
+    `*words`: words that are their own values.
+    `meanings`: further words and their values.
+    `otherwise`: explanation in the error for any other word.
     """
     meanings_by_word: dict[str, Any] = {**{word: word for word in words}, **(meanings or {})}
     by_lower = {word.lower(): meaning for word, meaning in meanings_by_word.items()}

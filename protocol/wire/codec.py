@@ -46,10 +46,7 @@ def decoder(schema: Struct, version: int, flexible: bool) -> Decode:
 
     Fields absent in this version have their default.
 
-    Raises
-    ------
-    Truncated, Corrupt
-        Raised by the returned function for invalid bytes.
+    The returned function raises `Truncated` or `Corrupt` for invalid bytes.
     """
     return _struct_decoder(schema, version, flexible)
 
@@ -58,11 +55,8 @@ def decoder(schema: Struct, version: int, flexible: bool) -> Decode:
 def encoder(schema: Struct, version: int, flexible: bool) -> Encode:
     """Return a function that writes a mapping to a `Writer`; missing keys mean the defaults.
 
-    Raises
-    ------
-    UsageError
-        Raised by the returned function: a key is unknown; a value has the wrong type or range; a value is None and
-        this version has no null; or a field is absent in this version, not ignorable and not its default.
+    The returned function raises `UsageError`: a key is unknown; a value has the wrong type or range; a value
+    is None and this version has no null; or a field is absent in this version, not ignorable and not its default.
     """
     return _struct_encoder(schema, version, flexible, "")
 

@@ -46,24 +46,11 @@ def decode_versioned(schema: Struct, last_version: int, data: BytesLike) -> tupl
     A version above `last_version` is read as `last_version`: later versions only add fields at the end, and the
     remaining bytes are ignored.
 
-    Parameters
-    ----------
-    schema
-        `SUBSCRIPTION` or `ASSIGNMENT`.
-    last_version
-        The newest version that `schema` describes.
-    data
-        The embedded bytes.
-
-    Returns
-    -------
-    tuple
-        The version as written, and the struct as a dict.
-
-    Raises
-    ------
-    Truncated, Corrupt
-        The bytes are invalid.
+    `schema`: `SUBSCRIPTION` or `ASSIGNMENT`.
+    `last_version`: the newest version that `schema` describes.
+    `data`: the embedded bytes.
+    Returns the version as written, and the struct as a dict.
+    Raises `Truncated` or `Corrupt`: the bytes are invalid.
     """
     reader = Reader(data)
     version = reader.int16()

@@ -28,12 +28,8 @@ def encode_request(
 
     Byte fields of 4 KiB and more are referenced, not copied: do not change them until the buffers are sent.
 
-    Raises
-    ------
-    UsageError
-        The body does not fit the schema.
-    UnsupportedVersion
-        The version is outside `api.first..api.last`.
+    Raises `UsageError`: the body does not fit the schema. `UnsupportedVersion`: the version is outside
+    `api.first..api.last`.
     """
     _check_version(api, version)
     writer = Writer()
@@ -79,22 +75,10 @@ def decode_response(api: Api, version: int, frame: BytesLike) -> Value:
     A broker that does not support the client's version of ApiVersions replies with error 35 in the layout of
     version 0. The reply is decoded as version 0.
 
-    Parameters
-    ----------
-    api, version
-        API and version of the request.
-    frame
-        The response without its size.
-
-    Returns
-    -------
-    dict
-        Every field of the schema; byte fields are views of `frame`.
-
-    Raises
-    ------
-    Truncated, Corrupt
-        The bytes are invalid.
+    `api`, `version`: API and version of the request.
+    `frame`: the response without its size.
+    Returns every field of the schema; byte fields are views of `frame`.
+    Raises `Truncated` or `Corrupt`: the bytes are invalid.
     """
     _check_version(api, version)
     return _in_context(f"{api.name} v{version} response", _decode_response, api, version, frame)  # type: ignore[no-any-return]
@@ -120,25 +104,12 @@ def _refused(reader: Reader) -> bool:
 def decode_request(frame: BytesLike, *, exact: bool = True) -> tuple[Api, int, int, str | None, Value]:
     """Decode a request.
 
-    Parameters
-    ----------
-    frame
-        The request without its size.
-    exact
-        Raise `Corrupt` for bytes after the body. Brokers ignore them, and librdkafka's Metadata v13 has some.
-
-    Returns
-    -------
-    tuple
-        `(api, version, correlation_id, client_id, body)`.
-
-    Raises
-    ------
-    UnsupportedVersion
-        The API or version is not supported here; a broker replies to such an ApiVersions request with error 35. The
-        error's context has `api_key`, `version` and `correlation_id`.
-    Truncated, Corrupt
-        The bytes are invalid.
+    `frame`: the request without its size.
+    `exact`: raise `Corrupt` for bytes after the body. Brokers ignore them, and librdkafka's Metadata v13 has some.
+    Returns `(api, version, correlation_id, client_id, body)`.
+    Raises `UnsupportedVersion`: the API or version is not supported here; a broker replies to such an ApiVersions
+    request with error 35. The error's context has `api_key`, `version` and `correlation_id`. `Truncated` or `Corrupt`:
+    the bytes are invalid.
     """
     from protocol.wire.registry import API_BY_KEY  # local, so that a client imports only the messages it uses
 

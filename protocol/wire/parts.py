@@ -38,18 +38,11 @@ _NAMES = ("topic", "member", "resource", "user", "feature", "log_dir")
 class Part(NamedTuple):
     """A reply as a whole, or one of its rows.
 
-    Attributes
-    ----------
-    fields
-        The decoded reply or row.
-    code
-        Its error code.
-    partition
-        `(topic, partition)` if the row is about a partition.
-    parent_context
-        Context of the enclosing rows, such as the topic.
-    key_fields
-        `(field, context key)` pairs of this row; `context` combines them with `parent_context`.
+    `fields`: the decoded reply or row.
+    `code`: its error code.
+    `partition`: `(topic, partition)` if the row is about a partition.
+    `parent_context`: context of the enclosing rows, such as the topic.
+    `key_fields`: `(field, context key)` pairs of this row; `context` combines them with `parent_context`.
     """
 
     fields: Mapping[str, Any]

@@ -61,23 +61,15 @@ class Struct:
 class Field:
     """One field of a struct.
 
-    Attributes
-    ----------
-    name, type
-        Name (in snake case) and type.
-    since, until
-        First and last message version with the field; `until=None` for all later ones.
-    nullable_since
-        First version in which the value may be None; None for never.
-    default
-        Value when absent; `...` for the zero of its type (0, "", an empty list, a struct of defaults; None for
-        records).
-    tag, tag_since
-        From version `tag_since` on, the field is a tagged field with this number, sent only if not the default.
-    ignorable
-        In a version without this field a value is dropped; if False, it raises `UsageError`.
-    doc
-        The field's meaning.
+    `name`, `type`: name (in snake case) and type.
+    `since`, `until`: first and last message version with the field; `until=None` for all later ones.
+    `nullable_since`: first version in which the value may be None; None for never.
+    `default`: value when absent; `...` for the zero of its type (0, "", an empty list, a struct of defaults; None for
+    records).
+    `tag`, `tag_since`: from version `tag_since` on, the field is a tagged field with this number, sent only if not the
+    default.
+    `ignorable`: in a version without this field a value is dropped; if False, it raises `UsageError`.
+    `doc`: the field's meaning.
     """
 
     name: str
@@ -127,21 +119,13 @@ THROTTLE_TIME = Field("throttle_time_ms", "int32", doc="ms for which a quota thr
 class Api:
     """A request and its response in all versions that this client supports.
 
-    Attributes
-    ----------
-    key, name
-        Kafka's API key and name.
-    request, response
-        Schemas of both bodies.
-    first, last
-        Range of supported versions.
-    flexible_since
-        First version with compact lengths and tagged fields; None if no version has them.
-    route
-        The broker to send the request to.
-    coordinator_key_field
-        Request field with the key of the coordinator; "" for the usual field: `group_id` of `Route.GROUP`,
-        `transactional_id` of `Route.TRANSACTION`.
+    `key`, `name`: Kafka's API key and name.
+    `request`, `response`: schemas of both bodies.
+    `first`, `last`: range of supported versions.
+    `flexible_since`: first version with compact lengths and tagged fields; None if no version has them.
+    `route`: the broker to send the request to.
+    `coordinator_key_field`: request field with the key of the coordinator; "" for the usual field: `group_id` of
+    `Route.GROUP`, `transactional_id` of `Route.TRANSACTION`.
     """
 
     key: int
@@ -157,10 +141,7 @@ class Api:
     def coordinator_key(self, body: Mapping[str, Any]) -> str | None:
         """Return the group or transactional id of a request; None if it is null, or the request needs no coordinator.
 
-        Raises
-        ------
-        UsageError
-            The request has several ids (or none), which may have different coordinators.
+        Raises `UsageError`: the request has several ids (or none), which may have different coordinators.
         """
         if self.route not in _COORDINATOR_KEY_FIELDS:
             return None
@@ -229,19 +210,11 @@ def choose_version(
 ) -> int:
     """Return the highest version that satisfies the client, the broker and the call.
 
-    Parameters
-    ----------
-    api
-        The API to call.
-    broker
-        API key to the (lowest, highest) version that the broker supports.
-    at_least, at_most
-        Range that the call requires; ListOffsets, for example, needs v7 for the offset of the maximum timestamp.
-
-    Raises
-    ------
-    UnsupportedVersion
-        No version satisfies all; the message names the ranges.
+    `api`: the API to call.
+    `broker`: API key to the (lowest, highest) version that the broker supports.
+    `at_least`, `at_most`: range that the call requires; ListOffsets, for example, needs v7 for the offset of the
+    maximum timestamp.
+    Raises `UnsupportedVersion`: no version satisfies all; the message names the ranges.
     """
     supported = broker.get(api.key)
     if supported is not None:
