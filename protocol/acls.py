@@ -77,17 +77,9 @@ _GRANTS: Mapping[tuple[str, str], str] = {
 def missing_right(code: int, context: Mapping[str, Any]) -> str | None:
     """Return the missing ACL, such as `"Read on Topic orders"`, and one that the requests after it need, too.
 
-    Parameters
-    ----------
-    code : int
-        Kafka's error code of the refusal.
-    context : mapping
-        Context of the error; the keys `api`, `topic`, `group` and `transactional_id` are used.
-
-    Returns
-    -------
-    str or None
-        None if `code` is not an authorisation error.
+    `code`: Kafka's error code of the refusal.
+    `context`: context of the error; the keys `api`, `topic`, `group` and `transactional_id` are used.
+    Returns None if `code` is not an authorisation error.
     """
     if code not in CODES:
         return None

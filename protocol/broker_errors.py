@@ -224,23 +224,13 @@ class ErrorCode(IntEnum):
 class ErrorRow:
     """The meaning of one error code.
 
-    Attributes
-    ----------
-    code : int
-    name : str
-        Kafka's name of the code.
-    text : str
-        One line for people.
-    retriable : bool
-        The same request may succeed later.
-    soon : bool
-        Retry after a few milliseconds instead of `retry.backoff.ms`.
-    refresh : Refresh
-        State to refresh before the retry.
-    group_effect : GroupEffect
-        Effect on group members and committers.
-    transaction_effect : TransactionEffect
-        Effect on transactional producers.
+    `name`: Kafka's name of the code.
+    `text`: one line for people.
+    `retriable`: the same request may succeed later.
+    `soon`: retry after a few milliseconds instead of `retry.backoff.ms`.
+    `refresh`: state to refresh before the retry.
+    `group_effect`: effect on group members and committers.
+    `transaction_effect`: effect on transactional producers.
     """
 
     code: int
@@ -264,20 +254,10 @@ def error_row(code: int) -> ErrorRow:
 def broker_error(code: int, message: str, **context: Any) -> BrokerError:
     """Build the exception for a reply with an error code.
 
-    Parameters
-    ----------
-    code : int
-        Kafka's error code; its name and text are appended to the message.
-    message : str
-        The failed operation, with topic, partition, host:port, API and version where known.
-    **context
-        Kept in `context` of the exception, beside `code` and `name`. With `api` (the name of the request), the message
-        of an authorisation error names the missing ACL.
-
-    Returns
-    -------
-    BrokerError
-        To raise, or to keep as a cause.
+    `code`: Kafka's error code; its name and text are appended to the message.
+    `message`: the failed operation, with topic, partition, host:port, API and version where known.
+    `**context`: kept in `context` of the exception, beside `code` and `name`. With `api` (the name of the request), the
+    message of an authorisation error names the missing ACL.
     """
     row = error_row(code)
     right = missing_right(code, context)

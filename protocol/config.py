@@ -46,15 +46,8 @@ _MAX_IN_FLIGHT_IF_IDEMPOTENT = 5  # a broker remembers the last five batches of 
 class ClientConfig:
     """Connection to a cluster, as parsed by `parse_client`.
 
-    Attributes
-    ----------
-    bootstrap_servers : tuple of (str, int)
-        (host, port) pairs, in the order in which to try them.
-    tls : TLSConfig
-    sasl : SaslConfig
+    `bootstrap_servers`: (host, port) pairs, in the order in which to try them.
 
-    Notes
-    -----
     The other attributes are Kafka's client properties of the same name, with `_` for `.`.
     """
 
@@ -126,14 +119,9 @@ class ConsumerConfig:
 class ProducerConfig:
     """How to write records; Kafka's producer properties with `_` for `.`.
 
-    Attributes
-    ----------
-    acks : {-1, 0, 1}
-        -1: all in-sync replicas.
-    compression_level : int or None
-        None: the codec's default.
-    linger_ms : int or None
-        None: send a record batch only when it is full or flushed.
+    `acks` ({-1, 0, 1}): -1: all in-sync replicas.
+    `compression_level`: None: the codec's default.
+    `linger_ms`: None: send a record batch only when it is full or flushed.
     """
 
     acks: Literal[-1, 0, 1] = -1
@@ -175,10 +163,7 @@ class ProducerConfig:
 def named_properties(properties: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
     """Return properties with those given by keyword, whose names have underscores for dots: `bootstrap_servers`.
 
-    Raises
-    ------
-    UsageError
-        `properties` is no mapping, such as the address of a broker.
+    Raises `UsageError`: `properties` is no mapping, such as the address of a broker.
     """
     if not isinstance(properties, Mapping | None):
         kind = type(properties).__name__
@@ -190,15 +175,9 @@ def named_properties(properties: Mapping[str, object] | None, named: Mapping[str
 def parse_client(properties: Mapping[str, object]) -> ClientConfig:
     """Parse the connection part of Kafka's properties.
 
-    Parameters
-    ----------
-    properties : mapping
-        Kafka's names; values are text, numbers or booleans. Properties of consumers and producers are skipped.
-
-    Raises
-    ------
-    ConfigurationError
-        A property has a wrong value, is forbidden, or conflicts with another property.
+    `properties`: Kafka's names; values are text, numbers or booleans. Properties of consumers and producers are
+    skipped.
+    Raises `ConfigurationError`: a property has a wrong value, is forbidden, or conflicts with another property.
     """
     values = read(properties, Role.CLIENT)
     if "bootstrap_servers" not in values:
@@ -242,16 +221,9 @@ def _resolve_sasl(values: dict[str, Any]) -> None:
 def parse_consumer(properties: Mapping[str, object]) -> ConsumerConfig:
     """Parse the consumer part of Kafka's properties.
 
-    Parameters
-    ----------
-    properties : mapping
-        Kafka's names; values are text, numbers or booleans; `partition.assignment.strategy` may also have
-        `PartitionAssignor`s. A producer property logs one warning.
-
-    Raises
-    ------
-    ConfigurationError
-        A property has a wrong value, is forbidden, or conflicts with another property.
+    `properties`: Kafka's names; values are text, numbers or booleans; `partition.assignment.strategy` may also have
+    `PartitionAssignor`s. A producer property logs one warning.
+    Raises `ConfigurationError`: a property has a wrong value, is forbidden, or conflicts with another property.
     """
     strategy = properties.get(_STRATEGY)
     values = read({name: value for name, value in properties.items() if name != _STRATEGY}, Role.CONSUMER)
@@ -313,18 +285,9 @@ def _check_membership(config: ConsumerConfig, properties: Mapping[str, object]) 
 def parse_producer(properties: Mapping[str, object]) -> ProducerConfig:
     """Parse the producer part of Kafka's properties.
 
-    Parameters
-    ----------
-    properties : mapping
-        Kafka's names; values are text, numbers or booleans. A consumer property logs one warning.
+    `properties`: Kafka's names; values are text, numbers or booleans. A consumer property logs one warning.
+    Raises `ConfigurationError`: a property has a wrong value, is forbidden, or conflicts with another property.
 
-    Raises
-    ------
-    ConfigurationError
-        A property has a wrong value, is forbidden, or conflicts with another property.
-
-    Notes
-    -----
     As in Java's producer, idempotence by default is switched off if acks, retries or
     max.in.flight.requests.per.connection rule it out, and the default of delivery.timeout.ms grows with linger.ms and
     request.timeout.ms.

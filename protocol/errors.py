@@ -17,13 +17,8 @@ from typing import Any
 def rename_properties(text: str, names: Iterable[str], rename: Callable[[str], str]) -> str:
     """Replace names of Kafka properties in a text by those of an integration, such as options of a Spark source.
 
-    Parameters
-    ----------
-    text : str
-    names : iterable of str
-        The properties in the text.
-    rename : callable
-        Converts a name: `group.id` to `kafka.group.id`, for example.
+    `names`: the properties in the text.
+    `rename`: converts a name: `group.id` to `kafka.group.id`, for example.
     """
     for name in sorted(names):
         text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", lambda match: rename(match[0]), text)

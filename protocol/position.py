@@ -76,12 +76,8 @@ class Position:
 class RecordPositions:
     """The positions of consecutive records, for commits at any offset among them.
 
-    Attributes
-    ----------
-    start : Position
-        The position before the first record.
-    epoch_changes : tuple of (int, int)
-        Offset from which on record batches have another leader epoch, and this epoch; ascending.
+    `start`: the position before the first record.
+    `epoch_changes`: offset from which on record batches have another leader epoch, and this epoch; ascending.
     """
 
     start: Position

@@ -261,18 +261,10 @@ BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     """Parse the properties of one role into a dict by field name.
 
-    Parameters
-    ----------
-    properties : mapping
-        Kafka's names; values are text, numbers or booleans.
-    role : Role
-        Properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
-
-    Raises
-    ------
-    ConfigurationError
-        A property is forbidden or not supported yet, has a wrong value, or is a misspelling of a property that applies.
-        Any other unknown property is only a warning, as with Kafka's own clients.
+    `properties`: Kafka's names; values are text, numbers or booleans.
+    `role`: properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
+    Raises `ConfigurationError`: a property is forbidden or not supported yet, has a wrong value, or is a misspelling of
+    a property that applies. Any other unknown property is only a warning, as with Kafka's own clients.
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():

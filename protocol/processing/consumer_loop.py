@@ -50,20 +50,12 @@ _GAP_LANES = 32
 class LoopConfig:
     """Parameters of `Processor` for its polling threads.
 
-    Attributes
-    ----------
-    order : {"key", "partition", "none"}
-    lanes : int
-        Number of lanes per partition, for the order by key.
-    batch_size : int or None
-        Records per call of the handler; None: single records.
-    max_in_flight : int
-        Records read and not committable, over all partitions of a consumer.
-    max_in_flight_bytes : int
-        The same in bytes.
-    drain_timeout_ms : float
-        The longest wait for running handlers in a rebalance and at the end.
-    commit_interval_ms : float
+    `order`: {"key", "partition", "none"}.
+    `lanes`: number of lanes per partition, for the order by key.
+    `batch_size`: records per call of the handler; None: single records.
+    `max_in_flight`: records read and not committable, over all partitions of a consumer.
+    `max_in_flight_bytes`: the same in bytes.
+    `drain_timeout_ms`: the longest wait for running handlers in a rebalance and at the end.
     """
 
     order: Order
@@ -79,18 +71,11 @@ class LoopConfig:
 class _Assigned:
     """An assigned partition.
 
-    Attributes
-    ----------
-    staged
-        The offset of the last commit that has not failed.
-    paused
-        Paused by the loop.
-    earlier
-        The same partition in earlier assignments, with handlers that had not returned in time.
-    turn
-        Lane of the next record without a key.
-    polled
-        Batches with unfinished records, and perhaps others.
+    `staged`: the offset of the last commit that has not failed.
+    `paused`: paused by the loop.
+    `earlier`: the same partition in earlier assignments, with handlers that had not returned in time.
+    `turn`: lane of the next record without a key.
+    `polled`: batches with unfinished records, and perhaps others.
     """
 
     lanes: LanePartition = field(default_factory=LanePartition)
@@ -110,15 +95,8 @@ class _Assigned:
 class ConsumerLoop:
     """Polls one consumer; for one thread.
 
-    Parameters
-    ----------
-    consumer : KafkaConsumer
-    pool : WorkerPool
-    config : LoopConfig
-    closing : Event
-        Set to end `run`.
-    listener : ConsumerRebalanceListener or None
-        The user's, called after the loop has handled a rebalance.
+    `closing`: set to end `run`.
+    `listener`: the user's, called after the loop has handled a rebalance.
     """
 
     def __init__(

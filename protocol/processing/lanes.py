@@ -30,16 +30,10 @@ _MIX = np.uint32(2654435761)
 class LanePartition:
     """The lanes of one assigned partition.
 
-    Attributes
-    ----------
-    dropped : bool
-        True after `Lanes.drop`: no further run is taken, and threads stop their current ones early.
-    retries : bool
-        False: the first failure drops the partition.
-    failed : bool
-        True if it was dropped with rows that have failed and are not retried.
-    running : int
-        Number of taken runs.
+    `dropped`: True after `Lanes.drop`: no further run is taken, and threads stop their current ones early.
+    `retries`: False: the first failure drops the partition.
+    `failed`: True if it was dropped with rows that have failed and are not retried.
+    `running`: number of taken runs.
     """
 
     __slots__ = ("dropped", "failed", "retries", "running", "waiting")
@@ -55,21 +49,11 @@ class LanePartition:
 class Run(Generic[B]):
     """Rows of a batch to be handled in order.
 
-    Attributes
-    ----------
-    partition : LanePartition
-    batch : object
-        The batch of the rows.
-    rows : deque of int
-        Rows that no handler has begun. While the run is taken, idle threads may remove rows from the right end, to
-        handle them.
-    lane : int or None
-    attempts : int
-        Failed attempts at the first row, or at all rows if they are handled together.
-    failing_since_s : float
-        Time of the first failed attempt.
-    bisected : bool
-        True if a larger run with these rows has failed.
+    `rows`: rows that no handler has begun. While the run is taken, idle threads may remove rows from the right end, to
+    handle them.
+    `attempts`: failed attempts at the first row, or at all rows if they are handled together.
+    `failing_since_s`: time of the first failed attempt.
+    `bisected`: True if a larger run with these rows has failed.
     """
 
     __slots__ = ("attempts", "batch", "bisected", "failing_since_s", "lane", "partition", "rows")
@@ -181,14 +165,9 @@ class Lanes(Generic[B]):
 def split_by_key(keys: pa.Array, lanes: int, turn: int = 0) -> Iterator[tuple[int, list[int]]]:
     """Yield each lane that has rows, and these rows in order.
 
-    Parameters
-    ----------
-    keys : pa.BinaryArray
-        Equal keys are in the same lane.
-    lanes : int
-        Number of lanes.
-    turn : int
-        Rows with a null key have no order: they are spread over the lanes, from this one on.
+    `keys` (pa.BinaryArray): equal keys are in the same lane.
+    `lanes`: number of lanes.
+    `turn`: rows with a null key have no order: they are spread over the lanes, from this one on.
     """
     lane = lanes_of(keys, lanes, turn)
     order = np.argsort(lane, kind="stable")

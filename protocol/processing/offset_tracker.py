@@ -101,14 +101,9 @@ class OffsetTracker:
         If they begin before the end of the last batch, the records from there on no longer count, and none do if the
         batch is of another topic.
 
-        Parameters
-        ----------
-        offsets : ndarray of int64
-            At least one, ascending.
-        size_bytes : int
-            Memory that the batch holds until all of its records are finished.
-        positions : RecordPositions, optional
-            Their positions, for the offsets to commit.
+        `offsets` (ndarray of int64): at least one, ascending.
+        `size_bytes`: memory that the batch holds until all of its records are finished.
+        `positions`: their positions, for the offsets to commit.
         """
         positions = positions or RecordPositions(Position(int(offsets[0])))
         self.truncate(positions.at(int(offsets[0])))

@@ -58,19 +58,11 @@ class ProcessorMetrics:
 class WorkerPool:
     """Threads that handle runs; thread-safe.
 
-    Parameters
-    ----------
-    handler : callable
-        Called with a `ConsumerMessage`; with `whole_runs` with a `ConsumerBatch`.
-    threads : int
-    whole_runs : bool
-        Call the handler once per run instead of once per record.
-    retry : RetryPolicy
-    recover : callable or None
-        Called in the thread of the handler with a record that has failed for good. None: the failure stops the pool.
-    on_failure : callable
-        Called with the exception that has stopped the pool.
-    clock : Clock
+    `handler`: called with a `ConsumerMessage`; with `whole_runs` with a `ConsumerBatch`.
+    `whole_runs`: call the handler once per run instead of once per record.
+    `recover`: called in the thread of the handler with a record that has failed for good. None: the failure stops the
+    pool.
+    `on_failure`: called with the exception that has stopped the pool.
     """
 
     def __init__(

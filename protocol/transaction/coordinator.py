@@ -56,22 +56,11 @@ def init_producer_id(
 ) -> TransactionalIdentity:
     """Initialize a transactional id, and return its next identity.
 
-    Parameters
-    ----------
-    client : Client
-    transactional_id : str
-    transaction_timeout_ms : int
-        The coordinator aborts transactions that are open for longer.
-    deadline : Deadline
-    identity : TransactionalIdentity, optional
-        None fences all older producers, and waits until their open transaction is aborted. Otherwise the caller's
-        identity: its epoch is bumped, but only if no other producer was initialized after it. It must have no open
-        transaction (KIP-360).
-
-    Returns
-    -------
-    TransactionalIdentity
-        After epoch 32766 it has another producer id.
+    `transaction_timeout_ms`: the coordinator aborts transactions that are open for longer.
+    `identity`: None fences all older producers, and waits until their open transaction is aborted. Otherwise the
+    caller's identity: its epoch is bumped, but only if no other producer was initialized after it. It must have no open
+    transaction (KIP-360).
+    After epoch 32766 the new identity has another producer id.
     """
     body = {"transactional_id": transactional_id, "transaction_timeout_ms": transaction_timeout_ms}
     at_least = 0
@@ -117,22 +106,9 @@ def add_offsets(
 
     Sends AddOffsetsToTxn, unless `v2`, and then TxnOffsetCommit.
 
-    Parameters
-    ----------
-    client : Client
-    identity : TransactionalIdentity
-    group : str
-    offsets : mapping of TopicPartition to CommittedOffset
-    deadline : Deadline
-    member : GroupMember
-        The group refuses the offsets of a member that it has removed or fenced.
-    v2 : bool, optional
-        Result of `speaks_v2`; None: call it.
-
-    Raises
-    ------
-    TopicRecreated
-        An offset belongs to a deleted topic, and a new topic has its name.
+    `member`: the group refuses the offsets of a member that it has removed or fenced.
+    `v2`: result of `speaks_v2`; None: call it.
+    Raises `TopicRecreated`: an offset belongs to a deleted topic, and a new topic has its name.
     """
     if v2 is None:
         v2 = speaks_v2(client, identity.transactional_id, deadline)

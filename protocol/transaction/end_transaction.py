@@ -37,16 +37,10 @@ class TransactionOutcome(Enum):
 class EndedTransaction:
     """The result of ending one transaction.
 
-    Attributes
-    ----------
-    outcome : TransactionOutcome
-    identity : TransactionalIdentity
-        The producer's identity in its next transaction.
-    cause : KafkaError or None
-        Reason if the transaction was not ended as requested.
-    repeated : bool
-        An earlier request may have succeeded or may still arrive. Before KIP-890 it would also end the next transaction
-        of the same epoch, so the producer must bump its epoch first.
+    `identity`: the producer's identity in its next transaction.
+    `cause`: reason if the transaction was not ended as requested.
+    `repeated`: an earlier request may have succeeded or may still arrive. Before KIP-890 it would also end the next
+    transaction of the same epoch, so the producer must bump its epoch first.
     """
 
     outcome: TransactionOutcome
@@ -81,23 +75,10 @@ def end_transactions(
 ) -> dict[TransactionalIdentity, EndedTransaction]:
     """Commit or abort transactions, pipelined on each coordinator's connection. Raises nothing.
 
-    Parameters
-    ----------
-    client : Client
-    identities : iterable of TransactionalIdentity
-    commit : bool
-        False aborts.
-    deadline : Deadline
-    maybe_ended : bool
-        An earlier call, possibly in another process, may have ended the transactions. A refusal then proves nothing
-        and gives `UNKNOWN`.
+    `commit`: False aborts.
+    `maybe_ended`: an earlier call, possibly in another process, may have ended the transactions. A refusal then proves
+    nothing and gives `UNKNOWN`.
 
-    Returns
-    -------
-    dict of TransactionalIdentity to EndedTransaction
-
-    Notes
-    -----
     The coordinator does not know a transaction without records and offsets: there is nothing to commit.
     """
     waiting = {identity: _Ending(client, identity, commit, maybe_ended) for identity in identities}

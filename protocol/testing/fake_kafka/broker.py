@@ -50,14 +50,9 @@ def step(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], 
 class Broker:
     """One broker.
 
-    Attributes
-    ----------
-    running
-        The broker accepts connections.
-    silent_since_s
-        Time since which the host sends nothing, as after a network failure.
-    isolated
-        Decisions of the controller do not reach the broker, not even its own fencing.
+    `running`: the broker accepts connections.
+    `silent_since_s`: time since which the host sends nothing, as after a network failure.
+    `isolated`: decisions of the controller do not reach the broker, not even its own fencing.
     """
 
     def __init__(self, cluster: ClusterState, node_id: int) -> None:

@@ -83,14 +83,9 @@ class GroupMetadata:
 class Group:
     """A group.
 
-    Attributes
-    ----------
-    pending
-        Member ids without a JoinGroup yet, and the time of their expiry.
-    round_ends_s
-        Time at which members that have not joined (or synced) are removed.
-    stored
-        The state that another coordinator loads: that after the newest SyncGroup of a leader.
+    `pending`: member ids without a JoinGroup yet, and the time of their expiry.
+    `round_ends_s`: time at which members that have not joined (or synced) are removed.
+    `stored`: the state that another coordinator loads: that after the newest SyncGroup of a leader.
     """
 
     group_id: str

@@ -36,14 +36,9 @@ def kept_port(port: int = 0) -> socket.socket:
 class Listener(ABC):
     """Listens on a loopback port until closed; speaks the server's side of `protocol.wire`.
 
-    Parameters
-    ----------
-    host, port
-        Address to listen on. Port 0: a free port.
-    tls : ssl.SSLContext, optional
-        The context of a TLS server.
-    record_requests : bool
-        Keep all requests in `requests`, and their client ids in `client_ids`.
+    `host`, `port`: address to listen on. Port 0: a free port.
+    `tls`: the context of a TLS server.
+    `record_requests`: keep all requests in `requests`, and their client ids in `client_ids`.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, record_requests: bool) -> None:
