@@ -12,10 +12,7 @@ _OURS = Path(__file__).parent.parent / "protocol"
 def explained(error: Exception) -> ImportError | None:
     """Return the error that names the other package and the remedy; None if there is no other.
 
-    Parameters
-    ----------
-    error : Exception
-        Raised while `protocol` was imported.
+    `error`: raised while `protocol` was imported.
     """
     place = _place()
     if place is None:

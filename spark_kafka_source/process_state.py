@@ -26,16 +26,10 @@ _MAX_CLUSTERS = 16
 class ProcessState:
     """The shared objects. Created when the package is first imported, on the driver and in each worker. Thread-safe.
 
-    Attributes
-    ----------
-    idle_producers : dict
-        Producers between two tasks, by process id, client and configuration: `sink.producers`.
-    ledger_identities : dict
-        Producer id and last ledger of each exactly-once query that this process has written for, by process id and
-        query: `sink.exactly_once.ledger_group`.
+    `idle_producers`: producers between two tasks, by process id, client and configuration: `sink.producers`.
+    `ledger_identities`: producer id and last ledger of each exactly-once query that this process has written for, by
+    process id and query: `sink.exactly_once.ledger_group`.
 
-    Notes
-    -----
     A forked child inherits the object. Keys with the process id hide the parent's producers and identities from it; the
     connection pool of a client opens new connections.
     """

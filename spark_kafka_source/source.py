@@ -93,10 +93,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query.
 
-        Raises
-        ------
-        ConfigurationError
-            An option is wrong, or the user has set another schema.
+        Raises `ConfigurationError`: an option is wrong, or the user has set another schema.
         """
         from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 
@@ -147,8 +144,6 @@ def _source_options(texts: Mapping[str, str], schema: StructType, *, streaming: 
 class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a query with wrong options or a missing package: raises `error` at Spark's first call.
 
-    Notes
-    -----
     If `DataSource.streamReader` raised the error itself, PySpark's runner would call `stop` of a reader that does not
     exist, and the query would report that `UnboundLocalError` instead.
     """

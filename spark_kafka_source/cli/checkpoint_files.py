@@ -28,15 +28,9 @@ class CheckpointError(Exception):
 class Batch:
     """A batch of the offset log.
 
-    Attributes
-    ----------
-    number : int
-    committed : bool
-        True if the batch is in the commit log; otherwise a restarted query repeats it.
-    timestamp_ms : int or None
-        Time when the batch was planned, in ms since 1970.
-    sources : mapping of Source to Offsets
-        Planned end offsets by source, in the order of the log; sources other than Kafka are left out.
+    `committed`: True if the batch is in the commit log; otherwise a restarted query repeats it.
+    `timestamp_ms`: time when the batch was planned, in ms since 1970.
+    `sources`: planned end offsets by source, in the order of the log; sources other than Kafka are left out.
     """
 
     number: int
@@ -49,13 +43,9 @@ class Batch:
 class Checkpoint:
     """The parsed checkpoint of a query.
 
-    Attributes
-    ----------
-    query_id : str or None
-    batches : tuple of Batch
-        In ascending order; Spark deletes the oldest.
-    initial : mapping of Source to mapping
-        Start offsets of the query by source and partition, as Spark's own connector stores them; empty without it.
+    `batches`: in ascending order; Spark deletes the oldest.
+    `initial`: start offsets of the query by source and partition, as Spark's own connector stores them; empty without
+    it.
     """
 
     query_id: str | None
@@ -65,11 +55,7 @@ class Checkpoint:
     def starts(self, index: int, source: Source) -> dict[TopicPartition, int | None]:
         """Return the start offset of each partition in a batch; None if the checkpoint does not have it.
 
-        Parameters
-        ----------
-        index : int
-            Index in `batches`, which is not the batch's number.
-        source : Source
+        `index`: index in `batches`, which is not the batch's number.
         """
         batch = self.batches[index]
         offsets = batch.sources[source]
@@ -83,10 +69,7 @@ class Checkpoint:
 def read_checkpoint(place: str) -> Checkpoint:
     """Read a checkpoint from a folder or a URI that pyarrow knows, such as `s3://…`.
 
-    Raises
-    ------
-    CheckpointError
-        There is no checkpoint, or its format is unknown.
+    Raises `CheckpointError`: there is no checkpoint, or its format is unknown.
     """
     try:
         files, root = fs.FileSystem.from_uri(place) if "://" in place or place.startswith("file:") else _local(place)

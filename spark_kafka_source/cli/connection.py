@@ -52,10 +52,7 @@ class Cluster:
     def consumer(self) -> ConsumerConfig:
         """The consumer properties; the isolation level decides what the log end is.
 
-        Raises
-        ------
-        ConfigurationError
-            One of them is wrong.
+        Raises `ConfigurationError`: one of them is wrong.
         """
         of_members = {row.name for row in GROUP_PROPERTIES}
         return parse_consumer({name: value for name, value in self.properties.items() if name not in of_members})
@@ -122,19 +119,10 @@ def given_properties(
 ) -> dict[str, str]:
     """Return the properties of a client, in the order of precedence of their sources.
 
-    Parameters
-    ----------
-    profile, bootstrap_server, command_config, properties
-        The options of the command. Ascending: KAFKA_BOOTSTRAP_SERVERS, the profile, the file, the properties,
-        `bootstrap_server`.
+    `profile`, `bootstrap_server`, `command_config`, `properties`: the options of the command. Ascending:
+    KAFKA_BOOTSTRAP_SERVERS, the profile, the file, the properties, `bootstrap_server`.
+    Raises `click.UsageError`: no source names brokers, or the profile does not exist.
 
-    Raises
-    ------
-    click.UsageError
-        No source names brokers, or the profile does not exist.
-
-    Notes
-    -----
     A profile that was chosen by `pykafka profile use` is ignored if another source names brokers: its credentials are
     not for them.
     """
@@ -208,19 +196,9 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
 def open_registry(properties: Mapping[str, str], url: str | None = None) -> SchemaRegistry:
     """Return the client of a registry.
 
-    Parameters
-    ----------
-    properties : mapping
-        `schema.registry.*`.
-    url : str, optional
-        The option `--schema-registry` of a command that asks brokers, too.
-
-    Raises
-    ------
-    click.UsageError
-        No source names a registry.
-    ConfigurationError
-        A property is wrong.
+    `properties`: `schema.registry.*`.
+    `url`: the option `--schema-registry` of a command that asks brokers, too.
+    Raises `click.UsageError`: no source names a registry. `ConfigurationError`: a property is wrong.
     """
     from protocol.schemas.registry import SchemaRegistry
     from protocol.schemas.registry_config import parse_registry

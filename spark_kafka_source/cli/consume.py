@@ -248,10 +248,7 @@ def consume(
 class _FixedSchema:
     """The options for values that all have one schema.
 
-    Raises
-    ------
-    click.UsageError
-        One of them is missing.
+    Raises `click.UsageError`: one of them is missing.
     """
 
     path: str | None

@@ -26,17 +26,9 @@ _RECURSIVE_DEPTH = 3
 class RecordDecoder:
     """Decodes keys and values.
 
-    Parameters
-    ----------
-    decoders : mapping of {"key", "value"} to ColumnDecoder
-        The columns to decode.
-
-    Attributes
-    ----------
-    types : dict of str to pyarrow.DataType
-        Types of the decoded columns.
-    invalid : int
-        Number of reported records that do not decode.
+    `decoders` (mapping of {"key", "value"} to ColumnDecoder): the columns to decode.
+    `types`: types of the decoded columns.
+    `invalid`: number of reported records that do not decode.
     """
 
     def __init__(self, decoders: Mapping[Part, ColumnDecoder]) -> None:
@@ -78,12 +70,8 @@ class RecordDecoder:
 def registered_decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecoder:
     """Return what decodes keys or values to the latest version of a subject.
 
-    Raises
-    ------
-    RegistryFailed
-        The registry does not have the subject, refuses, or does not respond.
-    ConfigurationError
-        The schema is not supported.
+    Raises `RegistryFailed`: the registry does not have the subject, refuses, or does not respond. `ConfigurationError`:
+    the schema is not supported.
     """
     latest = registry.version(subject)
     format = registered_format(latest.kind)

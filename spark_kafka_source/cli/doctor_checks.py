@@ -66,16 +66,10 @@ print(json.dumps(found))
 class Finding:
     """The result of a check.
 
-    Attributes
-    ----------
-    check, subject : str
-        The step, and the host, broker, topic, group or package.
-    status : str
-        One of `ok`, `warning`, `failed` and `skipped`.
-    detail : str
-        The facts found.
-    remedy : str or None
-        The action to take; None if there is nothing to do.
+    `check`, `subject`: the step, and the host, broker, topic, group or package.
+    `status`: one of `ok`, `warning`, `failed` and `skipped`.
+    `detail`: the facts found.
+    `remedy`: the action to take; None if there is nothing to do.
     """
 
     check: str

@@ -47,10 +47,8 @@ def _names_option() -> Iterator[None]:
 class LazyGroup(click.Group):
     """A group that needs no command's module for its own help and for the completion of a command's name.
 
-    Parameters
-    ----------
-    lazy : mapping of str to (str, str)
-        Place and summary of each command by its name. The place is a module and an attribute, `package.module:name`.
+    `lazy`: place and summary of each command by its name. The place is a module and an attribute,
+    `package.module:name`.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **named: Any) -> None:

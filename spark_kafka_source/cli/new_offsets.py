@@ -70,18 +70,10 @@ def partitions_to_reset(
 ) -> list[TopicPartition]:
     """Return the partitions to reset.
 
-    Parameters
-    ----------
-    topics : iterable of (str, tuple of int or None)
-        Topics and their partitions; None means all partitions of the topic. Without topics, the existing partitions
-        with a committed offset are returned.
-
-    Raises
-    ------
-    BrokerError
-        A topic is unknown.
-    click.ClickException
-        A partition is unknown, or there are no partitions.
+    `topics`: topics and their partitions; None means all partitions of the topic. Without topics, the existing
+    partitions with a committed offset are returned.
+    Raises `BrokerError`: a topic is unknown. `click.ClickException`: a partition is unknown, or there are no
+    partitions.
     """
     named = list(topics)
     if not named:

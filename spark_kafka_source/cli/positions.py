@@ -22,13 +22,9 @@ EARLIEST_NAME, LATEST_NAME = "earliest", "latest"
 class Position:
     """One end of a range of offsets.
 
-    Attributes
-    ----------
-    kind : str
-        `earliest`, `latest`, `offset`, `after_earliest`, `before_latest`, `time` (milliseconds since 1970) or `age`
-        (milliseconds before now).
-    value : int
-        The offset, the number of offsets or the milliseconds; 0 for the first two kinds.
+    `kind`: `earliest`, `latest`, `offset`, `after_earliest`, `before_latest`, `time` (milliseconds since 1970) or `age`
+    (milliseconds before now).
+    `value`: the offset, the number of offsets or the milliseconds; 0 for the first two kinds.
     """
 
     kind: str

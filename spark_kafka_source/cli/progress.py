@@ -37,13 +37,7 @@ class _Advancing:
 def advancing(receiver: Receiver, total: int | None, name: str = "records") -> Iterator[Receiver]:
     """Yield a receiver that shows its progress on standard error, if that is a terminal.
 
-    Parameters
-    ----------
-    receiver : Receiver
-    total : int or None
-        Number of offsets to read; None if unknown.
-    name : str
-        Text before the bar.
+    `name`: text before the bar.
     """
     if not sys.stderr.isatty():
         yield receiver

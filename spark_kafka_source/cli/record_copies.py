@@ -22,14 +22,9 @@ COPIED_COLUMNS = ("offset", *_SENT)
 class TopicHeaders:
     """The headers that name the topic of a dead letter.
 
-    Attributes
-    ----------
-    names : sequence of str
-        Headers with the name of the topic; the first that a record has applies.
-    default : str or None
-        The topic of records without such a header; None leaves them out.
-    removed : sequence of str
-        Prefixes of headers to remove.
+    `names`: headers with the name of the topic; the first that a record has applies.
+    `default`: the topic of records without such a header; None leaves them out.
+    `removed`: prefixes of headers to remove.
     """
 
     names: Sequence[str]
@@ -65,19 +60,11 @@ class TopicHeaders:
 class Copy:
     """The receiver of records that are written to one topic, or to those in their headers.
 
-    Attributes
-    ----------
-    producer : Producer or None
-        None counts only.
-    target : str or TopicHeaders
-    keeps_partition : bool
-        Write to the partition of the same number.
-    limit : int or None
-        Number of records to copy.
-    counts : Counter of str
-        Copied records by topic.
-    left_out : int
-        Records without a topic.
+    `producer`: None counts only.
+    `keeps_partition`: write to the partition of the same number.
+    `limit`: number of records to copy.
+    `counts`: copied records by topic.
+    `left_out`: records without a topic.
     """
 
     producer: Producer | None

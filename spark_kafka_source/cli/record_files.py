@@ -32,13 +32,8 @@ class RecordFile:
 
     It is written under a temporary name beside it, and renamed when the context ends without an error.
 
-    Parameters
-    ----------
-    path : Path
-        The suffix is one of `SUFFIXES`.
-    topic : str
-    types : mapping of str to pyarrow.DataType, optional
-        Types of decoded columns.
+    `path`: the suffix is one of `SUFFIXES`.
+    `types`: types of decoded columns.
     """
 
     def __init__(self, path: Path, topic: str, types: Mapping[str, pa.DataType] | None = None) -> None:

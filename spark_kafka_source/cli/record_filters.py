@@ -14,14 +14,9 @@ import pyarrow.compute as pc
 class RecordFilter:
     """Conditions that a record must all fulfil.
 
-    Attributes
-    ----------
-    key : bytes or None
-        The key is this one.
-    pattern : str or None
-        The value contains a match of this regular expression (RE2).
-    headers : sequence of (str, bytes or None)
-        The record has a header of this name and value; None is any value.
+    `key`: the key is this one.
+    `pattern`: the value contains a match of this regular expression (RE2).
+    `headers`: the record has a header of this name and value; None is any value.
     """
 
     key: bytes | None = None

@@ -49,17 +49,11 @@ class InputError(Exception):
 class InputFormat:
     """How to read records.
 
-    Attributes
-    ----------
-    kind : str
-        One of `FORMATS`.
-    separator : bytes or None
-        Separator of key and value, for lines. A line without it has no key.
-    key_column, value_column : str or None
-        Columns of a table to use as key and value, by default `key` and `value`. Without a value column, a row becomes
-        a JSON object.
-    empty_as_null : bool
-        True if an empty key or value is null, for lines and CSV.
+    `kind`: one of `FORMATS`.
+    `separator`: separator of key and value, for lines. A line without it has no key.
+    `key_column`, `value_column`: columns of a table to use as key and value, by default `key` and `value`. Without a
+    value column, a row becomes a JSON object.
+    `empty_as_null`: True if an empty key or value is null, for lines and CSV.
     """
 
     kind: str

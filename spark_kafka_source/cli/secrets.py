@@ -16,18 +16,10 @@ SOURCES = "env:VARIABLE or file:PATH"
 def read_secret(source: str | None, subject: str) -> Secret:
     """Return a secret.
 
-    Parameters
-    ----------
-    source : str or None
-        `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice on the
-        terminal.
-    subject : str
-        Description for the prompt and for errors.
-
-    Raises
-    ------
-    click.UsageError
-        The source does not exist, or has another form. The error never contains a secret.
+    `source`: `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice
+    on the terminal.
+    `subject`: description for the prompt and for errors.
+    Raises `click.UsageError`: the source does not exist, or has another form. The error never contains a secret.
     """
     if source is None:
         if not sys.stdin.isatty():

@@ -22,10 +22,7 @@ _STDERR = 2
 class StopRequest:
     """True after the first signal. The second one raises `KeyboardInterrupt`.
 
-    Parameters
-    ----------
-    prints : bool
-        Also true if standard output is a pipe without a reader, as after `| head`.
+    `prints`: also true if standard output is a pipe without a reader, as after `| head`.
     """
 
     def __init__(self, prints: bool = False) -> None:

@@ -48,27 +48,14 @@ def run(
 ) -> bool:
     """Run the demo.
 
-    Parameters
-    ----------
-    brokers : int
-        Number of brokers; each has a replica of every partition.
-    seconds : float
-        Time between the first batch and the last order.
-    per_second : float
-        Orders per second.
-    security : str
-        Security protocol of the brokers, in lower case.
-    folder : pathlib.Path
-        Directory for the checkpoint and Spark's log.
-    picture : pathlib.Path, optional
-        File for the picture of the query. Default: a new PNG file.
-    screen : Screen
-        Receives all output.
-
-    Returns
-    -------
-    bool
-        True if the results are right and the final lag is 0.
+    `brokers`: number of brokers; each has a replica of every partition.
+    `seconds`: time between the first batch and the last order.
+    `per_second`: orders per second.
+    `security`: security protocol of the brokers, in lower case.
+    `folder`: directory for the checkpoint and Spark's log.
+    `picture`: file for the picture of the query. Default: a new PNG file.
+    `screen`: receives all output.
+    Returns True if the results are right and the final lag is 0.
     """
     with (
         LocalKafka(brokers=brokers, security=security, report=screen.print_timed) as kafka,

@@ -88,12 +88,8 @@ class Sum:
 class OrderStream:
     """Sends orders to a topic at a constant rate, keyed by customer, from `start` until `stop`.
 
-    Attributes
-    ----------
-    sent : int
-        Number of acknowledged orders.
-    sums : dict of SumKey to Sum
-        Sums of the orders sent, by window and country; complete after `stop`.
+    `sent`: number of acknowledged orders.
+    `sums`: sums of the orders sent, by window and country; complete after `stop`.
     """
 
     def __init__(self, client: Client, topic: str, per_second: float, window_s: int) -> None:

@@ -42,15 +42,9 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query from `orders` to `revenue`: revenue by country and window, a micro-batch every two seconds.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-    kafka : mapping of str to str
-        Options for the source and the sink, with the prefix `kafka.`.
-    checkpoint : str
-        Path of the checkpoint.
-    max_orders_per_batch : int
-        Limits how fast the query catches up with the orders sent before its start.
+    `kafka`: options for the source and the sink, with the prefix `kafka.`.
+    `checkpoint`: path of the checkpoint.
+    `max_orders_per_batch`: limits how fast the query catches up with the orders sent before its start.
     """
     orders = (
         spark.readStream.format("pykafka-group")

@@ -118,20 +118,8 @@ class Watch:
     def wait_until(self, done: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Print batches until `done` returns True.
 
-        Parameters
-        ----------
-        done : callable
-            Returns a bool.
-        what : str
-            The missing event, for the error message.
-        timeout_s : float
-
-        Raises
-        ------
-        KafkaError
-            The condition is not met within `timeout_s`.
-        StreamingQueryException
-            The query failed.
+        `what`: the missing event, for the error message.
+        Raises `KafkaError`: the condition is not met within `timeout_s`. `StreamingQueryException`: the query failed.
         """
         deadline_s = SYSTEM_CLOCK.now_s() + timeout_s
         while not done():

@@ -33,12 +33,8 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
     def partitions(self) -> Sequence[RangePartition]:
         """Plan the tasks: the offsets of each partition from its start to its end. Spark calls this once per `load()`.
 
-        Raises
-        ------
-        ConfigurationError
-            Offsets are not in the log, or a start is after its end.
-        DeadlineExceeded
-            No broker answers.
+        Raises `ConfigurationError`: offsets are not in the log, or a start is after its end. `DeadlineExceeded`: no
+        broker answers.
         """
         client, options = PROCESS.client(self._options.client), self._options
         deadline = client.deadline(options.offsets_timeout_ms)

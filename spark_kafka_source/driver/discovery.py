@@ -32,19 +32,9 @@ T = TypeVar("T")
 def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
     """Return the partitions of a new query.
 
-    Returns
-    -------
-    dict of TopicPartition to bytes
-        Topic ids (16 bytes, zeros before Kafka 2.8), sorted by partition.
-
-    Raises
-    ------
-    ConfigurationError
-        A topic or partition that an option names does not exist.
-    DeadlineExceeded
-        No broker answers.
-    BrokerError
-        A broker refuses the request (authorization).
+    Returns topic ids (16 bytes, zeros before Kafka 2.8), sorted by partition.
+    Raises `ConfigurationError`: a topic or partition that an option names does not exist. `DeadlineExceeded`: no broker
+    answers. `BrokerError`: a broker refuses the request (authorization).
     """
     named = _named_topics(options)
     partitions, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
@@ -69,18 +59,10 @@ def assign_all(
 ) -> QueryAssignment:
     """Return the assignment of a running query that is not a group member: all existing partitions of its topics.
 
-    Parameters
-    ----------
-    client : Client
-    options : SourceOptions
-    expected : collection of TopicPartition
-        Partitions read before. One that no longer exists, or is not subscribed to any more, is not in the result.
-    deadline : Deadline
-
-    Raises
-    ------
-    DeadlineExceeded, BrokerError
-        As `discover`. Missing topics are no error: a running query waits for them.
+    `expected`: partitions read before. One that no longer exists, or is not subscribed to any more, is not in the
+    result.
+    Raises `DeadlineExceeded` or `BrokerError`: as `discover`. Missing topics are no error: a running query waits for
+    them.
     """
     named = _named_topics(options)
     expected = [key for key in expected if is_subscribed(options, key)]

@@ -59,10 +59,7 @@ class _AssignedPartition:
 class QueryMembership:
     """The membership of one query. The constructor opens no connection.
 
-    Attributes
-    ----------
-    member : GroupMember
-        The member that has the assignment returned last.
+    `member`: the member that has the assignment returned last.
     """
 
     def __init__(self, options: SourceOptions, commits: GroupCommits) -> None:
@@ -88,20 +85,12 @@ class QueryMembership:
         A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
         `existing.added` at the query's start, or else at its log start offset.
 
-        Parameters
-        ----------
-        existing : QueryAssignment
-            All existing partitions of the subscribed topics.
-        completed : Offsets
-            End of the last complete batch; committed before a partition is revoked.
-        available_now : bool
-            True for a run that ends with the current backlog: it waits for its assignment until the deadline.
-        deadline : Deadline
-
-        Raises
-        ------
-        KafkaError
-            The query cannot be a member; or as `start_offsets` for group offsets that are not in the log.
+        `existing`: all existing partitions of the subscribed topics.
+        `completed`: end of the last complete batch; committed before a partition is revoked.
+        `available_now`: True for a run that ends with the current backlog: it waits for its assignment until the
+        deadline.
+        Raises `KafkaError`: the query cannot be a member; or as `start_offsets` for group offsets that are not in the
+        log.
         """
         for key, start in existing.added.items():
             if key in existing.owned:

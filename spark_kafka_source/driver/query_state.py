@@ -48,25 +48,14 @@ _WARN_AFTER_TRIGGERS = 50
 class QueryState:
     """The state of one query. The constructor opens no connection.
 
-    Attributes
-    ----------
-    membership : QueryMembership or None
-        None: the query is not a group member, and reads all subscribed partitions.
-    idle : IdleTriggers
-    running : bool
-        True once a trigger has begun; a batch planned before is a replay.
-    target : dict of TopicPartition to ListedOffset, or None
-        Log end offsets at the start of an `availableNow` run; None with other triggers.
-    planned_end : dict
-        End of the last batch passed to `partitions`: the complete batch before PySpark 4.2.
-    replay_lost : dict of TopicPartition to int
-        Number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
-    logs : LogSnapshot or None
-        The logs in the last trigger; None before the first one.
-    confirmed : dict of TopicPartition to Position
-        Positions at which leaders have confirmed the records before them; asked once after an election.
-    last_batch_ms : float or None
-        Time of the last trigger that did not wait for `minOffsetsPerTrigger`.
+    `membership`: None: the query is not a group member, and reads all subscribed partitions.
+    `running`: True once a trigger has begun; a batch planned before is a replay.
+    `target`: log end offsets at the start of an `availableNow` run; None with other triggers.
+    `planned_end`: end of the last batch passed to `partitions`: the complete batch before PySpark 4.2.
+    `replay_lost`: number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
+    `logs`: the logs in the last trigger; None before the first one.
+    `confirmed`: positions at which leaders have confirmed the records before them; asked once after an election.
+    `last_batch_ms`: time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -139,16 +128,10 @@ class IdleTriggers:
     def ended(self, *, idle: bool, ended_s: float, cpu_s: float, partitions: int) -> None:
         """Record a trigger.
 
-        Parameters
-        ----------
-        idle : bool
-            True if it found no new records.
-        ended_s : float
-            Monotonic time of its end.
-        cpu_s : float
-            Processor time of its thread.
-        partitions : int
-            For the warning.
+        `idle`: True if it found no new records.
+        `ended_s`: monotonic time of its end.
+        `cpu_s`: processor time of its thread.
+        `partitions`: for the warning.
         """
         busy = cpu_s >= max(_BUSY_CPU_S, _BUSY_SHARE * (ended_s - self._ended_s))
         self._ended_s = ended_s

@@ -30,18 +30,9 @@ _SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND = 40401, 40402
 def with_schemas(options: SourceOptions, declared: StructType | None = None) -> SourceOptions:
     """Return the options with the schema of each decoded column. Runs on the driver.
 
-    Parameters
-    ----------
-    options : SourceOptions
-    declared : pyspark.sql.types.StructType, optional
-        The schema that `load()` has declared, if it has.
-
-    Raises
-    ------
-    RegistryFailed
-        The registry does not have the subject or its version, refuses, or does not respond.
-    ConfigurationError
-        A schema is invalid, or has types that no column can have.
+    `declared`: the schema that `load()` has declared, if it has.
+    Raises `RegistryFailed`: the registry does not have the subject or its version, refuses, or does not respond.
+    `ConfigurationError`: a schema is invalid, or has types that no column can have.
     """
     versions = declared_versions(declared) if declared is not None else {}
     schemas = tuple((part, reader_schema(options, part, versions.get(part))) for part in options.decoded)

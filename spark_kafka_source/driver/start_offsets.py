@@ -46,12 +46,8 @@ def starting_offsets(
     which they were committed. Logs the start of a streaming query and its reason once: as a warning if existing records
     are not read.
 
-    Raises
-    ------
-    ConfigurationError
-        JSON does not match the partitions, an offset is not in the log, or no record is as new as a time.
-    DataLoss
-        An offset of the group is no longer in the log.
+    Raises `ConfigurationError`: JSON does not match the partitions, an offset is not in the log, or no record is as new
+    as a time. `DataLoss`: an offset of the group is no longer in the log.
     """
     spec = options.start
     started_at_latest: Collection[TopicPartition] = ()
@@ -118,12 +114,8 @@ def ending_offsets(
 ) -> dict[TopicPartition, int]:
     """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time.
 
-    Raises
-    ------
-    ConfigurationError
-        JSON does not match the partitions, or an offset is after the log end offset.
-    DataLoss
-        An offset is before the log start offset, and `failOnDataLoss` is true.
+    Raises `ConfigurationError`: JSON does not match the partitions, or an offset is after the log end offset.
+    `DataLoss`: an offset is before the log start offset, and `failOnDataLoss` is true.
     """
     spec = options.end
     if isinstance(spec, AtTime):
@@ -279,10 +271,7 @@ def group_offsets(
     An offset that is not in the log is replaced according to `kafka.auto.offset.reset` or `failOnDataLoss=false`; so is
     one whose leader epoch ended before it (KIP-320): the log was truncated, and may have grown again.
 
-    Raises
-    ------
-    DataLoss
-        An offset is not in the log, and neither option allows a replacement.
+    Raises `DataLoss`: an offset is not in the log, and neither option allows a replacement.
     """
     group, after = options.consumer.group_id, after or {}
     assert group is not None
@@ -323,10 +312,7 @@ def _offsets_of_group(
 def _replace_out_of_range(options: SourceOptions, key: TopicPartition, loss: OutOfRange, latest: int) -> int:
     """Return the replacement of a group's offset outside of the log; log skipped offsets.
 
-    Raises
-    ------
-    DataLoss
-        No option allows a replacement.
+    Raises `DataLoss`: no option allows a replacement.
     """
     remedy = "set failOnDataLoss=false to start at the nearest offset in the log, and to continue after later losses"
     if options.start == "group":

@@ -41,11 +41,7 @@ _ONCE_WARNING = (
 class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of a streaming query.
 
-    Parameters
-    ----------
-    options : SourceOptions
-    warnings : sequence of str
-        Warnings about the options, logged once when the query runs.
+    `warnings`: warnings about the options, logged once when the query runs.
     """
 
     def __init__(self, options: SourceOptions, warnings: Sequence[str] = ()) -> None:
@@ -88,15 +84,9 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         the query is a group member without an assignment. PySpark before 4.2 passes no arguments: the batch of the
         last `partitions` call is complete.
 
-        Raises
-        ------
-        DataLoss
-            A topic was deleted, recreated or truncated.
-        DeadlineExceeded
-            No broker answered during all of `fetchOffset.numRetries`.
-        ConfigurationError
-            At a query's start: offsets of another cluster, an unknown topic, `startingOffsets` that do not match, a
-            group with live members.
+        Raises `DataLoss`: a topic was deleted, recreated or truncated. `DeadlineExceeded`: no broker answered during
+        all of `fetchOffset.numRetries`. `ConfigurationError`: at a query's start: offsets of another cluster, an
+        unknown topic, `startingOffsets` that do not match, a group with live members.
         """
         for warning in self._warnings:
             log_once(warning)

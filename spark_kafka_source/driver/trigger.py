@@ -38,15 +38,8 @@ RECORD_SIZES_TIMEOUT_MS = 2_000
 class Trigger:
     """One trigger of a query.
 
-    Parameters
-    ----------
-    query : QueryState
-    completed : Offsets
-        End of the last batch; empty before the first one.
-    starting : Offsets
-        Start of a query's first batch; empty afterwards.
-    limit : ReadLimit or None
-    deadline : Deadline
+    `completed`: end of the last batch; empty before the first one.
+    `starting`: start of a query's first batch; empty afterwards.
     """
 
     query: QueryState

@@ -47,19 +47,12 @@ _RATES = {
 class NamedLag:
     """The lag of a group or a query.
 
-    Attributes
-    ----------
-    name : str
-        The group, or the name of the query.
-    lag : Lag
-    members : int or None
-        None for a query.
-    progress : mapping
-        A query's progress, for its rates and the time of its trigger.
-    active : bool or None
-        True while the query runs; None for a group.
-    groups : mapping of int or None to str
-        Groups that the sources of a query commit to. Sources without a group have the query's name in their place.
+    `name`: the group, or the name of the query.
+    `members`: None for a query.
+    `progress`: a query's progress, for its rates and the time of its trigger.
+    `active`: True while the query runs; None for a group.
+    `groups`: groups that the sources of a query commit to. Sources without a group have the query's name in their
+    place.
     """
 
     name: str
@@ -73,10 +66,7 @@ class NamedLag:
 class LagCollector(Collector):
     """A collector of `prometheus_client`.
 
-    Parameters
-    ----------
-    read : callable
-        Returns the present lags; called for each scrape, in its thread.
+    `read`: returns the present lags; called for each scrape, in its thread.
     """
 
     def __init__(self, read: Callable[[], Iterable[NamedLag]]) -> None:

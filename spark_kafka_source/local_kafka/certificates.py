@@ -45,19 +45,10 @@ class CertificateAuthority:
     ) -> Path:
         """Write a new key and its certificate to a file.
 
-        Parameters
-        ----------
-        name : str
-            Common name, also the file's name.
-        hosts : sequence of str
-            Host names and addresses in the certificate.
-        valid : tuple of timedelta
-            Start and end of the validity, relative to now.
-
-        Returns
-        -------
-        Path
-            The PEM file.
+        `name`: common name, also the file's name.
+        `hosts`: host names and addresses in the certificate.
+        `valid`: start and end of the validity, relative to now.
+        Returns the PEM file.
         """
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec

@@ -96,12 +96,8 @@ def find_java() -> str:
 def kafka_jars(version: str, report: Report = to_stderr) -> Path:
     """Return the folder with the jars of a version of Apache Kafka; download them (45 MB) if the cache lacks them.
 
-    Raises
-    ------
-    ConfigurationError
-        Java or PySpark is missing, or the version does not exist.
-    TransportError
-        The repository is not reachable.
+    Raises `ConfigurationError`: Java or PySpark is missing, or the version does not exist. `TransportError`: the
+    repository is not reachable.
     """
     jars = [
         Jar("org.apache.kafka", "kafka_2.13", version),

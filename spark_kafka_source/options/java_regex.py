@@ -37,10 +37,8 @@ _ALIKE = re.compile(
 def compile_java(pattern: str) -> re.Pattern[str]:
     """Compile a pattern.
 
-    Raises
-    ------
-    ValueError
-        The pattern is invalid, or has a construct that Java and Python may read differently; the message has its place.
+    Raises `ValueError`: the pattern is invalid, or has a construct that Java and Python may read differently; the
+    message has its place.
     """
     at = 0
     while at < len(pattern):

@@ -100,10 +100,7 @@ def parse_read_options(options: Mapping[str, str]) -> SourceOptions:
     An option for batches or for streams alone decides which rules apply. Without one, the options are refused only if
     the rules of both do so.
 
-    Raises
-    ------
-    ConfigurationError
-        The same error that `parse_source_options` raises later.
+    Raises `ConfigurationError`: the same error that `parse_source_options` raises later.
     """
     names = {name.lower() for name in options}
     uses = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]

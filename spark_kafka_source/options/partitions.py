@@ -40,10 +40,7 @@ def checked_topic(topic: str) -> str:
 def by_partition(document: object, convert: Callable[[object], _T]) -> dict[TopicPartition, _T]:
     """Convert `{"orders": {"0": v}}` to `{("orders", 0): convert(v)}`, sorted.
 
-    Raises
-    ------
-    ValueError
-        The document has another shape, or `convert` raises it for a value.
+    Raises `ValueError`: the document has another shape, or `convert` raises it for a value.
     """
     if not isinstance(document, Mapping):
         raise ValueError("not a JSON object of topics")

@@ -50,22 +50,12 @@ _SIGNING_IN = "databricks.servicecredential"
 def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[str, str]) -> str:
     """Return the reason why an unknown option has no effect.
 
-    Parameters
-    ----------
-    name : str
-        The unknown option.
-    options : iterable of str
-        The options that apply to the query.
-    role : Role
-        The role whose Kafka properties apply to the query.
-    otherwise : dict
-        Reasons that replace those of the property table, by property.
-
-    Raises
-    ------
-    ConfigurationError
-        The option is probably misspelled or lacks the prefix, and the message names the right one; or it names
-        credentials that Databricks gives to its own connector only.
+    `name`: the unknown option.
+    `options`: the options that apply to the query.
+    `role`: the role whose Kafka properties apply to the query.
+    `otherwise`: reasons that replace those of the property table, by property.
+    Raises `ConfigurationError`: the option is probably misspelled or lacks the prefix, and the message names the right
+    one; or it names credentials that Databricks gives to its own connector only.
     """
     lower = name.lower()
     row = find(lower)

@@ -49,26 +49,15 @@ USE_WORDS = {Use.STREAM_READ: "streaming reads", Use.BATCH_READ: "batch reads", 
 class Option:
     """One entry of the table.
 
-    Attributes
-    ----------
-    name : str
-        The option in the spelling of the documentation.
-    use : Use
-        The queries that the option is for. In other queries it is a warning.
-    kind : Kind
-        The allowed values and their parser.
-    doc : str
-        The meaning, for docs/options.md.
-    default : object
-        The default; None if there is none, or if `default_text` describes it.
-    default_text : str
-        A description of the default, for docs/options.md.
-    refused_in : Use
-        The queries in which the option is an error.
-    effect : Effect
-        The consequence of setting the option.
-    field : str
-        The dataclass field that holds the value.
+    `name`: the option in the spelling of the documentation.
+    `use`: the queries that the option is for. In other queries it is a warning.
+    `kind`: the allowed values and their parser.
+    `doc`: the meaning, for docs/options.md.
+    `default`: the default; None if there is none, or if `default_text` describes it.
+    `default_text`: a description of the default, for docs/options.md.
+    `refused_in`: the queries in which the option is an error.
+    `effect`: the consequence of setting the option.
+    `field`: the dataclass field that holds the value.
     """
 
     name: str

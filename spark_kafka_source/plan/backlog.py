@@ -20,16 +20,11 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 class QueryAssignment:
     """The partitions that a query may read in one trigger: all of its topics, or those that its group has assigned.
 
-    Attributes
-    ----------
-    owned : mapping of TopicPartition to bytes
-        Topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
-    added : mapping of TopicPartition to Position
-        Position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that was
-        never read and is not in here is read from its log start offset.
-    revoked : collection of TopicPartition
-        Existing partitions that another member of the group reads. Any other partition that was read before and is
-        not owned was deleted, which is a loss.
+    `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
+    `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
+    was never read and is not in here is read from its log start offset.
+    `revoked`: existing partitions that another member of the group reads. Any other partition that was read before and
+    is not owned was deleted, which is a loss.
     """
 
     owned: Mapping[TopicPartition, bytes]
@@ -61,16 +56,10 @@ class QueryAssignment:
 class LogSnapshot:
     """The logs as brokers describe them now, and the query's position in them.
 
-    Attributes
-    ----------
-    completed : Offsets
-        The end of the last batch; without `ends` before a query's first batch.
-    assignment : QueryAssignment
-        The partitions that the query may read now.
-    listed : mapping of TopicPartition to ListedOffset
-        Log end offset and leader epoch of every owned partition.
-    high_watermarks : mapping of TopicPartition to int
-        High watermarks of the partitions in `ends_before_position`.
+    `completed`: the end of the last batch; without `ends` before a query's first batch.
+    `assignment`: the partitions that the query may read now.
+    `listed`: log end offset and leader epoch of every owned partition.
+    `high_watermarks`: high watermarks of the partitions in `ends_before_position`.
     """
 
     completed: Offsets
@@ -114,15 +103,8 @@ class LogSnapshot:
         These are positions at which a partition was assigned, and those at the log's end: the log may have been
         truncated and have grown again to the same end. Tasks compare the epochs of all others.
 
-        Parameters
-        ----------
-        confirmed : mapping of TopicPartition to Position
-            Positions that were confirmed before; they are left out.
-
-        Returns
-        -------
-        dict of TopicPartition to Position
-            The positions with the leader epochs that confirm them.
+        `confirmed`: positions that were confirmed before; they are left out.
+        Returns the positions with the leader epochs that confirm them.
         """
         positions = {}
         for key, position in self.positions.items():
@@ -192,11 +174,7 @@ class LogSnapshot:
     ) -> dict[TopicPartition, int]:
         """Return the first offset of partitions that do not start at the end of the last batch: the next `@joined`.
 
-        Parameters
-        ----------
-        ends : mapping of TopicPartition to int
-        log_start_offsets : mapping of TopicPartition to int
-            Log start offsets of the `new` partitions.
+        `log_start_offsets`: log start offsets of the `new` partitions.
         """
         moved = {
             key: position.offset
@@ -220,17 +198,10 @@ class LogSnapshot:
 class Backlog:
     """The unread offsets [start, end) of each partition.
 
-    Attributes
-    ----------
-    logs : LogSnapshot
-    ends : mapping of TopicPartition to int
-    joined : mapping of TopicPartition to int
-        First offset of each partition that does not start at the end of the last batch: it is new, was assigned at an
-        offset (all are in a query's first batch), or was truncated. The checkpoint's `@joined`.
-    advanced : mapping of TopicPartition to int
-        The same for partitions whose position was deleted by retention or DeleteRecords.
-    skipped : mapping of TopicPartition to int
-        Number of skipped offsets, without those that `advanced` skips.
+    `joined`: first offset of each partition that does not start at the end of the last batch: it is new, was assigned
+    at an offset (all are in a query's first batch), or was truncated. The checkpoint's `@joined`.
+    `advanced`: the same for partitions whose position was deleted by retention or DeleteRecords.
+    `skipped`: number of skipped offsets, without those that `advanced` skips.
     """
 
     logs: LogSnapshot
@@ -266,10 +237,7 @@ class Backlog:
     def batch(self, until: Mapping[TopicPartition, int]) -> Offsets | None:
         """Return the end of a batch that reads up to `until`; None if nothing is new.
 
-        Parameters
-        ----------
-        until : mapping of TopicPartition to int
-            Has the partitions of `ends`.
+        `until`: has the partitions of `ends`.
         """
         logs, completed, owned = self.logs, self.logs.completed, self.logs.assignment.owned
         # Keep positions of revoked partitions: they may be assigned again.

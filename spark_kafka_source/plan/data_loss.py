@@ -99,11 +99,7 @@ def _deleted(keys: list[TopicPartition], context: str) -> list[Loss]:
 def starts_after_end(start: Offsets, end: Offsets) -> dict[TopicPartition, Loss]:
     """Return the losses of a first batch whose start, resolved again for a replay, is after its end.
 
-    Parameters
-    ----------
-    start : Offsets
-        The start as resolved now; no checkpoint has it.
-    end : Offsets
+    `start`: the start as resolved now; no checkpoint has it.
     """
     return {
         key: Loss(

@@ -18,17 +18,9 @@ from spark_kafka_source.options.partitions import partition_name
 def max_offsets(limit: object | None, max_offsets_per_trigger: int | None) -> int | None:
     """Return the maximum number of offsets of a batch; None: no limit.
 
-    Parameters
-    ----------
-    limit : object or None
-        The read limit that Spark passes to `latestOffset` since 4.2, or None. It overrides the option: the trigger
-        `once` reads everything.
-    max_offsets_per_trigger : int or None
-
-    Raises
-    ------
-    UsageError
-        The kind of limit is unknown.
+    `limit`: the read limit that Spark passes to `latestOffset` since 4.2, or None. It overrides the option: the trigger
+    `once` reads everything.
+    Raises `UsageError`: the kind of limit is unknown.
     """
     # Compare names, because the classes do not exist before Spark 4.2.
     kind = type(limit).__name__
@@ -73,23 +65,10 @@ def end_offsets(
     A share below one record becomes one, so that no partition starves; other shares are rounded down. A batch may
     therefore exceed the limit by the number of partitions. No end is before its start or after the log end offset.
 
-    Parameters
-    ----------
-    starts : mapping of TopicPartition to int
-        Has at least the partitions of `available`.
-    available : mapping of TopicPartition to int
-        Log end offsets.
-    limit : int or None
-
-    Returns
-    -------
-    dict of TopicPartition to int
-        For the partitions of `available`, sorted.
-
-    Raises
-    ------
-    UsageError
-        A partition has no start.
+    `starts`: has at least the partitions of `available`.
+    `available`: log end offsets.
+    The result has the partitions of `available`, sorted.
+    Raises `UsageError`: a partition has no start.
     """
     lags = {tp: max(0, end - _start(starts, tp)) for tp, end in available.items()}
     total = float(sum(lags.values()))
@@ -115,17 +94,8 @@ def offsets_for_bytes(
     Each partition reads the same fraction of its backlog, in offsets and in bytes: half the bytes are half the offsets.
     A batch may exceed `max_bytes` by one record of each partition.
 
-    Parameters
-    ----------
-    starts, available : mapping of TopicPartition to int
-    bytes_per_offset : mapping of TopicPartition to float
-        Has at least the partitions with new records.
-    max_bytes : int
-
-    Raises
-    ------
-    UsageError
-        A partition has no start.
+    `bytes_per_offset`: has at least the partitions with new records.
+    Raises `UsageError`: a partition has no start.
     """
     lags = {tp: end - _start(starts, tp) for tp, end in available.items() if end > _start(starts, tp)}
     total_bytes = sum(lag * bytes_per_offset[tp] for tp, lag in lags.items())

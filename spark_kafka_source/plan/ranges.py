@@ -35,22 +35,10 @@ def offset_ranges(
     `end.joined` if `start` lacks the partition or has another topic id, or if the log was truncated. If `end.joined`
     lacks it, too (offsets of Spark's own connector), it starts at `earliest`.
 
-    Parameters
-    ----------
-    start, end : Offsets
-    max_records, min_partitions : int, optional
-        As for `split`.
-    fail_on_data_loss : bool
-        False: skip a partition whose end is before its start, with a warning.
-    earliest : mapping of TopicPartition to int, optional
-        Log start offsets of the `unresolved` partitions.
-
-    Raises
-    ------
-    UsageError
-        `earliest` lacks a partition.
-    DataLoss
-        An end is before its start.
+    `max_records`, `min_partitions`: as for `split`.
+    `fail_on_data_loss`: False: skip a partition whose end is before its start, with a warning.
+    `earliest`: log start offsets of the `unresolved` partitions.
+    Raises `UsageError`: `earliest` lacks a partition. `DataLoss`: an end is before its start.
     """
     ranges = []
     for tp, until_offset in sorted(end.ends.items()):

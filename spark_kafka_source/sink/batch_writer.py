@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 class KafkaBatchWriter(PickledForExecutors, DataSourceArrowWriter):
     """The writer of one batch write.
 
-    Raises
-    ------
-    ConfigurationError, UsageError
-        The DataFrame cannot be written (see `plan_sink`).
+    Raises `ConfigurationError` or `UsageError`: the DataFrame cannot be written (see `plan_sink`).
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:

@@ -50,14 +50,9 @@ _ALLOWED = {
 class SinkPlan:
     """The columns to write, and the topic.
 
-    Attributes
-    ----------
-    topic : str or None
-        The option, which overrides the column `topic`; None: the column has each row's topic.
-    names : frozenset of str
-        The used columns among value, key, headers, topic, partition and timestamp.
-    schemas : tuple of WriterSchema
-        The schemas of keys and values that are encoded.
+    `topic`: the option, which overrides the column `topic`; None: the column has each row's topic.
+    `names`: the used columns among value, key, headers, topic, partition and timestamp.
+    `schemas`: the schemas of keys and values that are encoded.
     """
 
     topic: str | None
@@ -69,14 +64,10 @@ class SinkPlan:
 class TopicColumns:
     """Rows of one topic, in their order.
 
-    Attributes
-    ----------
-    topic : str
-    columns : pyarrow.RecordBatch
-        `value: binary`, and if the DataFrame has them `key: binary`, `headers: list<struct<key: string, value:
-        binary>>` and `timestamp_ms: int64` (null: now).
-    partitions : pyarrow.Int32Array or None
-        None if there is no column `partition`. For null values the partitioner chooses.
+    `columns` (pyarrow.RecordBatch): `value: binary`, and if the DataFrame has them `key: binary`, `headers:
+    list<struct<key: string, value: binary>>` and `timestamp_ms: int64` (null: now).
+    `partitions` (pyarrow.Int32Array or None): None if there is no column `partition`. For null values the partitioner
+    chooses.
     """
 
     topic: str
@@ -90,20 +81,10 @@ class TopicColumns:
 def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema, ...] = ()) -> SinkPlan:
     """Return the plan for a DataFrame of this schema.
 
-    Parameters
-    ----------
-    schema : pyspark.sql.types.StructType
-    topic : str or None
-        The option, if given.
-    schemas : tuple of WriterSchema
-        The schemas of keys and values that are encoded; their columns may have any type that the schema takes.
-
-    Raises
-    ------
-    UsageError
-        The column `value` is missing, or a column has a wrong type.
-    ConfigurationError
-        There is neither the option nor the column `topic`.
+    `topic`: the option, if given.
+    `schemas`: the schemas of keys and values that are encoded; their columns may have any type that the schema takes.
+    Raises `UsageError`: the column `value` is missing, or a column has a wrong type. `ConfigurationError`: there is
+    neither the option nor the column `topic`.
     """
     fields = {field.name: field for field in schema.fields}
     if "topic" not in fields and topic is None:
@@ -165,11 +146,8 @@ def _column_names(schema: StructType) -> str:
 def topic_columns(plan: SinkPlan, batch: pa.RecordBatch) -> Iterator[TopicColumns]:
     """Yield the rows of a batch by topic, in their order within each topic.
 
-    Raises
-    ------
-    UsageError
-        Kafka does not accept a row: null topic, header without a key, negative timestamp or partition. Raised before
-        anything is yielded.
+    Raises `UsageError`: Kafka does not accept a row: null topic, header without a key, negative timestamp or partition.
+    Raised before anything is yielded.
     """
     if batch.num_rows == 0:
         return

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 def task_writer(options: SinkOptions, plan: SinkPlan, *, streaming: bool) -> TaskWriter | TransactionalTaskWriter:
     """Create the task writer, which Spark pickles for executors. Call it once per batch write: it generates the id.
 
-    Raises
-    ------
-    KafkaError
-        With exactly-once: the driver, which must end the transactions, cannot reach a broker.
+    Raises `KafkaError`: with exactly-once: the driver, which must end the transactions, cannot reach a broker.
     """
     if options.delivery_guarantee != "exactly-once":
         return TaskWriter(options.client, options.producer, plan)

@@ -31,17 +31,8 @@ log = logging.getLogger(__name__)
 class RowStreamWriter(PickledForExecutors, DataSourceStreamWriter):
     """The writer of a micro-batch of rows: for PySpark 4.0, which cannot pass Arrow batches to a streaming sink.
 
-    Parameters
-    ----------
-    options : SinkOptions
-    schema : pyspark.sql.types.StructType
-    warnings : sequence of str
-        Warnings about the options, logged when a query's first batch has ended.
-
-    Raises
-    ------
-    ConfigurationError, UsageError
-        The DataFrame cannot be written (see `plan_sink`).
+    `warnings`: warnings about the options, logged when a query's first batch has ended.
+    Raises `ConfigurationError` or `UsageError`: the DataFrame cannot be written (see `plan_sink`).
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, warnings: Sequence[str] = ()) -> None:

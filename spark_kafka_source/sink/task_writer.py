@@ -58,13 +58,8 @@ class TaskWriter:
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskWritten:
         """Send all rows and wait for their acknowledgement.
 
-        Raises
-        ------
-        UsageError
-            Kafka does not accept a row.
-        KafkaError
-            As `Producer`. The message counts the rows acknowledged before, which are not removed (at least once).
-            Spark repeats the task, or fails the batch.
+        Raises `UsageError`: Kafka does not accept a row. `KafkaError`: as `Producer`. The message counts the rows
+        acknowledged before, which are not removed (at least once). Spark repeats the task, or fails the batch.
         """
         with borrowed_producer(self.client, self.producer, Producer) as producer:
             try:

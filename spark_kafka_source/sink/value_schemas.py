@@ -29,18 +29,11 @@ _MAX_ENCODERS = 64
 class WriterSchema:
     """The schema that a column is written with.
 
-    Attributes
-    ----------
-    part : {"key", "value"}
-    format : str
-        One of `formats.FORMATS`.
-    text : str
-    references : tuple of (str, str)
-        Schemas that it uses, by name.
-    prefix : bytes
-        The bytes before each value: none, or a zero byte and the schema's id.
-    message : str or None
-        The message of a Protobuf schema.
+    `part`: {"key", "value"}.
+    `format`: one of `formats.FORMATS`.
+    `references`: schemas that it uses, by name.
+    `prefix`: the bytes before each value: none, or a zero byte and the schema's id.
+    `message`: the message of a Protobuf schema.
     """
 
     part: Literal["key", "value"]
@@ -58,12 +51,8 @@ class WriterSchema:
 def writer_schemas(options: SinkOptions, schema: StructType) -> tuple[WriterSchema, ...]:
     """Return the schemas of encoded keys and values. Checks that they fit the types of the DataFrame's columns.
 
-    Raises
-    ------
-    RegistryFailed
-        The registry does not have the subject or the schema, refuses a new one as incompatible, or does not respond.
-    ConfigurationError
-        A column has a type that its schema cannot take; the message has the field.
+    Raises `RegistryFailed`: the registry does not have the subject or the schema, refuses a new one as incompatible, or
+    does not respond. `ConfigurationError`: a column has a type that its schema cannot take; the message has the field.
     """
     schemas = []
     for part in options.encoded:

@@ -47,18 +47,9 @@ class TaskDecoder:
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
         """Return the decoded columns of a batch, and `_raw` and `_error` if the query selects them.
 
-        Returns
-        -------
-        columns : dict of str to pyarrow.Array
-        rows : array of int or None
-            Row numbers of the rows to return; None for all rows. The others are dead letters.
-
-        Raises
-        ------
-        DecodeFailed
-            A key or a value is invalid, and `onDecodeError` is fail.
-        RegistryFailed
-            The registry did not return a schema.
+        Returns arrays by column, and the numbers of the rows to return; None for all rows. The others are dead letters.
+        Raises `DecodeFailed`: a key or a value is invalid, and `onDecodeError` is fail. `RegistryFailed`: the registry
+        did not return a schema.
         """
         headers = batch.column("headers") if self._headers else None
         columns: dict[str, pa.Array] = {}
@@ -84,10 +75,7 @@ class TaskDecoder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait until the dead letters are acknowledged; drop them if the task has failed.
 
-        Raises
-        ------
-        KafkaError
-            A dead letter was not acknowledged.
+        Raises `KafkaError`: a dead letter was not acknowledged.
         """
         # Spark ends the iteration of a task whose rows suffice (LIMIT).
         if kind is None or kind is GeneratorExit:
@@ -118,10 +106,7 @@ class DeadLetters:
     def send(self, batch: pa.RecordBatch, source_range: Range, errors: Mapping[int, str]) -> None:
         """Send the records of these rows; returns before they are acknowledged.
 
-        Raises
-        ------
-        KafkaError
-            An earlier dead letter was not acknowledged.
+        Raises `KafkaError`: an earlier dead letter was not acknowledged.
         """
         from protocol.fetch.partition_consumer import messages_of
         from protocol.processing.failures import dead_letter_headers

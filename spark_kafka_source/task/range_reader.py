@@ -96,23 +96,10 @@ class RangeReader(PickledForExecutors):
 def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all ranges, in offset order within each range. Runs on an executor.
 
-    Parameters
-    ----------
-    options : SourceOptions
-    ranges : sequence of Range
-        Batches of different ranges arrive in any order.
-
-    Yields
-    ------
-    pyarrow.RecordBatch
-        With the schema `row_schema.arrow_schema`: `timestamp` in microseconds, UTC.
-
-    Raises
-    ------
-    KafkaError
-        As `protocol.fetch.bounded_reader.BoundedReader`.
-    UsageError
-        A record's timestamp exceeds Spark's range.
+    `ranges`: batches of different ranges arrive in any order.
+    Yields batches with the schema `row_schema.arrow_schema`: `timestamp` in microseconds, UTC.
+    Raises `KafkaError`: as `protocol.fetch.bounded_reader.BoundedReader`. `UsageError`: a record's timestamp exceeds
+    Spark's range.
     """
     client = PROCESS.client(options.client)
     client.has_answered = True  # the driver has connected when it planned these ranges

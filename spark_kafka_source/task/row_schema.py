@@ -71,14 +71,8 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
 def arrow_schema(columns: tuple[str, ...], schemas: Schemas = ()) -> pa.Schema:
     """Return the schema of every `RecordBatch` for Spark. All fields are nullable.
 
-    Parameters
-    ----------
-    columns : tuple of str
-    schemas : tuple of (str, ReaderSchema)
-        Schemas of the decoded columns, by column name.
+    `schemas`: schemas of the decoded columns, by column name.
 
-    Notes
-    -----
     key, value: binary; topic: string; partition, timestampType: int32; offset: int64; timestamp: timestamp[us, UTC];
     headers: list of struct (key: string, value: binary).
     """

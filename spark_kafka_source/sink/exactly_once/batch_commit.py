@@ -38,11 +38,8 @@ L = TypeVar("L", bound="Ledger | None")
 def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
     """Commit the transactions of the tasks.
 
-    Raises
-    ------
-    KafkaError
-        Before the decision: no record of the batch is visible, and it is written again. After it: the next start of the
-        query completes the commit, as the message says.
+    Raises `KafkaError`: before the decision: no record of the batch is visible, and it is written again. After it: the
+    next start of the query completes the commit, as the message says.
     """
     prepared = [message for message in messages if isinstance(message, PreparedWrite)]
     if not prepared:
@@ -151,10 +148,7 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
 def _require_open(client: Client, prepared: Sequence[PreparedWrite]) -> list[TransactionalIdentity]:
     """Raise `KafkaError` if a transaction has ended: then none may be committed.
 
-    Returns
-    -------
-    list of TransactionalIdentity
-        Open transactions of tasks without a prepared one, left by a killed or lost attempt.
+    Returns open transactions of tasks without a prepared one, left by a killed or lost attempt.
     """
     identities = _identities(prepared)
     open_transactions = describe_open_transactions(

@@ -36,18 +36,8 @@ def fence_other_attempts(
 
     Runs on the driver.
 
-    Parameters
-    ----------
-    client : Client
-    write : Query
-    prepared : collection of TransactionalIdentity
-    tasks_without : iterable of int
-        Tasks without a transaction; an earlier attempt may have left one.
-
-    Raises
-    ------
-    KafkaError
-        An attempt may still run.
+    `tasks_without`: tasks without a transaction; an earlier attempt may have left one.
+    Raises `KafkaError`: an attempt may still run.
     """
     failures = _fence(client, [write.transactional_id])
     failures += _fence_others(client, write, {identity.transactional_id for identity in prepared}, tasks_without)

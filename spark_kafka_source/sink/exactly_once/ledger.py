@@ -29,18 +29,11 @@ _STARTS_KEPT = 20
 class Ledger:
     """The decisions of a query.
 
-    Attributes
-    ----------
-    topic : str
-        Topic of the offsets; the tasks' markers use its partition 0, too.
-    starts : tuple of str
-        Spark's run ids of the query's last 20 starts, the newest last; only the newest may write.
-    batch_id : int
-        The last decided batch; -1: none.
-    task_count : int
-        Number of the batch's tasks. Only tasks with rows have a transaction.
-    transactions : mapping of int to ProducerIdentity
-        Identity of each task's transaction.
+    `topic`: topic of the offsets; the tasks' markers use its partition 0, too.
+    `starts`: Spark's run ids of the query's last 20 starts, the newest last; only the newest may write.
+    `batch_id`: the last decided batch; -1: none.
+    `task_count`: number of the batch's tasks. Only tasks with rows have a transaction.
+    `transactions`: identity of each task's transaction.
     """
 
     topic: str

@@ -79,24 +79,11 @@ def rewrite_ledger(
 
     The last writer keeps its identity, and needs no request before the next write unless another writer has fenced it.
 
-    Parameters
-    ----------
-    client : Client
-    query : Query
-    change : callable
-        Returns the new ledger.
-    transaction_timeout_ms : int
-    deadline : Deadline
-    fence_first : bool
-        Fence all other writers and read the ledger before `change` is called, so that it may act on the ledger.
-
-    Raises
-    ------
-    UsageError
-        A ledger was written that cannot be read.
-    KafkaError
-        As `change`; or a retriable error if another writer interfered, or if the outcome is unknown. The next try reads
-        the ledger.
+    `change`: returns the new ledger.
+    `fence_first`: fence all other writers and read the ledger before `change` is called, so that it may act on the
+    ledger.
+    Raises `UsageError`: a ledger was written that cannot be read. `KafkaError`: as `change`; or a retriable error if
+    another writer interfered, or if the outcome is unknown. The next try reads the ledger.
     """
     # The key has the process id, because a forked child must not use its parent's producer identity.
     key = (os.getpid(), query)

@@ -50,9 +50,7 @@ def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: It
     Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the
     task's marker does. None of the tasks may have an open transaction: it hides the marker.
 
-    Raises
-    ------
-    BrokerError, DeadlineExceeded
+    Raises `BrokerError` or `DeadlineExceeded`.
     """
     query = batch.query
     decided = {task: ledger.transactions[task] for task in tasks if task in ledger.transactions}

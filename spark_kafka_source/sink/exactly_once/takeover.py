@@ -51,12 +51,8 @@ _POLL_S = 0.2
 class LedgerProducer:
     """The producer that writes the ledger.
 
-    Attributes
-    ----------
-    identity : TransactionalIdentity or None
-        None before Kafka 3.0, where only delays keep tasks apart.
-    is_idle : bool
-        Its last transaction is complete, and no other one has begun.
+    `identity`: None before Kafka 3.0, where only delays keep tasks apart.
+    `is_idle`: its last transaction is complete, and no other one has begun.
     """
 
     identity: TransactionalIdentity | None
@@ -109,23 +105,9 @@ def take_over(
 ) -> Ledger | None:
     """Return the ledger after this start has taken over.
 
-    Parameters
-    ----------
-    client : Client
-    batch : StreamBatch
-    topic : str or None
-        Topic for the offsets of a new ledger; None: return None if there is no ledger.
-    transaction_timeout_ms : int
-    deadline : Deadline
-
-    Raises
-    ------
-    ProducerFenced
-        There is a newer start, or the batch was decided without this attempt.
-    UsageError
-        The checkpoint was reset to an earlier batch.
-    KafkaError
-        A request failed.
+    `topic`: topic for the offsets of a new ledger; None: return None if there is no ledger.
+    Raises `ProducerFenced`: there is a newer start, or the batch was decided without this attempt. `UsageError`: the
+    checkpoint was reset to an earlier batch. `KafkaError`: a request failed.
     """
     undecided: list[TransactionalIdentity] = []
 
@@ -191,11 +173,8 @@ def require_not_decided(client: Client, batch: StreamBatch, former_ledger: Ledge
     Waits for a decision that is being written. An attempt that is too late would otherwise see the ledger before it,
     and leave a transaction open that only the next batch or a timeout ends.
 
-    Raises
-    ------
-    ProducerFenced
-        There is a newer start, or the batch was decided with another attempt of the task: a transaction of this attempt
-        would stay open until it times out.
+    Raises `ProducerFenced`: there is a newer start, or the batch was decided with another attempt of the task: a
+    transaction of this attempt would stay open until it times out.
     """
     deadline, operation = client.deadline(), f"ledger of {batch.query.transactional_id}"
     read = partial(read_written_ledger, client, batch.query, deadline, require_stable=True)

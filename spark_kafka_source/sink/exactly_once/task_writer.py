@@ -49,16 +49,9 @@ _BROKER = 4
 class PreparedWrite(TaskWritten):
     """The prepared transaction of a task.
 
-    Attributes
-    ----------
-    query : Query
-    batch : StreamBatch or None
-        None in a batch write.
-    task : int
-    identity : ProducerIdentity or None
-        Identity of the transaction; None if there were no rows to write.
-    decided_task_count : int or None
-        Number of tasks of the batch if an earlier start has decided it.
+    `batch`: None in a batch write.
+    `identity`: identity of the transaction; None if there were no rows to write.
+    `decided_task_count`: number of tasks of the batch if an earlier start has decided it.
     """
 
     query: Query
@@ -72,10 +65,7 @@ class PreparedWrite(TaskWritten):
 class TransactionalTaskWriter:
     """Writes the rows of one task in a transaction, otherwise as `TaskWriter`.
 
-    Attributes
-    ----------
-    write_id : str or None
-        Id of a batch write, generated on the driver; None for a stream.
+    `write_id`: id of a batch write, generated on the driver; None for a stream.
     """
 
     client: ClientConfig
