@@ -111,7 +111,6 @@ matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 
 		SPARK_KAFKA_SOURCE_STORM_S=30 $(BIN)/python -m pytest -q -m kafka -rs --timeout 900 -o faulthandler_timeout=3700 \
 			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
 			tests/spark/driver/test_group_start.py tests/spark/driver/test_other_members.py \
-			tests/spark/driver/test_killed_member.py tests/spark/driver/test_lost_coordinator.py \
 			tests/spark/test_storm.py || exit 1; \
 	done
 
