@@ -15,7 +15,6 @@ SLEEPS = {
     "spark/sink/test_broker_killed.py": "a Spark task yields rows slowly while a broker is killed",
     "spark/test_killed_query.py": "a process is killed at a random time of its batch",
     "spark/test_sessions.py": "rows are written while sessions of a real broker expire",
-    "spark/test_storm.py": "processes are killed at random times",
     "support/kafka_proxy.py": "a frame between a client and a real broker is delayed",
     "support/wait_until.py": "the interval between two checks of a condition",
 }

@@ -31,7 +31,6 @@ class Run:
         self.fail = False
         self.may_continue = threading.Event()
         self.may_continue.set()
-        self.every = "100 milliseconds"
 
     def start(
         self,
@@ -52,7 +51,7 @@ class Run:
         given |= {name.replace("_", "."): value for name, value in options.items()}
         rows = spark.readStream.format("pykafka-group").options(**given).load()
         writer = rows.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(checkpoint))
-        self.query = writer.trigger(processingTime=self.every).start()
+        self.query = writer.trigger(processingTime="100 milliseconds").start()
 
     def keep(self, batch: DataFrame, batch_id: int) -> None:
         rows = batch.select("partition", "offset").collect()

@@ -24,8 +24,6 @@ class NumberSource:
         Number of records of each round.
     every_s : float
         Time between two rounds.
-    settings : object
-        Further properties of the producer, with underscores.
 
     Attributes
     ----------
@@ -40,12 +38,9 @@ class NumberSource:
         record: Callable[[int], dict[str, Any]],
         at_once: int,
         every_s: float = 0.01,
-        **settings: object,
     ) -> None:
         self.count = 0
-        values = {name.replace("_", "."): value for name, value in settings.items()}
-        fixed = {"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0}
-        self._producer = Producer(fixed | values)
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5, "log_level": 0})
         self._topic = topic
         self._record = record
         self._at_once = at_once
