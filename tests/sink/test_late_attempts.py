@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pyarrow as pa
@@ -14,34 +13,13 @@ from protocol.testing.fake_kafka.requests import Body
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, ledger_group, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
 from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
-from tests.support import read_committed
-from tests.support.exactly_once_query import Query, paused_at
+from tests.support.exactly_once_query import TOPIC, Query, paused_at
 from tests.support.spark_task import spark_task
-
-TOPIC = "written"
-
-
-@pytest.fixture(params=["2", "1"], ids=["transaction.version 2", "transaction.version 1"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
-    with FakeKafka(settings={"transaction.version": request.param}) as cluster:
-        cluster.create_topic(TOPIC)
-        yield cluster
-
-
-@pytest.fixture
-def query(cluster: FakeKafka) -> Iterator[Query]:
-    yield Query(cluster.bootstrap_servers)
-    PROCESS.reset()
-
-
-def readable(query: Query) -> list[str]:
-    return sorted(value.decode() for value in read_committed.by_this_project(query.bootstrap_servers, TOPIC)[0])
 
 
 class BatchWrite:
@@ -81,8 +59,7 @@ def test_exactly_once_task_shares_one_connection_per_broker_for_coordinators(que
 def test_killed_stream_task_empty_on_retry_leaves_no_open_transaction(query: Query) -> None:
     query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
     query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))
-    assert query.left_open() == []
-    assert readable(query) == ["kept"]
+    assert query.committed_values() == ["kept"]
 
 
 def test_stream_batch_without_rows_aborts_transaction_of_killed_attempt(query: Query) -> None:
@@ -99,7 +76,7 @@ def test_fenced_driver_aborts_no_transaction_of_newer_start(query: Query) -> Non
         with pytest.raises(ProducerFenced, match="was started again elsewhere"):
             query.commit(*messages)
     query.commit(*second)
-    assert readable(query) == ["B0"]
+    assert query.committed_values() == ["B0"]
 
 
 def test_killed_batch_write_task_empty_on_retry_leaves_no_open_transaction(query: Query) -> None:
@@ -107,7 +84,7 @@ def test_killed_batch_write_task_empty_on_retry_leaves_no_open_transaction(query
     write.task(0, "of a killed attempt")
     write.commit(write.task(0), write.task(1, "kept"))
     assert write.left_open() == []
-    assert readable(query) == ["kept"]
+    assert query.committed_values() == ["kept"]
 
 
 @pytest.mark.parametrize("how", ["batch write", "stream"])
@@ -132,7 +109,7 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
             write.task(0, "of a killed attempt")
             write.commit(write.task(0), write.task(1, "kept"), write.task(2, "more"))
     assert write.left_open() == remaining() == []
-    assert readable(query) == ["kept", "more"]
+    assert query.committed_values() == ["kept", "more"]
 
 
 # -- an attempt that is still running after the end of its batch --------------------------------------
@@ -145,7 +122,7 @@ def test_late_attempt_after_committed_batch_write_is_refused(query: Query, rows_
     with pytest.raises(ProducerFenced, match="has ended: it was committed without this attempt"):
         write.task(0, "late")
     assert write.left_open() == []
-    assert readable(query) == sorted(["other", *rows_before])
+    assert query.committed_values() == sorted(["other", *rows_before])
 
 
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
@@ -158,7 +135,7 @@ def test_empty_task_paused_during_batch_write_commit_leaves_no_open_transaction(
     with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, meanwhile):
         write.task(0, "late")
     assert write.left_open() == []
-    assert readable(query) == ["other"]
+    assert query.committed_values() == ["other"]
 
 
 def test_batch_write_lists_no_task_ids_of_completed_writes(cluster: FakeKafka, query: Query) -> None:
@@ -187,7 +164,7 @@ def test_late_attempt_does_not_fence_commit_of_its_batch_write(query: Query) -> 
 
     with paused_at(batch_commit, "_commit", late):
         write.commit(prepared)
-    assert readable(query) == ["row"]
+    assert query.committed_values() == ["row"]
 
 
 def test_late_attempt_of_earlier_stream_batch_is_refused(query: Query) -> None:
@@ -197,7 +174,7 @@ def test_late_attempt_of_earlier_stream_batch_is_refused(query: Query) -> None:
     with pytest.raises(ProducerFenced, match=r"too late: batch 0 .* was decided without it.* up to batch 1"):
         query.task("A", 0, 0, (TOPIC, "late"))
     query.commit(prepared)
-    assert readable(query) == ["0", "1", "2"]
+    assert query.committed_values() == ["0", "1", "2"]
 
 
 def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(query: Query) -> None:
@@ -211,8 +188,7 @@ def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(q
         paused_at(TransactionalProducer, "init_transactions", meanwhile),
     ):
         query.task("A", 0, 0, (TOPIC, "late"))
-    assert query.left_open() == []
-    assert readable(query) == ["other"]
+    assert query.committed_values() == ["other"]
 
 
 def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -> None:
@@ -227,7 +203,7 @@ def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -
 
     with paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.commit(query.task("A", 2, 0, (TOPIC, "2")))
-    assert readable(query) == ["0", "1", "2"]
+    assert query.committed_values() == ["0", "1", "2"]
 
 
 # -- a decided batch, restarted with another number of tasks ------------------------------------------
@@ -237,9 +213,9 @@ def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -
 def test_decided_batch_with_other_task_count_completes_if_all_transactions_committed(query: Query, now: int) -> None:
     query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
     query.commit(*(query.task("B", 0, task, (TOPIC, f"B{task}")) for task in range(now)))
-    assert readable(query) == ["A0", "A1"]
+    assert query.committed_values() == ["A0", "A1"]
     query.commit(*(query.task("B", 1, task, (TOPIC, f"C{task}")) for task in range(now)))
-    assert readable(query) == ["A0", "A1", *(f"C{task}" for task in range(now))]
+    assert query.committed_values() == ["A0", "A1", *(f"C{task}" for task in range(now))]
 
 
 @pytest.mark.parametrize(("now", "lost"), [(1, 1), (1, 0), (3, 0)])
@@ -252,7 +228,7 @@ def test_decided_batch_with_other_task_count_fails_if_transaction_timed_out(quer
     query.abort(*second)
     assert query.left_open() == []
     query.commit(*(query.task("C", 0, task, (TOPIC, f"C{task}")) for task in range(2)))
-    assert readable(query) == sorted([f"A{1 - lost}", f"C{lost}"])
+    assert query.committed_values() == sorted([f"A{1 - lost}", f"C{lost}"])
 
 
 # -- speculative execution ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Start, stop, suspend and kill processes, threads, queries and brokers in random order.
+"""Start, stop and kill processes and threads in random order.
 
 The tests that do this share this driver; what must hold meanwhile and afterwards is in each test. A kill at a certain
 request is in `killing.py`.
@@ -12,28 +12,21 @@ import random
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
-from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT
 
 
 class Actor:
-    """A process, thread, query or broker. A test implements the methods of the moves that it uses."""
+    """A process or thread. A test implements the methods of the moves that it uses."""
 
     def start(self) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:
         """End in an orderly way."""
-        raise NotImplementedError
-
-    def suspend(self) -> None:
-        raise NotImplementedError
-
-    def resume(self) -> None:
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -46,7 +39,6 @@ class Actor:
 class State(Enum):
     DOWN = "down"
     UP = "up"
-    SUSPENDED = "suspended"
 
 
 class Move(Enum):
@@ -54,16 +46,12 @@ class Move(Enum):
 
     START = "start"
     STOP = "stop"
-    SUSPEND = "suspend"
-    RESUME = "resume"
     KILL = "kill"
 
 
 LEADS_TO = {
     Move.START: State.UP,
     Move.STOP: State.DOWN,
-    Move.SUSPEND: State.SUSPENDED,
-    Move.RESUME: State.UP,
     Move.KILL: State.DOWN,
 }
 
@@ -77,10 +65,10 @@ class Chaos:
         All are down.
     rng : random.Random
     moves : mapping of Move to int
-        The moves of an actor that is up, with their weights: STOP, SUSPEND, KILL.
+        The moves of an actor that is up, STOP and KILL, with their weights.
     max_down : int
-        With more actors down or suspended than this, a step starts or resumes one of them. 0: what has been ended is
-        started again at the next step.
+        With more actors down than this, a step starts one of them. 0: what has been ended is started again at the next
+        step.
 
     Attributes
     ----------
@@ -99,10 +87,10 @@ class Chaos:
     def step(self) -> Move:
         for actor in self.those(State.UP):
             actor.check()
-        absent = self.those(State.DOWN, State.SUSPENDED)
-        actor = self._rng.choice(absent if len(absent) > self._max_down else list(self._states))
-        back = self._way_back(actor)
-        move = back or self._rng.choices(list(self._moves), list(self._moves.values()))[0]
+        down = self.those(State.DOWN)
+        actor = self._rng.choice(down if len(down) > self._max_down else list(self._states))
+        is_down = self._states[actor] is State.DOWN
+        move = Move.START if is_down else self._rng.choices(list(self._moves), list(self._moves.values()))[0]
         self.do(move, actor)
         return move
 
@@ -112,22 +100,15 @@ class Chaos:
         self.counts[move] += 1
 
     def start_all(self) -> None:
-        """Start or resume all actors that are not up."""
-        for actor in self._states:
-            if back := self._way_back(actor):
-                self.do(back, actor)
+        for actor in self.those(State.DOWN):
+            self.do(Move.START, actor)
 
     def end_all(self, move: Move = Move.STOP) -> None:
-        """Stop, or kill, all actors that are not down; the suspended ones can only be killed."""
-        for actor in self.those(State.UP, State.SUSPENDED):
+        for actor in self.those(State.UP):
             self.do(move, actor)
 
-    def those(self, *states: State) -> list[Actor]:
-        """Return the actors in these states."""
-        return [actor for actor, state in self._states.items() if state in states]
-
-    def _way_back(self, actor: Actor) -> Move | None:
-        return {State.DOWN: Move.START, State.SUSPENDED: Move.RESUME, State.UP: None}[self._states[actor]]
+    def those(self, state: State) -> list[Actor]:
+        return [actor for actor in self._states if self._states[actor] is state]
 
 
 class Program(Actor):
@@ -164,12 +145,6 @@ class Program(Actor):
             process.send_signal(self._stop_signal)
         assert process.wait(60) in (0, 128 + (self._stop_signal or 0)), f"{self.output}: {process.returncode}"
 
-    def suspend(self) -> None:
-        os.killpg(self._running.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.killpg(self._running.pid, signal.SIGCONT)
-
     def kill(self) -> None:
         """Kill the program and all that it has started, even after its end."""
         with contextlib.suppress(ProcessLookupError):
@@ -191,28 +166,3 @@ class Program(Actor):
     def _running(self) -> subprocess.Popen[bytes]:
         assert self.process is not None
         return self.process
-
-
-class ChosenBroker(Actor):
-    """The broker that `choose` returns when it is ended, for instance a coordinator; it is the one to start again."""
-
-    def __init__(self, kafka: LocalKafka, choose: Callable[[], int]) -> None:
-        self._kafka = kafka
-        self._choose = choose
-        self._chosen: int | None = None  # None: all brokers run
-
-    def start(self) -> None:
-        if self._chosen is not None:
-            self._kafka.start(self._chosen)
-
-    def kill(self) -> None:
-        self._chosen = self._choose()
-        self._kafka.kill(self._chosen)
-
-    def suspend(self) -> None:
-        self._chosen = self._choose()
-        self._kafka.pause(self._chosen)
-
-    def resume(self) -> None:
-        assert self._chosen is not None
-        self._kafka.resume(self._chosen)

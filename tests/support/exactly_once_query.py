@@ -21,6 +21,8 @@ from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, Tran
 from tests.support import read_committed
 from tests.support.spark_task import spark_task
 
+TOPIC = "written"
+
 
 @dataclass
 class Query:
@@ -44,6 +46,10 @@ class Query:
         context = spark_task(task, query_id=self.query_id, start_id=start, batch_id=batch, **properties)
         with context, self.process_of(start):
             return self.writer().write([columns])
+
+    def tasks(self, start: str, batch: int = 0, name: str | None = None, count: int = 2) -> list[PreparedWrite]:
+        """Write a row to `TOPIC` in each of the tasks; its value is `name`, by default the start, and the task."""
+        return [self.task(start, batch, task, (TOPIC, f"{name or start}{task}")) for task in range(count)]
 
     def writer(self, *, streaming: bool = True) -> TransactionalTaskWriter:
         """Return the task writer."""
@@ -78,11 +84,13 @@ class Query:
         identities = list_open_transactions(self.client, self.transactional_id(), self.client.deadline())
         return [identity.transactional_id.rsplit("-", 1)[1] for identity in identities]
 
-    def committed_values(self, *topics: str) -> list[bytes]:
+    def committed_values(self, *topics: str) -> list[str]:
         """Return the values that a `read_committed` consumer reads; assert that no transaction is open."""
         assert self.left_open() == []
-        collected = [read_committed.by_librdkafka(self.bootstrap_servers, topic) for topic in topics]
-        return sorted(value for values in collected for each in values.values() for value in each)
+        by_topic = [read_committed.by_this_project(self.bootstrap_servers, topic) for topic in topics or (TOPIC,)]
+        return sorted(
+            value.decode() for by_partition in by_topic for values in by_partition.values() for value in values
+        )
 
 
 @contextmanager
