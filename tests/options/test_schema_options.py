@@ -76,6 +76,23 @@ def refusal(url: str, **more: str) -> str:
         ),
         ({"valueFormat": "protobuf", "valueSchema": "message M { map<double, M> m = 1; }"}, "keys of the type double"),
         ({"valueFormat": "avro", "valueSchema": "schemas/order.avsc"}, "a file is given as file:schemas/order.avsc"),
+        ({"valueFormat": "avro", "valueSchema": "{"}, "valueSchema: the Avro schema is not JSON"),
+        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
+        ({"valueFormat": "avr"}, "valueFormat is 'avr' .*did you mean avro"),
+        ({"columns": "_raw"}, "columns names _raw, but onDecodeError is fail; set onDecodeError to null"),
+        ({"subscribe": "a,b"}, "reads 2 topics: set valueSubject"),
+        ({"schema__registry__urls": "http://r:1"}, "schema.registry.urls is unknown; did you mean schema.registry.url"),
+        (
+            {"valueFormat": "protobuf", "valueSchema": "message A {"},
+            "valueSchema: the Protobuf schema has .* in line 1",
+        ),
+        (
+            {"valueFormat": "protobuf", "valueSchema": "message A { A a = 1; }"},
+            "the field a is recursive: A contains itself. Set recursive.fields.max.depth",
+        ),
+        ({"valueFormat": "json", "valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
+        ({"valueFormat": "json", "valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL at 'its end'"),
+        ({"valueFormat": "json", "valueSchema": "i INT", "valueFields": "x"}, "the schema has no field x; it has i"),
         (
             {"valueSubject": "a", "schema__registry__basic__auth__user__info": "${env:NOT_THERE}"},
             r"schema\.registry\.basic\.auth\.user\.info: \$\{env:NOT_THERE\} cannot be resolved",
@@ -141,6 +158,12 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
         ),
         ({"valueSubject": "a"}, "the column value cannot be written: the schema has no field name; it has id"),
         ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
+        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
+        ({"valueFormat": "confluent-protobuf", "valueSubject": "p"}, "the schema has no field name; it has id"),
+        (
+            {"valueFormat": "protobuf", "valueSchema": "message M { int32 name = 1; }"},
+            "name is string, which the schema's int32 cannot take",
+        ),
         ({"valueSubject": "secret"}, "version 3 of the subject secret has rules that are not applied here, and that "),
         # The contract of the subject holds for an older version that has no rules, too.
         ({"valueSubject": "secret", "valueSchema": WITH_NAME}, "version 3 of the subject secret has rules .*hidePII"),

@@ -149,23 +149,3 @@ def test_fixed_schema_needs_no_registry(topic1: Any, write: Write, load: Any, tm
     path.write_bytes(files.SerializeToString())
     frame = load(topic, valueFormat="protobuf", valueSchema=f"file:{path}", valueMessageName="shop.Order")
     assert [tuple(row) for row in frame.select("value.*").orderBy("id").collect()] == expected
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({}, "-value with the status 404"),
-        ({"valueFormat": "protobuf"}, "valueFormat is protobuf, but there is no valueSchema"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message A {"},
-            "valueSchema: the Protobuf schema has .* in line 1",
-        ),
-        (
-            {"valueFormat": "protobuf", "valueSchema": 'syntax = "proto3"; message A { A a = 1; }'},
-            "the field a is recursive: A contains itself. Set recursive.fields.max.depth",
-        ),
-    ],
-)
-def test_wrong_option_is_refused_with_its_name(topic1: Any, load: Any, more: dict[str, str], message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        load(topic1(), **more)

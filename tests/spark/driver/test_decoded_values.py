@@ -57,9 +57,6 @@ def write(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Write:
     return send
 
 
-Read = Callable[..., DataFrame]
-
-
 @pytest.fixture
 def options(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Callable[..., dict[str, str]]:
     def make(topic: str, **more: str) -> dict[str, str]:
@@ -208,31 +205,6 @@ def test_fixed_schema_and_text_keys_need_no_registry(
     frame = read(spark, {**texts, "valueFormat": "avro", "valueSchema": f"file:{file}", "keyFormat": "string"})
     rows = frame.select("key", "value.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [("k", 1, "DE"), ("k", 2, "FR")]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({}, "-value with the status 404"),
-        ({"valueSubject": "other"}, "subject other with the status 404"),
-        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
-        ({"valueFormat": "avro", "valueSchema": "{"}, "valueSchema: the Avro schema is not JSON"),
-        ({"valueFormat": "avr"}, "valueFormat is 'avr' .*did you mean avro"),
-        ({"columns": "_raw"}, "columns names _raw, but onDecodeError is fail; set onDecodeError to null"),
-        ({"schema_registry_url": "registry:1"}, "schema.registry.url has a wrong value"),
-        ({"schema_registry_urls": "http://r:1"}, "schema.registry.urls is unknown; did you mean schema.registry.url"),
-    ],
-)
-def test_wrong_option_is_refused_with_its_name(
-    spark: SparkSession, topic1: Any, options: Any, more: dict[str, str], message: str
-) -> None:
-    with pytest.raises(Exception, match=message):
-        read(spark, options(topic1(), **more))
-
-
-def test_topics_without_a_subject_are_refused(spark: SparkSession, options: Any) -> None:
-    with pytest.raises(Exception, match="reads 2 topics: set valueSubject"):
-        read(spark, options("a,b"))
 
 
 def test_example_of_the_page_runs(

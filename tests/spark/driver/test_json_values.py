@@ -15,7 +15,6 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
 
 import protocol
 from protocol.records.arrow_numpy import nullable_binaries
@@ -71,18 +70,6 @@ def test_values_are_those_of_from_json(spark: SparkSession, topic1: Any, write: 
     assert ours.collect()[0]["value"]["lines"][1]["sku"] is None
 
 
-def test_schema_may_be_the_json_of_a_struct_type_in_a_file(
-    spark: SparkSession, topic1: Any, write: Any, options: Any, tmp_path: Path
-) -> None:
-    topic = topic1()
-    write(topic, VALUES)
-    file = tmp_path / "order.json"
-    file.write_text(StructType.fromDDL(ORDERS).json())
-    frame = read(spark, options(topic, valueSchema=f"file:{file}", valueFields="id"))
-    assert frame.select("value.*").columns == ["id"]
-    assert [row.id for row in frame.select("value.id").collect()] == [1, 2, None, None]
-
-
 def test_stream_fails_at_a_value_of_another_type_with_its_field(
     spark: SparkSession, topic1: Any, write: Any, options: Any, tmp_path: Path
 ) -> None:
@@ -133,19 +120,3 @@ def test_stream_reads_values_of_all_versions_of_a_json_schema(
         writer = frame.writeStream.foreachBatch(lambda batch, _: collected.extend(batch.collect()))
         writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
     assert [row.value and (row.value.id, row.value.note) for row in collected] == [(0, "x"), (1, "x"), (2, "x"), None]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({}, "valueFormat is json, but there is no valueSchema"),
-        ({"valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
-        ({"valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL at 'its end'"),
-        ({"valueSchema": "id INT", "valueFields": "ids"}, "the schema has no field ids; it has id"),
-    ],
-)
-def test_wrong_schema_is_refused_with_the_option(
-    spark: SparkSession, topic1: Any, options: Any, more: dict[str, str], message: str
-) -> None:
-    with pytest.raises(Exception, match=message):
-        read(spark, options(topic1(), **more))

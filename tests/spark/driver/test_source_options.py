@@ -30,7 +30,6 @@ OURS, JVM = "pykafka-group", "kafka"
 # Timestamps are in the past.
 NO_RETENTION = {"retention.ms": "-1"}
 T0_MS = 1_700_000_000_000
-T0 = "2023-11-14T22:13:20"
 
 
 def produce(kafka: LocalKafka, topic: str, partition: int, timestamps_ms: list[int]) -> None:
@@ -125,16 +124,6 @@ def test_batch_by_timestamps_reads_offsets_of_jvm_connector(
         ours, expected = (offsets(batch(spark, kafka1, name, subscribe=timed, **case)) for name in (OURS, JVM))
         assert ours == expected, case
         assert ours, case
-
-
-def test_timestamp_as_iso_text_equals_milliseconds(spark: SparkSession, kafka1: LocalKafka, timed: str) -> None:
-    expected = [(0, n) for n in range(51, 100)] + [(1, n) for n in range(2, 6)]
-    for text in (f"{T0}.505Z", "2023-11-15T00:13:20.505+02:00"):
-        options = {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
-        assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == expected
-    both = {"startingOffsetsByTimestamp": each(timed, f"{T0}.505Z", T0_MS + 505, T0_MS + 505, T0_MS + 505)}
-    options = {**both, "startingOffsetsByTimestampStrategy": "latest"}
-    assert offsets(batch(spark, kafka1, subscribe=timed, **options)) == expected
 
 
 def test_stream_by_timestamp_resumes_at_checkpoint(

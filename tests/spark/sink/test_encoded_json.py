@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -109,52 +108,3 @@ def test_stream_registers_the_schema_of_its_column_which_the_source_reads(
     }  # fmt: skip
     sent = spark.read.format("pykafka-group").options(**plain, subscribe=source).load().orderBy("offset")
     assert again.select("timestamp").collect() == sent.select("timestamp").collect()
-
-
-@pytest.mark.parametrize(
-    ("schema", "message"),
-    [
-        ({"id": {"type": "string"}}, "the column value cannot be written: id is int64, which the schema's string"),
-        (
-            {"lines": {"type": "array", "items": {"type": "integer"}}},
-            r"lines\[\] is string, which the schema's integer",
-        ),
-        ({"more": {"type": "string"}}, "the column lacks the field more, which the schema requires"),
-        ({"status": {"enum": [1, 2]}}, "status is string, which the schema's enum cannot take"),
-        ({"note": None}, "the schema has no field note; it has id, lines, status"),
-    ],
-)
-def test_column_that_cannot_be_written_is_refused_before_a_task(
-    spark: SparkSession,
-    kafka1: LocalKafka,
-    topic1: Any,
-    registry: FakeSchemaRegistry,
-    schema: dict[str, Any],
-    message: str,
-) -> None:
-    topic = topic1()
-    properties = {name: each for name, each in {**ORDER["properties"], **schema}.items() if each is not None}
-    required = [*schema] if "more" in schema else []
-    registry.register(f"{topic}-value", json.dumps({**ORDER, "properties": properties, "required": required}), "JSON")
-    with pytest.raises(Exception, match=message):
-        write(orders(spark), options(kafka1, topic, registry))
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("struct(CAST(NULL AS BIGINT) AS id, '' AS note)", "field id: row 0 has null, which the schema does not allow"),
-        ("struct(1L AS id, '' AS note, 'SENT' AS status)", "field status: row 0 has a value that the schema's enum"),
-        (
-            "struct(1L AS id, '' AS note, array('a', NULL) AS lines)",
-            r"field lines\[\]: row 0 has null, which the schema does not allow",
-        ),
-    ],
-)
-def test_value_that_the_schema_does_not_allow_fails_with_its_path(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, column: str, message: str
-) -> None:
-    topic = topic1()
-    registry.register(f"{topic}-value", json.dumps(ORDER), "JSON")
-    with pytest.raises(Exception, match=f"the column value cannot be written: {message}"):
-        write(spark.sql(f"SELECT {column} AS value"), options(kafka1, topic, registry))

@@ -92,30 +92,6 @@ def test_written_values_are_read_by_the_source_as_they_were(
     assert_read_as_written(frame, options(kafka1, topic1(), registry))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({}, "with the status 404.*set schema.registry.auto.register.schemas=true"),
-        ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
-        (
-            {"valueFormat": "avro", "valueSchema": json.dumps({**ORDER, "fields": ORDER["fields"][:1]})},
-            "the column value cannot be written: the schema has no field lines; it has id",
-        ),
-        ({"valueSchema": '"string"', "valueSubject": "x"}, "subject x with the status 404"),
-    ],
-)
-def test_column_that_cannot_be_written_is_refused_before_a_task(
-    spark: SparkSession,
-    kafka1: LocalKafka,
-    topic1: Any,
-    registry: FakeSchemaRegistry,
-    more: dict[str, str],
-    message: str,
-) -> None:
-    with pytest.raises(Exception, match=message):
-        write(orders(spark), options(kafka1, topic1(), registry, **more))
-
-
 def test_null_in_a_required_field_fails_with_its_path(
     spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
 ) -> None:

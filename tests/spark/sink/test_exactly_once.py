@@ -72,7 +72,7 @@ SMALL_BATCHES = {
 
 
 # One point per phase of a batch: tasks write, the driver decides and commits, Spark writes its commit log. `make soak`
-# tests all points; `test_random_deaths` fails at any request, without Spark.
+# tests all points; the scenario exactly_once_sink kills at any line.
 SOME_POINTS = [
     "while a task writes",
     "when the decision is written, and not committed",

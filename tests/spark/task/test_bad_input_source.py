@@ -1,8 +1,7 @@
-"""Wrong options and schemas of a source: each error names cause and remedy."""
+"""Errors of a source with a real broker: each names cause and remedy. tests/options has those of single options."""
 
 from __future__ import annotations
 
-import re
 import socket
 import uuid
 from pathlib import Path
@@ -12,15 +11,10 @@ from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamReader
 
-from protocol.errors import ConfigurationError
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import describe
 from tests.support.noop_queries import row_count, run_query
-from tests.support.soak import SOAK
-
-pytestmark = pytest.mark.soak
 
 
 def run_stream(reader: DataStreamReader, checkpoint: Path) -> str:
@@ -51,13 +45,6 @@ def test_unreachable_bootstrap_server_is_an_error_with_remedy(spark: SparkSessio
     assert "attempt" in error
 
 
-def test_schema_other_than_source_schema_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's own connector refuses it, too. No request is sent."""
-    error = run_stream(reader(spark, "127.0.0.1:1", subscribe="orders").schema("id INT, name STRING"), tmp_path)
-    assert ".schema(...) sets (id int, name string)" in error
-    assert "leave .schema(...) out" in error
-
-
 def test_schema_equal_to_source_schema_is_accepted(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
@@ -74,58 +61,6 @@ def test_unknown_topic_fails_with_remedy(spark: SparkSession, kafka1: LocalKafka
     assert "unknown topic(s) no-such-topic" in error
     assert kafka1.bootstrap_servers.split(",")[0] in error
     assert "option subscribe" in error
-
-
-WRONG = [
-    ({"startingOffsets": '{"orders": {"0"'}, "startingOffsets"),
-    ({"subscribePatern": "x"}, "subscribePattern"),
-    ({"kafka.security.protocol": "TLS"}, "kafka.security.protocol"),
-    ({"startingOffsets": "sometimes"}, "startingOffsets"),
-    ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
-    ({"failOnDataLoss": "perhaps"}, "failOnDataLoss"),
-    ({"assign": '{"orders": [0]}'}, "exactly one"),
-    ({"kafka.enable.auto.commit": "true"}, "commitOffsets"),
-    ({"kafka.isolation.level": "read"}, "kafka.isolation.level"),
-    ({"fetch.min.bytes": "1"}, "kafka.fetch.min.bytes"),
-]
-
-
-@pytest.mark.parametrize(("options", "words"), WRONG)
-def test_wrong_option_is_refused_by_parsing(options: dict[str, str], words: str) -> None:
-    given = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "orders", **options}
-    with pytest.raises(ConfigurationError, match=re.escape(words)):
-        parse_source_options(given, streaming=True)
-
-
-# All errors take the same path through Spark; `make soak` tests each.
-@pytest.mark.parametrize(("options", "words"), WRONG if SOAK else WRONG[:1])
-def test_wrong_option_is_reported_through_spark(
-    spark: SparkSession, options: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    error = run_stream(reader(spark, "127.0.0.1:9", subscribe="orders", **options), tmp_path)
-    assert words in error
-
-
-def test_starting_offset_out_of_range_fails_batch(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
-) -> None:
-    name = topic1(1)
-    produce(kafka1, name, 5)
-    offsets = f'{{"{name}": {{"0": 99}}}}'
-    error = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path)
-    assert f"offset 99 of {name}-0 is out of range: the log holds [0, 5)" in error
-
-
-def test_missing_partition_fails_with_remedy(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
-) -> None:
-    name = topic1(1)
-    error = run_stream(reader(spark, kafka1.bootstrap_servers, assign=f'{{"{name}": [0, 7]}}'), tmp_path / "a")
-    assert f"{name}-7" in error
-    assert "do not exist" in error
-    offsets = f'{{"{name}": {{"0": 0, "7": 0}}}}'
-    error = run_stream(reader(spark, kafka1.bootstrap_servers, subscribe=name, startingOffsets=offsets), tmp_path / "b")
-    assert f"startingOffsets names {name}-7" in error
 
 
 def test_group_with_live_members_is_refused_and_keeps_its_offsets(
