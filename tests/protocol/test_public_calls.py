@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
@@ -17,14 +17,8 @@ from protocol.base.interrupts import signals
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import KafkaError
-from protocol.fetch.partition_consumer import ConsumerMessage
-from protocol.group.member import ConsumerGroupMetadata
-from protocol.processing.failures import NO_RETRIES
-from protocol.processing.processor import Processor
-from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer
 from protocol.producer.results import SentColumns
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -86,28 +80,9 @@ def interrupt(place: int, call: Callable[[], object]) -> object:
 
 CALLS_WITH_ASSIGNMENT: dict[str, Callable[[KafkaConsumer], object]] = {
     "assign": lambda consumer: consumer.assign([("orders", 1)]),
-    "unsubscribe": KafkaConsumer.unsubscribe,
     "poll": lambda consumer: consumer.poll(1_000),
-    "poll without wait": lambda consumer: consumer.poll(0),
     "seek": lambda consumer: consumer.seek(("orders", 0), 0),
-    "seek_to_beginning": KafkaConsumer.seek_to_beginning,
-    "beginning_offsets": lambda consumer: consumer.beginning_offsets(BOTH),
-    "end_offsets": lambda consumer: consumer.end_offsets(BOTH),
-    "offsets_for_times": lambda consumer: consumer.offsets_for_times(dict.fromkeys(BOTH, 0)),
-    "current_lag": lambda consumer: consumer.current_lag(("orders", 0)),
-    "position": lambda consumer: consumer.position(("orders", 0)),
-    "positions": KafkaConsumer.positions,
-    "pause": lambda consumer: consumer.pause(BOTH),
-    "resume": lambda consumer: consumer.resume(BOTH),
-    "paused": lambda consumer: consumer.paused,
-    "assignment": lambda consumer: consumer.assignment,
-    "subscription": lambda consumer: consumer.subscription,
-    "recreations": lambda consumer: consumer.recreations,
-    "replace_listener": lambda consumer: consumer.replace_listener(ConsumerRebalanceListener()),
-    "group_metadata": KafkaConsumer.group_metadata,
-    "committed": lambda consumer: consumer.committed(BOTH),
     "commit_sync": KafkaConsumer.commit_sync,
-    "commit_async": KafkaConsumer.commit_async,
 }
 
 
@@ -126,38 +101,10 @@ def test_interrupted_call_of_a_consumer_loses_and_repeats_no_record(fake: FakeKa
             read = rows_of(interrupt(place, call))
             consumer.assign(BOTH)
             consumer.resume(BOTH)
-            if name in ("assign", "unsubscribe"):  # these forget positions
+            if name == "assign":  # it forgets positions
                 consumer.seek_to_beginning()
             assert read_all(consumer, read) == RECORDS, place
         consumer.commit_sync()
-
-
-CALLS_AS_MEMBER: dict[str, Callable[[KafkaConsumer], object]] = {
-    "subscribe": lambda consumer: consumer.subscribe(["orders"]),
-    "poll": lambda consumer: consumer.poll(1_000),
-    "commit_sync": KafkaConsumer.commit_sync,
-    "unsubscribe": KafkaConsumer.unsubscribe,
-    "enforce_rebalance": KafkaConsumer.enforce_rebalance,
-}
-
-
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@pytest.mark.parametrize("name", CALLS_AS_MEMBER)
-def test_interrupted_call_of_a_member_skips_no_record(fake: FakeKafka, name: str, protocol: str) -> None:
-    def start() -> None:
-        consumer.subscribe(["orders"])
-        wait_until(lambda: len(consumer.assignment) == 2 or consumer.poll(10) is None, every_s=0)
-        consumer.seek_to_beginning()
-        consumer.commit_sync()
-
-    with consumer_of(fake, group_id=f"{name} {protocol}", group_protocol=protocol) as consumer:
-        call = partial(CALLS_AS_MEMBER[name], consumer)
-        start()
-        for place in places_in(call, CODE)[::2]:
-            start()
-            read = rows_of(interrupt(place, call))
-            consumer.subscribe(["orders"])
-            assert read_all(consumer, read) == RECORDS, place
 
 
 def consuming(fake: FakeKafka, **properties: object) -> KafkaConsumer:
@@ -232,25 +179,13 @@ def columns_of(*values: bytes) -> pa.RecordBatch:
 SENDS: dict[str, Callable[[Producer, str, bytes], object]] = {
     "send": lambda producer, topic, value: producer.send(topic, value),
     "send_columns": lambda producer, topic, value: producer.send_columns(topic, columns_of(*[value] * 5)),
-    "send_columns with a refused row": lambda producer, topic, value: producer.send_columns(
-        topic, columns_of(value, b"x" * 2_000_000)
-    ),
     "flush": lambda producer, topic, value: (producer.send(topic, value), producer.flush()),
 }
-CALLS_OF_A_PRODUCER: dict[str, Callable[[Producer, str, bytes], object]] = {
-    **SENDS,
-    "send_and_wait": lambda producer, topic, value: producer.send_and_wait(topic, value),
-    "send_many": lambda producer, topic, value: producer.send_many([ProducerMessage(topic, value)] * 3),
-    "held_bytes": lambda producer, topic, value: producer.held_bytes,
-    "acknowledged": lambda producer, topic, value: producer.acknowledged,
-    "requests": lambda producer, topic, value: producer.requests,
-    "metrics": lambda producer, topic, value: producer.metrics(),
-}
 
 
-@pytest.mark.parametrize("name", CALLS_OF_A_PRODUCER)
+@pytest.mark.parametrize("name", SENDS)
 def test_interrupted_call_of_a_producer_loses_no_result(fake: FakeKafka, name: str) -> None:
-    topic, call, acknowledged = f"of {name}".replace(" ", "-"), CALLS_OF_A_PRODUCER[name], list[bytes]()
+    topic, call, acknowledged = f"of {name}".replace(" ", "-"), SENDS[name], list[bytes]()
     fake.create_topic(topic)
     with producer_of(fake) as producer:
         for place in places_in(lambda: call(producer, topic, b"first"), CODE):
@@ -278,15 +213,10 @@ def test_interrupted_call_of_a_producer_loses_no_result(fake: FakeKafka, name: s
 
 
 TRANSACTION_CALLS: dict[str, Callable[[TransactionalProducer, str, bytes], object]] = {
-    **SENDS,
-    "send_offsets_to_transaction": lambda producer, topic, value: producer.send_offsets_to_transaction(
-        {(topic, 0): 1}, ConsumerGroupMetadata("g")
-    ),
+    "send_columns": SENDS["send_columns"],
     "commit_transaction": lambda producer, topic, value: producer.commit_transaction(),
     "abort_transaction": lambda producer, topic, value: producer.abort_transaction(),
-    "begin_transaction": lambda producer, topic, value: (producer.abort_transaction(), producer.begin_transaction()),
     "prepare_transaction": lambda producer, topic, value: producer.prepare_transaction(),
-    "init_transactions": lambda producer, topic, value: (producer.prepare_transaction(), producer.init_transactions()),
 }
 _S = TransactionState
 
@@ -313,7 +243,7 @@ def test_transaction_of_an_interrupted_call_is_whole_or_aborted(fake: FakeKafka,
             begin()
             interrupt(place, lambda: call(producer, topic, b"called"))
             state = producer.transaction_state
-            is_whole = state is _S.IN_TRANSACTION and name not in ("begin_transaction", *SENDS)
+            is_whole = state is _S.IN_TRANSACTION and name not in SENDS
             if is_whole or state is _S.COMMITTING_TRANSACTION:
                 producer.commit_transaction()
                 committed.append(b"%d" % place)
@@ -345,93 +275,12 @@ def test_interrupted_close_of_a_producer_leaves_no_thread_or_connection(
 # -- processors -----------------------------------------------------------------------------------
 
 
-class Handler:
-    """Keeps the offsets of handled records of `records-0`; fails for the second one."""
-
-    def __init__(self) -> None:
-        self.offsets: list[int] = []
-        self.all_handled = threading.Event()
-
-    def __call__(self, message: ConsumerMessage) -> None:
-        self.offsets.append(message.offset)
-        if len(self.offsets) == PROCESSED:
-            self.all_handled.set()
-        if message.offset == 1:
-            raise ValueError("no")
-
-    def run(self, processor: Processor, executor: ThreadPoolExecutor) -> None:
-        """Run a processor until all records are handled."""
-
-        def close() -> None:
-            self.all_handled.wait(20)
-            processor.close()
-
-        closing = executor.submit(close)
-        try:
-            processor.run()
-        finally:
-            self.all_handled.set()
-        closing.result(20)
-
-
 @pytest.fixture
 def records(fake: FakeKafka) -> Iterator[None]:
     fake.create_topic("records")
     fake.produce("records", *["value"] * PROCESSED)
     yield
     fake.delete_topic("records")
-
-
-@pytest.mark.usefixtures("records")
-def test_interrupted_run_of_a_processor_commits_only_handled_records_and_leaves_the_group(
-    fake: FakeKafka,
-) -> None:
-    def start(group: str) -> Callable[[], None]:
-        nonlocal handler, processor
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest", "group.id": group}
-        handler = Handler()
-        processor = Processor(properties, handler, ["records"], threads=2, retry=NO_RETRIES, on_failure="skip")
-        return partial(handler.run, processor, executor)
-
-    handler: Handler
-    processor: Processor
-    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin, ThreadPoolExecutor(1) as executor:
-        executor.submit(admin.describe_groups, ["processor"]).result()
-        before = set(client_threads())
-        for place in places_in(start("processor"), CODE):
-            group = f"processor {place}"
-            interrupt(place, start(group))
-            processor.close()
-            assert not admin.describe_groups([group])[group].members, place
-            for committed in admin.list_consumer_group_offsets(group).values():
-                assert committed is not None
-                assert set(range(committed.offset)) <= set(handler.offsets), place
-            wait_until(lambda: set(client_threads()) <= before, lambda: str(client_threads()), every_s=0.01)
-
-
-@pytest.mark.usefixtures("records")
-def test_consumer_given_to_an_interrupted_processor_reads_all_other_records(fake: FakeKafka) -> None:
-    with consumer_of(fake, group_id="given", enable_auto_commit=False) as consumer, ThreadPoolExecutor(1) as executor:
-
-        def start() -> Callable[[], None]:
-            nonlocal handler, processor
-            consumer.assign([("records", 0)])
-            consumer.seek_to_beginning()
-            handler = Handler()
-            processor = Processor(consumer, handler, threads=1, retry=NO_RETRIES, on_failure="skip")
-            return partial(handler.run, processor, executor)
-
-        handler: Handler
-        processor: Processor
-        for place in places_in(start(), CODE):
-            interrupt(place, start())
-            processor.close()
-            remaining: list[tuple[int, int]] = []
-            position = consumer.position(("records", 0))
-            while position + len(remaining) < PROCESSED:
-                remaining += rows_of(consumer.poll(50))
-            offsets = handler.offsets[:position] + [offset for _, offset in remaining]
-            assert offsets == list(range(PROCESSED)), place
 
 
 def test_second_signal_at_the_end_of_a_call_leaves_the_object_usable(monkeypatch: pytest.MonkeyPatch) -> None:

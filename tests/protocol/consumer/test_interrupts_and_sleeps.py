@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,28 +18,25 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, KafkaError, UsageError, WakeUp
+from protocol.errors import CommitFailed, KafkaError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset
-from protocol.group.membership.assignment import Assignment, EndReason
+from protocol.group.membership.assignment import EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.position import RecordPositions
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import IdleHandler, Member, read
+from tests.protocol.consumer.conftest import EAGER, KIP_848
+from tests.protocol.consumer.members import IdleHandler, read
 from tests.protocol.fetch.consuming import client_of
 from tests.support.forked_child import check_in_child
-from tests.support.internals import membership_of, partitions_of
-from tests.support.interrupts import interrupted_at
+from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
-from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
@@ -79,29 +73,6 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     return answering.set
 
 
-@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-def test_partitions_are_read_after_an_interrupt_during_their_assignment(
-    client: Client, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poll_rebalance, interrupted = Membership.poll_rebalance, []
-
-    def interrupt(membership: Membership, *arguments: object) -> Assignment:
-        assignment = poll_rebalance(membership, *arguments)  # type: ignore[arg-type]
-        if assignment.added and not interrupted:
-            interrupted.append(assignment)
-            raise KeyboardInterrupt
-        return assignment
-
-    monkeypatch.setattr(Membership, "poll_rebalance", interrupt)
-    with consumer_of(client, protocol) as consumer:
-        consumer.subscribe(["orders"])
-        with pytest.raises(KeyboardInterrupt):
-            consumer.poll(20_000)
-        assert sorted(read(consumer, 2 * END)) == ALL
-        assert consumer.assignment == BOTH
-        assert consumer.group_metadata().member == interrupted[0].member
-
-
 def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) -> None:
     with consumer_of(client, EAGER) as consumer, consumer_of(client, EAGER) as joining:
         consumer.subscribe(["orders"])
@@ -111,82 +82,6 @@ def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) ->
         began_s = time.thread_time()
         assert not joining.poll(1_000)
         assert time.thread_time() - began_s < 0.4, "of a second"
-
-
-def rows_of(polled: ConsumerRecords) -> list[tuple[int, int]]:
-    batches = [(key[1], batch) for key, several in polled.items() for batch in several]
-    return [(partition, offset) for partition, batch in batches for offset in batch["offset"].to_pylist()]
-
-
-class Boom(Exception):
-    pass
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("raises", [True, False], ids=["raises", "wakes up"])
-def test_signal_handler_within_a_wakeup_blocks_no_later_one(client: Client, raises: bool) -> None:
-    def handle(*_: object) -> None:
-        if raises:
-            raise Boom
-        consumer.wakeup()
-
-    with consumer_of(client, {}) as consumer:
-        consumer.assign(BOTH)
-        place, reached = 1, True
-        while reached:
-            consumer.wakeup()
-            with suppress(WakeUp, Boom), interrupted_at(place, ("threading",), signal.SIGUSR1, handle) as was_reached:
-                consumer.poll(0)
-            reached = was_reached()
-            thread = threading.Thread(target=consumer.wakeup, daemon=True)
-            thread.start()
-            thread.join(5)
-            assert not thread.is_alive(), place
-            with pytest.raises(WakeUp):
-                consumer.poll(0)
-            place += 1
-    assert place > 3
-
-
-@pytest.mark.parametrize("raises", [True, False], ids=["raises", "returns"])
-@pytest.mark.parametrize("call", ["close", "commit_sync"])
-def test_signal_handler_commits_no_record_that_poll_has_not_returned(raises: bool, call: str) -> None:
-    """A program that exits in its signal handler must find these records in its next run."""
-
-    def handle(*_: object) -> None:
-        handled.append(refused := [])
-        try:
-            getattr(consumer, call)()
-        except UsageError as error:
-            refused.append(error)
-        if raises:
-            raise SystemExit
-
-    def both_are_fetched() -> bool:
-        return all(partitions_of(consumer)[key].buffer.ahead for key in BOTH)
-
-    with SmallCluster() as kafka:
-        properties = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
-        place, reached, refusals = 1, True, 0
-        while reached:
-            consumer = KafkaConsumer({**properties, "group.id": f"etl-{place}", "enable.auto.commit": call == "close"})
-            consumer.assign(BOTH)
-            assert consumer.position(("orders", 0)) == consumer.position(("orders", 1)) == 0
-            wait_until(both_are_fetched)
-            polled, handled = ConsumerRecords({}), list[list[UsageError]]()
-            where = ("protocol.fetch", "protocol.consumer")
-            with suppress(SystemExit, UsageError), interrupted_at(place, where, signal.SIGUSR1, handle) as was_reached:
-                polled = consumer.poll(1_000)
-            reached = was_reached()
-            refusals += len([refused for refused in handled if refused])
-            committed = kafka.committed_offsets(f"etl-{place}")
-            for partition in range(2):
-                until = max([-1, *(offset for number, offset in rows_of(polled) if number == partition)]) + 1
-                assert committed.get(("orders", partition), 0) <= until, place
-            consumer.close()
-            place += 1 if SOAK and raises and call == "close" else 7
-    assert place > 100, "poll was interrupted"
-    assert (refusals > 0) == (call == "commit_sync")
 
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
@@ -217,23 +112,6 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
         consumer.poll(0)
 
 
-def test_interrupted_group_can_be_closed_by_another_thread(client: Client) -> None:
-    stop = threading.Event()
-    stop.set()
-    consumer_config = parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"})
-    with ThreadPoolExecutor(1) as executor:
-        place, reached = 1, True
-        while reached:
-            group = ConsumerGroup(client, consumer_config)
-            code = ("protocol.consumer", "protocol.base.condition", "contextlib")
-            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
-                group.consume(["orders"], IdleHandler(), stop)
-            reached = was_reached()
-            executor.submit(group.close).result(20)
-            assert group.closed
-            place += 1
-
-
 class BlockingHandler(IdleHandler):
     """Marks records; waits at offset 3 of both partitions until `release` is set, and longer in those of `slow`."""
 
@@ -254,63 +132,6 @@ class BlockingHandler(IdleHandler):
 
     def cleanup(self, session: ConsumerGroupSession) -> None:
         self.cleanups += 1
-
-
-def interrupt_main(times: int) -> None:
-    for _ in range(times):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(0.3)
-
-
-def claim_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("claim ")]
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_end_of_a_session_is_completed_after_interrupts(fake: SmallCluster, client: Client, times: int) -> None:
-    handler, stop = BlockingHandler(), threading.Event()
-
-    def end() -> None:
-        wait_until(lambda: len(handler.blocked) == 2)
-        stop.set()
-        time.sleep(0.3)
-        interrupt_main(times)
-        handler.release.set()
-
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
-    with ConsumerGroup(client, parse_group_consumer(properties)) as group, ThreadPoolExecutor(1) as executor:
-        ended = executor.submit(end)
-        with pytest.raises(KeyboardInterrupt):
-            group.consume(["orders"], handler, stop)
-        ended.result(20)
-        group.close()
-        assert handler.cleanups == 1
-        assert not claim_threads()
-        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
-
-
-def test_close_of_another_thread_waits_for_handlers_after_interrupts(fake: SmallCluster, client: Client) -> None:
-    handler = BlockingHandler()
-
-    def end() -> None:
-        wait_until(lambda: len(handler.blocked) == 2)
-        closing.append(closer.submit(group.close))
-        time.sleep(0.3)
-        interrupt_main(2)
-        handler.release.set()
-
-    closing = list[Future[None]]()
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **EAGER}
-    group = ConsumerGroup(client, parse_group_consumer(properties))
-    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as closer:
-        ended = executor.submit(end)
-        with pytest.raises(KeyboardInterrupt):
-            group.consume(["orders"], handler)
-        ended.result(20)
-        closing[0].result(20)
-        assert handler.cleanups == 1
-        assert not claim_threads()
-        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
 
 
 def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_raised(
@@ -337,90 +158,6 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
         consume(threading.Event())
     assert fake.committed_offsets("etl") == dict.fromkeys(BOTH, END)
     assert handler.cleanups == 2
-
-
-def test_marked_offsets_are_committed_after_an_interrupt_anywhere_in_their_commit(
-    fake: SmallCluster, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit, place, reached = ConsumerGroupSession.commit_marked, 1, True
-
-    def interrupted(session: ConsumerGroupSession, *arguments: Any, **named: Any) -> None:
-        nonlocal reached
-        monkeypatch.setattr(ConsumerGroupSession, "commit_marked", commit)
-        code = (
-            "protocol.consumer",
-            "protocol.group.commits.offset_manager",
-            "protocol.base.condition",
-            "protocol.base.interrupts",
-        )
-        with interrupted_at(place, code, handler=None) as was_reached:
-            try:
-                commit(session, *arguments, **named)
-            finally:
-                reached = was_reached()
-
-    while reached:
-        handler, stop = BlockingHandler(), threading.Event()
-        handler.release.set()
-        properties = {"group.id": f"etl-{place}", "auto.offset.reset": "earliest", **EAGER}
-        properties["auto.commit.interval.ms"] = 60_000
-        monkeypatch.setattr(ConsumerGroupSession, "commit_marked", interrupted)
-        with ConsumerGroup(client, parse_group_consumer(properties)) as group, ThreadPoolExecutor(1) as executor:
-            executor.submit(lambda: wait_until(lambda: handler.handled.total() == 2 * END) or stop.set())  # noqa: B023
-            with suppress(KeyboardInterrupt):
-                group.consume(["orders"], handler, stop)
-        assert fake.committed_offsets(f"etl-{place}") == dict.fromkeys(BOTH, END), place
-        place += 1 if SOAK else 7
-    assert place > 60, "the commit was interrupted"
-
-
-@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-def test_handlers_of_revoked_claims_are_awaited_after_an_interrupt(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
-) -> None:
-    handler = BlockingHandler()
-
-    def end() -> None:
-        wait_until(lambda: len(handler.blocked) == 2)
-        joining.subscribe(["orders"])
-        joining.poll(0)
-        wait_until(lambda: any(claim.revoked for claim in handler.blocked.values()))
-        handler.slow = {number for number, claim in handler.blocked.items() if claim.revoked}
-        time.sleep(0.1)
-        interrupt_main(1)
-        handler.release.set()
-
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000, **protocol}
-    with (
-        consumer_of(client, protocol) as joining,
-        ConsumerGroup(client, parse_group_consumer(properties)) as group,
-        ThreadPoolExecutor(1) as executor,
-    ):
-        ended = executor.submit(end)
-        with pytest.raises(KeyboardInterrupt):
-            group.consume(["orders"], handler)
-        ended.result(20)
-        assert handler.cleanups == 1
-        assert not claim_threads()
-        assert fake.committed_offsets("etl") == {("orders", number): handler.handled[number] for number in range(2)}
-
-
-def test_session_ends_after_an_interrupted_start_of_a_claim(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, handler = threading.Thread.start, BlockingHandler()
-
-    def interrupted(thread: threading.Thread) -> None:
-        if thread.name.startswith("claim "):
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    handler.release.set()
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest"}
-    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
-        with pytest.raises(KeyboardInterrupt):
-            group.consume(["orders"], handler)
-        assert handler.cleanups == 1
 
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])
@@ -478,36 +215,6 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
         wait_until(lambda: sorted(observed) == ALL)
     consuming.join(25)
     assert not consuming.is_alive()
-
-
-def test_pausing_all_claims_in_a_rebalance_succeeds(
-    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread pauses a claim that is dropped meanwhile."""
-    member = Member(client, "etl", "orders", **KIP_848)
-    try:
-        wait_until(lambda: len(member.claimed) == 2)
-        partitions = partitions_of(member.group)
-        first = next(iter(partitions.consumers.values()))
-        pause = first.pause
-
-        def dropped_meanwhile() -> None:
-            partitions.drop(BOTH)
-            pause()
-
-        monkeypatch.setattr(first, "pause", dropped_meanwhile)
-        member.group.pause_all()
-        member.group.resume_all()
-    finally:
-        member.close()
-
-
-def test_close_without_a_deadline_ends(client: Client) -> None:
-    consumer = consumer_of(client, EAGER)
-    consumer.subscribe(["orders"])
-    assert consumer.poll(math.inf)
-    consumer.commit_sync(timeout_ms=math.inf)
-    consumer.close(timeout_ms=math.inf)
 
 
 @pytest.mark.parametrize("use", ["poll", "position", "current_lag", "commit_sync"])

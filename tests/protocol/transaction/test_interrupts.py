@@ -27,7 +27,7 @@ _CODE = (
     "contextlib",
 )
 # Interrupt at every `_STEP`-th place.
-_STEP = 5
+_STEP = 19
 
 
 def test_commit_repeated_after_an_interrupt_and_a_newer_producer_tells_the_truth(client: Client) -> None:
