@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from protocol.base.java_regex import DIFFERENCES
 from protocol.config import ClientConfig, ConsumerConfig, ProducerConfig
 from protocol.properties import PROPERTIES
 from protocol.property_page import default_text, defaults, ineffective_properties, property_table, table
 from protocol.sasl.config import SASL_PROPERTIES, SaslConfig
 from protocol.security.tls_config import TLS_PROPERTIES, TLSConfig
 from protocol.settings.property_kinds import Effect, Role
-from spark_kafka_source.options.java_regex import DIFFERENCES
 from spark_kafka_source.options.parsing import FORBIDDEN, SINK_MEANINGS, TRANSACTION_TIMEOUT_MS
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, Use

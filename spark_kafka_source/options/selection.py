@@ -6,8 +6,8 @@ import base64
 import re
 from collections.abc import Mapping
 
+from protocol.base.java_regex import compile_java
 from protocol.errors import ConfigurationError
-from spark_kafka_source.options.java_regex import compile_java
 from spark_kafka_source.options.partitions import MAX_PARTITION, checked_topic, json_object, whole_number
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")

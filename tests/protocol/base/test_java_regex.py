@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from spark_kafka_source.options.java_regex import compile_java
+from protocol.base.java_regex import compile_java
 
 TOPICS = (
     "orders orders-eu orders-1 ORDERS Orders-EU a.b axb aab abc-123 a_b x.y-z.v2 test-orders beef 1234".split()  # noqa: SIM905
@@ -93,3 +93,28 @@ def test_syntax_with_another_meaning_in_java_is_refused_with_its_position(patter
 def test_syntax_unknown_to_python_is_refused_with_pythons_message(pattern: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compile_java(pattern)
+
+
+# The expected matches are those of Spark's RLIKE (Java 17).
+@pytest.mark.parametrize(
+    ("pattern", "text", "matches"),
+    [
+        ("a.b", "a\x85b", False),
+        ("a.b", "a\N{LINE SEPARATOR}b", False),
+        ("a.b", "a\N{GRINNING FACE}b", True),
+        ("(?s)a.b", "a\nb", True),
+        ("^a$", "a\r\n", True),
+        ("^a$", "a\N{LINE SEPARATOR}", True),
+        ("^a\r$", "a\r\n", False),
+        ("[.$]", "a", False),
+        ("(?i)É", "é", False),
+    ],
+)
+def test_pattern_for_any_text_matches_as_in_java(pattern: str, text: str, matches: bool) -> None:
+    assert (compile_java(pattern, any_text=True).search(text) is not None) == matches
+
+
+@pytest.mark.parametrize("pattern", [r"a\b", r"a\Z", "(?m)a", "(?s:a.)", "(?is-m:a)"])
+def test_pattern_for_any_text_that_python_may_read_differently_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="may not read the same"):
+        compile_java(pattern, any_text=True)
