@@ -31,7 +31,7 @@ class GroupEffect(Enum):
     ASSIGNMENT_LOST = (
         "the member has lost its partitions, and its member id, generation or epoch is stale; it may rejoin"
     )
-    MEMBER_FAILED = "the member must stop and report the error, since rejoining does not help either"
+    MEMBER_FAILED = "the member must report the error: rejoining does not help before the user has acted"
 
 
 class TransactionEffect(Enum):

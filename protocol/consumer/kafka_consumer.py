@@ -96,9 +96,10 @@ class KafkaConsumer:
 
     Notes
     -----
-    Errors that end the membership, such as missing ACLs, are raised by `poll`. With `enable.auto.commit` (the default)
-    the positions of the last `poll` are committed every `auto.commit.interval.ms`, before partitions are revoked, and
-    by `unsubscribe` and `close`.
+    If the group's coordinator refuses this member, for example because of missing ACLs, its partitions are lost and
+    `poll` raises the error; a later `poll` joins again. With `enable.auto.commit` (the default) the positions of the
+    last `poll` are committed every `auto.commit.interval.ms`, before partitions are revoked, and by `unsubscribe` and
+    `close`.
     """
 
     @hide_variables

@@ -54,7 +54,7 @@ class MemberMachine(ABC):
     owned : frozenset of (str, int)
         The owner's partitions; differ from the assigned ones until the owner has accepted the assignment.
     error : KafkaError or None
-        The fatal error in state FAILED.
+        The error that the owner has not taken yet; in state FAILED, the fatal error.
     """
 
     transitions: Transitions
@@ -131,6 +131,13 @@ class MemberMachine(ABC):
         if self.state in AWAITS_OWNER or (self.state in RECONCILED and not self.is_reconciled):
             return self.reason
         return self._suspicion
+
+    def take_error(self) -> KafkaError | None:
+        """Return the error to raise: always in state FAILED, and once for each refused request."""
+        error = self.error
+        if self.state is not MemberState.FAILED:
+            self.error = None
+        return error
 
     def assignment_lost(self, now_s: float) -> EndReason | None:
         """Return the reason why the assignment is or may be lost; None if it is valid."""
@@ -292,7 +299,7 @@ class MemberMachine(ABC):
         elif isinstance(error, BrokerError) and self._loses_assignment(error):
             self._fenced(error, now_s)
         else:
-            self.fail(self._with_remedy(error))
+            self._refused(error, now_s)
 
     def on_member_refused(self, member: GroupMember, error: BrokerError, now_s: float) -> None:
         """Process an error of a commit: the coordinator does not know `member` any more (UNKNOWN_MEMBER_ID).
@@ -305,7 +312,15 @@ class MemberMachine(ABC):
         if self._loses_assignment(error):
             self._fenced(error, now_s)
         else:
-            self.fail(self._with_remedy(error))
+            self._refused(error, now_s)
+
+    def _refused(self, error: KafkaError, now_s: float) -> None:
+        """End the session with an error for the owner, who may change its cause; the next poll after it rejoins."""
+        error = self._with_remedy(error)
+        if isinstance(error, BrokerError) and error.code == ErrorCode.FENCED_INSTANCE_ID:
+            return self.fail(error)  # a join would fence the newer member
+        self.error, self._retry_s = error, now_s + self._backoff.next_s()
+        self._lose_assignment(EndReason.of(error), wait=True)
 
     def _fenced(self, error: BrokerError, now_s: float) -> None:
         self._on_fenced(error)
@@ -330,7 +345,7 @@ class MemberMachine(ABC):
         if is_retriable(error):
             self._refresh_s = now_s + self._backoff.next_s()
         elif self.state in IN_SESSION:
-            self.fail(error)
+            self._refused(error, now_s)
 
     def fail(self, error: KafkaError) -> None:
         """End the member with a fatal error, which the owner gets."""

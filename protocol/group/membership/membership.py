@@ -218,8 +218,9 @@ class Membership:
         Raises
         ------
         KafkaError
-            The member has failed for good: missing ACLs, no common strategy, another member with its instance id, or
-            brokers without support of the protocol. Or `join_retries` retries have failed; the next call may succeed.
+            The coordinator has refused the member: missing ACLs, no common strategy, or brokers without support of the
+            protocol. Or `join_retries` retries have failed. The next call joins again, except if another member has
+            taken over the instance id, which is raised by each call.
         """
         with self.changed:
             self._raise_if_ended()
@@ -242,7 +243,7 @@ class Membership:
                         return Assignment(self.machine.member, self.machine.owned, added, pending_reason)
                     self.changed.wait(min(deadline.remaining_s(), TICK_S))
                     continue
-            if revocation.lost:
+            if revocation.lost and revocation.partitions:
                 text = self._client.format_error(revocation.reason.error)
                 log.warning("group %s: all partitions are lost: %s", self.machine.group, text)
             before_revoke(revocation)
@@ -291,8 +292,8 @@ class Membership:
         self.close()
 
     def _raise_if_ended(self) -> None:
-        if self.machine.error is not None:
-            raise self.machine.error
+        if (error := self.machine.take_error()) is not None:
+            raise error
         if self._has_left:
             raise UsageError(f"this member of group {self.machine.group} was closed")
 

@@ -241,16 +241,15 @@ def test_error_of_the_owners_callback_is_raised_without_revocation(
     rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
 
 
-def test_fatal_error_is_raised_in_the_owners_calls(
-    fake: FakeKafka, client: Client, joined: Callable[..., Owner]
-) -> None:
+def test_refusal_is_raised_once_and_the_next_call_joins_again(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
     owner = joined()
     for api in (HEARTBEAT, CONSUMER_GROUP_HEARTBEAT):
         fake.refuse(api, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     wait_until(lambda: owner.membership.rebalance_pending)
-    for _ in range(2):
-        with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
-            owner.poll_rebalance()
+    with pytest.raises(BrokerError, match="GROUP_AUTHORIZATION_FAILED"):
+        owner.poll_rebalance()
+    rebalance(owner, until=lambda: len(owner.numbers) == 4)
+    assert [(revocation.lost, len(revocation.partitions)) for revocation in owner.revoked] == [(True, 4)]
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

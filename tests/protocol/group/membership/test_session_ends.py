@@ -94,40 +94,72 @@ def test_error_that_ends_the_session_loses_partitions_and_rejoins(
 @pytest.mark.parametrize(
     ("options", "code", "setting"),
     [
-        (CLASSIC, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
         (CLASSIC, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "partition.assignment.strategy"),
         (CLASSIC, ErrorCode.INVALID_SESSION_TIMEOUT, "session.timeout.ms"),
         (CLASSIC, ErrorCode.GROUP_MAX_SIZE_REACHED, "group.id"),
         (CLASSIC, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
         (CLASSIC, ErrorCode.INVALID_GROUP_ID, ""),
-        (CONSUMER, ErrorCode.FENCED_INSTANCE_ID, "group.instance.id"),
         (CONSUMER, ErrorCode.UNSUPPORTED_ASSIGNOR, "group.remote.assignor"),
         (CONSUMER, ErrorCode.UNSUPPORTED_VERSION, "group.protocol"),
         (CONSUMER, ErrorCode.GROUP_AUTHORIZATION_FAILED, ""),
         (CONSUMER, ErrorCode.INVALID_REGULAR_EXPRESSION, "the pattern"),
     ],
 )
-def test_fatal_error_names_the_setting(
+def test_refused_member_joins_again_after_its_owner_got_the_error(
     cluster: Cluster, options: dict[str, Any], code: ErrorCode, setting: str
 ) -> None:
     member = member_of(cluster, **options)
     assert code.name in refused(member, code)
-    assert member.machine.state is MemberState.FAILED
-    assert isinstance(member.machine.error, BrokerError)
-    assert setting in str(member.machine.error)
-    assert member.machine.error.settings == ({setting} if setting else set())
     assert not member.act(), "no further request is sent"
+    error = member.machine.take_error()
+    assert isinstance(error, BrokerError)
+    assert setting in str(error)
+    assert error.settings == ({setting} if setting else set())
+    assert member.machine.take_error() is None
+    revocation = member.machine.revocation(member.now_s)
+    assert revocation is not None
+    assert (revocation.lost, len(revocation.partitions)) == (True, 4)
+    member.own()
+    until_stable(member)
+    assert len(member.machine.owned) == 4
 
 
-def test_instance_id_never_released_fails_the_member_after_a_minute(cluster: Cluster) -> None:
+@pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+def test_refused_joins_are_repeated_with_growing_intervals(cluster: Cluster, options: dict[str, Any]) -> None:
+    """An owner that ignores the errors would otherwise send requests without a pause."""
+    member = SimulatedMember(cluster, machine(**options))
+    attempts_s = []
+    for _ in range(8):
+        member.own()
+        refused(member, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        attempts_s.append(member.now_s)
+        assert member.machine.take_error() is not None
+    assert attempts_s[-1] - attempts_s[-2] > 0.5
+
+
+@pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
+def test_member_with_a_taken_instance_id_fails_for_good(cluster: Cluster, options: dict[str, Any]) -> None:
+    """A join would fence the newer member, which would fence this one."""
+    member = member_of(cluster, **options)
+    assert "FENCED_INSTANCE_ID" in refused(member, ErrorCode.FENCED_INSTANCE_ID)
+    assert member.machine.state is MemberState.FAILED
+    for _ in range(2):
+        error = member.machine.take_error()
+        assert error is not None
+        assert error.settings == {"group.instance.id"}
+        member.own()
+        assert not member.act(), "no further request is sent"
+
+
+def test_instance_id_never_released_is_an_error_after_a_minute(cluster: Cluster) -> None:
     member = SimulatedMember(cluster, machine(**CONSUMER, group_instance_id="a"))
-    while member.machine.state is not MemberState.FAILED:
+    while (error := member.machine.take_error()) is None:
         assert member.now_s < 61
         member.own()
         refused(member, ErrorCode.UNRELEASED_INSTANCE_ID)
         assert "UNRELEASED_INSTANCE_ID" in str(member.machine.reason)
     assert member.now_s >= 60
-    assert member.machine.error.settings == {"group.instance.id"}  # type: ignore[union-attr]
+    assert error.settings == {"group.instance.id"}
 
 
 def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
