@@ -41,6 +41,7 @@ PARTITIONS = 3
 KEYS = 5
 DURATION_S = 12.0
 KINDS = ("ApiVersions", "Fetch", "ListOffsets", "Metadata", "OffsetForLeaderEpoch")
+FETCH_ERRORS = ("OFFSET_OUT_OF_RANGE", "UNKNOWN_SERVER_ERROR", "UNSUPPORTED_COMPRESSION_TYPE")
 END = 1_000_000
 DELETED, TRUNCATED, COMPACTED = "deleted", "truncated", "compacted"
 Record = tuple[int, str]
@@ -286,6 +287,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         *cluster_faults(world, kafka, KINDS),
         *network_faults(world, kafka),
         *process_faults(world, lambda: clients),
+        ("refuse Fetches", lambda: refuse_fetches(world, kafka)),
         *(losses * 4 if has_losses else losses[2:] * 4),
     ]
     faults = world.start_faults(schedule, every_s=(0.1, 1.0))
@@ -303,6 +305,16 @@ def scenario(world: Simulation) -> dict[str, object]:
     assert not model.failures, model.failures[:3]
     counts = {"told": model.told, "tables": model.tables, "ranges": model.ranges}
     return {"older": versions is not None, "losses": has_losses, "compacts": compacts, "reset": reset, **counts}
+
+
+def refuse_fetches(world: Simulation, kafka: FakeKafka) -> None:
+    """Refuse positions that exist, as a new leader does, and more; or evict the fetch sessions of all brokers."""
+    code = world.fault_random.choice([*FETCH_ERRORS, "evicted"])
+    if code != "evicted":
+        kafka.refuse("Fetch", code, world.fault_random.randrange(1, 4))
+        return
+    for broker in kafka.brokers.values():
+        broker.sessions.sessions.clear()
 
 
 def consume(properties: dict[str, object], model: Model) -> None:

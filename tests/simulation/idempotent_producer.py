@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
+from functools import partial
 
 from protocol import KafkaError, Producer
 from protocol.testing import FakeKafka
@@ -31,6 +32,7 @@ TIMEOUT_MS = 15_000
 REQUEST_TIMEOUT_S = 10.0
 LATE_S = 2.0
 KINDS = ("ApiVersions", "InitProducerId", "Metadata", "Produce")
+BATCH_ERRORS = ("CORRUPT_MESSAGE", "INVALID_RECORD", "MESSAGE_TOO_LARGE")
 Acknowledged = dict[int, list[tuple[int, str]]]
 """Offsets and values by partition, in the order of sends."""
 
@@ -59,6 +61,10 @@ def scenario(world: Simulation) -> dict[str, object]:
         world.start(produce, servers, number, rows, late, name=f"producer-{number}")
         for number, rows in enumerate(acknowledged)
     ]
+
+    def refuse(code: str) -> None:
+        kafka.refuse("Produce", code, world.fault_random.randrange(1, 4))
+
     has_losses = world.random.random() < 0.5
     faults = world.start_faults(
         [
@@ -66,6 +72,7 @@ def scenario(world: Simulation) -> dict[str, object]:
             *network_faults(world, kafka),
             *process_faults(world, lambda: world.alive("producer")),
             *acl_faults(world, kafka, [("Topic", "t")]),
+            *((f"refuse record batches: {code}", partial(refuse, code)) for code in BATCH_ERRORS),
             *topic_faults(world, kafka, "t", 2 * PARTITIONS, recreate if has_losses else None),
             *(log_faults(world, kafka, "t", deleted=lose, lost=lose) if has_losses else []),
         ],
