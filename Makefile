@@ -91,9 +91,10 @@ soak: setup ## the tests that kill, cut off, count and spoil, for longer; simula
 	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200 -o faulthandler_timeout=7300
 	$(BIN)/python -m tests.simulation --broken all
 
-same-seed: setup ## equal digests in processes with other hash seeds: SEEDS="1 2", REPETITIONS, INTERPRETERS
+same-seed: setup ## equal digests in processes with other hash seeds: SEEDS="1 2", REPETITIONS, INTERPRETERS, VIRTUAL_SECONDS of a run
 	for python in $${INTERPRETERS:-$(BIN)/python}; do \
 		$$python -m tests.simulation.same_seed --seeds $${SEEDS:-1 2} --repetitions $${REPETITIONS:-100} \
+			--virtual-seconds $${VIRTUAL_SECONDS:-900} \
 			--log build/same-seed-$$(git describe --always --dirty).jsonl || exit 1; \
 	done
 

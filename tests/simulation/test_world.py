@@ -139,14 +139,14 @@ def test_producer_on_faulty_network_writes_each_record_once(worker: Worker, faul
 
 def test_same_seed_has_same_digest_with_other_hash_seeds() -> None:
     scenarios = ("interrupted_notebook", "spark_query")
-    ended = repeat([Repetition(PYTHON, name, 1, number) for number in (1, 2) for name in scenarios], jobs=2)
+    ended = repeat([Repetition(PYTHON, name, 1, 900.0, number) for number in (1, 2) for name in scenarios], jobs=2)
     assert [repetition.error for repetition in ended] == [None] * 4
     assert different(ended) == {}
 
 
 def test_different_digests_of_a_seed_are_reported() -> None:
-    runs = [Repetition("3.11", "writes", 1, number, f"digest {number // 2}") for number in (1, 2, 3)]
-    assert different(runs) == {("3.11", "writes", 1): {"digest 0": 1, "digest 1": 2}}
+    runs = [Repetition("3.11", "writes", 1, 3.0, number, f"digest {number // 2}") for number in (1, 2, 3)]
+    assert different(runs) == {("3.11", "writes", 1, 3.0): {"digest 0": 1, "digest 1": 2}}
 
 
 def test_command_continues_with_seeds_after_those_of_log(
