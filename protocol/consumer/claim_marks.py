@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from protocol.group.commits.committed_offsets import CommittedOffset
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
-from protocol.position import RecordPositions
+from protocol.group.commits.committed_offsets import CommittedOffset, to_commit
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position, RecordPositions
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +28,12 @@ class ClaimMarks:
         The offset was returned by `take`.
     recreated : bool
         The topic was deleted, and a new one has its name: the offset is not committed.
-    topic_id : bytes
-        Id of the topic whose records the claim has returned: a commit in another topic of that name is refused. Zeros
-        if unknown.
     """
 
     def __init__(self, key: TopicPartition) -> None:
         self.starting = False
         self.offset: CommittedOffset | None = None
         self.dirty = self.taken = self.recreated = False
-        self.topic_id = NO_TOPIC_ID
         self._key = key
         # Positions of the records that the claim has returned.
         self._records: RecordPositions | None = None
@@ -57,15 +53,14 @@ class ClaimMarks:
         """Set a higher offset. The claim has a start offset."""
         assert self.offset is not None
         if self._is_in_present_log(offset) and offset > self.offset.offset:
-            self._set(self._with_epoch(offset, metadata))
+            self._set(self._at(offset, metadata))
 
     def reset(self, offset: int, metadata: str = "") -> None:
         """Set a lower or the same offset."""
-        self._lower(self._with_epoch(offset, metadata))
+        self._lower(self._at(offset, metadata))
 
-    def _with_epoch(self, offset: int, metadata: str) -> CommittedOffset:
-        epoch = NO_LEADER_EPOCH if self._records is None else self._records.at(offset).leader_epoch
-        return CommittedOffset(offset, epoch, metadata)
+    def _at(self, offset: int, metadata: str) -> CommittedOffset:
+        return to_commit(Position(offset) if self._records is None else self._records.at(offset), metadata)
 
     def _lower(self, to: CommittedOffset) -> None:
         if self.offset is None or to.offset <= self.offset.offset:
@@ -83,7 +78,6 @@ class ClaimMarks:
         """Record the end of the records that the claim returns, and their positions."""
         self._returned = end if self._returned is None else max(end, self._returned)
         self._records = records if self._records is None else self._records.followed_by(records)
-        self.topic_id = records.start.topic_id
 
     def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the offset to the position after lost data: marks in a recreated topic would not exceed the old ones.
@@ -106,7 +100,7 @@ class ClaimMarks:
                     *self._key,
                     until,
                 )
-        self._records, self.topic_id = None, NO_TOPIC_ID
+        self._records = None
         self._returned, self._after_loss = to.offset, True
         self._lower(to)
 

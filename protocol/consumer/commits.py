@@ -16,8 +16,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
 from protocol.errors import BrokerError, CommitFailed, DeadlineExceeded, KafkaError, UsageError
-from protocol.group.commits.commit_marks import OffsetMark
-from protocol.group.commits.committed_offsets import CommittedOffset, TopicIds
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.commits.offset_manager import DELETED_TOPIC_S, OffsetManager
 from protocol.group.member import GroupMember
 from protocol.group.membership.membership import Membership
@@ -58,7 +57,7 @@ class Commits:
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
-        self.dropped: dict[TopicPartition, OffsetMark] = {}
+        self.dropped: dict[TopicPartition, CommittedOffset] = {}
         """Offsets that were not committed when their partitions were revoked, until these start again."""
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
@@ -79,16 +78,13 @@ class Commits:
             self.run_callbacks()
         finally:
             if self.manager is not None:
-                self.dropped.update((key, mark) for key, mark in self.manager.uncommitted().items() if key not in owned)
+                self.dropped.update((key, to) for key, to in self.manager.uncommitted().items() if key not in owned)
                 self.manager.retain(owned)
 
-    def commit_async(self, offsets: Offsets, member: GroupMember, topic_ids: TopicIds) -> None:
-        """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended.
-
-        `topic_ids` are those of the topics that were read, see `OffsetManager.stage`.
-        """
+    def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
+        """Commit in the background; raise `CommitFailed` if the assignment of `member` has ended."""
         manager = self._required_manager()
-        if offsets and not manager.stage(offsets, member, topic_ids=topic_ids, again=True):
+        if offsets and not manager.stage(offsets, member, again=True):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
@@ -101,7 +97,7 @@ class Commits:
             if isinstance(failure, BrokerError) and failure.code != ErrorCode.UNKNOWN_TOPIC_ID
         }
 
-    def uncommitted(self, at_s: float) -> dict[TopicPartition, OffsetMark]:
+    def uncommitted(self, at_s: float) -> Offsets:
         """Return the last offsets passed to `commit_async` that were not committed at this time."""
         return self._required_manager().uncommitted(at_s)
 

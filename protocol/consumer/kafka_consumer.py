@@ -788,8 +788,8 @@ class KafkaConsumer:
         if self._membership is not None:
             self._membership.progress()  # also detects that this process was suspended
         topic_ids = self._partitions.topic_ids
-        topic_ids = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)).topic_id for key, to in offsets.items()}
-        self._commits.commit_async(offsets, self._member, topic_ids)
+        of_topics = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
+        self._commits.commit_async(of_topics, self._member)
         self._partitions.committed(offsets)
 
     # -- the end ------------------------------------------------------------------------------

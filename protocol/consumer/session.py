@@ -32,14 +32,12 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.fetch.partition_consumer import ConsumerMessage, PartitionConsumer
-from protocol.group.commits.commit_marks import OffsetMark
-from protocol.group.commits.committed_offsets import CommittedOffset, as_committed_offset
+from protocol.group.commits.committed_offsets import CommittedOffset, as_committed_offset, to_commit
 from protocol.group.commits.offset_manager import DELETED_TOPIC_S
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
-from protocol.position import Position, is_another_topic
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +231,7 @@ class ConsumerGroupSession:
             for key in new:
                 self._marks[key].take()
             offsets = {key: to for key, to in self._taken.items() if key in refused or key in new}
-            topic_ids = {key: self._marks[key].topic_id for key in offsets}
-            self._commits.commit_async(offsets, self._member, topic_ids)
+            self._commits.commit_async(offsets, self._member)
             return offsets
 
     @property
@@ -350,7 +347,7 @@ class ConsumerGroupSession:
         self._partitions.add(partitions)
         for key in partitions:
             if (to := self._marked(key)) is not None:
-                self._partitions.seek(key, Position(to.offset, to.leader_epoch))
+                self._partitions.seek(key, to)
         self._start_claims()
 
     def _start_claims(self) -> None:
@@ -372,10 +369,10 @@ class ConsumerGroupSession:
             consumer = consumers[key]
             # If the group has no offset, `auto.offset.reset` could skip records also after a revocation.
             dropped = self._commits.dropped.pop(key, None)
-            mark = uncommitted.get(key) or (dropped if key in moved else None)
-            goes_back = mark is not None and self._marked(key) is None and self._go_back(consumer, mark)
+            last = uncommitted.get(key) or (dropped if key in moved else None)
+            goes_back = last is not None and self._marked(key) is None and self._go_back(consumer, last)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
-            start = CommittedOffset(consumer.position, consumer.committable.leader_epoch)
+            start = to_commit(consumer.committable)
             with self._lock:
                 self._marks[key].start(start, commit=key in moved or goes_back)
             claim = ConsumerGroupClaim(self, consumer)
@@ -383,12 +380,11 @@ class ConsumerGroupSession:
             thread.start()
             self._threads[key] = thread
 
-    def _go_back(self, consumer: PartitionConsumer, mark: OffsetMark) -> bool:
+    def _go_back(self, consumer: PartitionConsumer, last: CommittedOffset) -> bool:
         """Go back to the offset that the last session has left, whose commit may have failed; True if it is lower."""
-        if mark.offset.offset >= consumer.position or is_another_topic(consumer.topic_id, mark.topic_id):
+        if last.offset >= consumer.position or not last.is_in(consumer.topic_id):
             return False
-        position = Position(mark.offset.offset, mark.offset.leader_epoch)
-        self._partitions.seek((consumer.topic, consumer.partition), position)
+        self._partitions.seek((consumer.topic, consumer.partition), last)
         return True
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:

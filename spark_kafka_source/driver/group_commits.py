@@ -88,13 +88,13 @@ class GroupCommits:
         if self.manager is not None:
             owned = assignment.owned
             offsets = {
-                key: to_commit(position)
+                key: to_commit(position.assumed_in(owned[key]))
                 for key, position in assignment.positions(completed).items()
                 if key in owned and position.is_in(owned[key])
             }
             self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})
             self.manager.retain(offsets)
-            self.manager.stage(offsets, member, topic_ids=owned)
+            self.manager.stage(offsets, member)
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Log the offsets that have changed since the last call: once for each batch."""

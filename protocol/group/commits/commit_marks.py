@@ -12,11 +12,10 @@ from enum import Enum
 
 from protocol.base.clock import Backoff
 from protocol.broker_errors import ErrorCode, GroupEffect, error_row
-from protocol.cluster.metadata import is_another_topic
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import TopicPartition
 
 RETRY_INITIAL_MS = 200
 RETRY_MAXIMUM_MS = 5_000
@@ -70,8 +69,6 @@ class OffsetMark:
     """The staged offset of one partition. A response completes the mark that was sent, not one staged after it."""
 
     offset: CommittedOffset
-    # The topic to which the offset belongs; zeros if unknown.
-    topic_id: bytes = NO_TOPIC_ID
     completed_at_s: float | None = None
     refused: KafkaError | None = None
     # The member whose commit was refused for a stale generation; the next member sends the mark at once.
@@ -83,16 +80,16 @@ class OffsetMark:
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_INITIAL_MS, RETRY_MAXIMUM_MS))
 
     @classmethod
-    def after(cls, before: OffsetMark | None, offset: CommittedOffset, topic_id: bytes) -> OffsetMark:
+    def after(cls, before: OffsetMark | None, offset: CommittedOffset) -> OffsetMark:
         """Return the mark that replaces `before`."""
-        mark = cls(offset, topic_id)
-        if before is not None and not is_another_topic(topic_id, before.topic_id):
+        mark = cls(offset)
+        if before is not None and offset.is_in(before.offset.topic_id):
             mark.last_error, mark.failing_since_s = before.last_error, before.failing_since_s
         return mark
 
-    def is_at(self, offset: CommittedOffset, topic_id: bytes) -> bool:
-        """Return True if this is the mark of an offset in the topic with this id, if it has one."""
-        return self.offset == offset and not is_another_topic(topic_id, self.topic_id)
+    def is_at(self, offset: CommittedOffset) -> bool:
+        """Return True if this is the mark of an offset; unknown topic ids do not differ."""
+        return self.offset == offset and offset.is_in(self.offset.topic_id)
 
     def complete(self, refused: KafkaError | None, now_s: float) -> None:
         """Set the final result of a request; None is success."""

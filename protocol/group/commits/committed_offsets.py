@@ -69,9 +69,9 @@ class CommittedOffset(Position):
         object.__setattr__(self, "metadata", metadata)
 
 
-def to_commit(position: Position) -> CommittedOffset:
-    """Return a position as one to commit, without metadata."""
-    return CommittedOffset(position.offset, position.leader_epoch, topic_id=position.topic_id)
+def to_commit(position: Position, metadata: str = "") -> CommittedOffset:
+    """Return a position as one to commit."""
+    return CommittedOffset(position.offset, position.leader_epoch, metadata, topic_id=position.topic_id)
 
 
 CallerOffsets = Mapping[TopicPartition, int | CommittedOffset]
@@ -115,7 +115,6 @@ def commit_offsets(
     member: GroupMember = NO_MEMBER,
     on_reply: Callable[[TopicPartition, KafkaError | None], KafkaError | None] = lambda key, error: error,
     *,
-    topic_ids: TopicIds = NO_TOPIC_IDS,
     reply_deadline: Callable[[], Deadline] | None = None,
 ) -> None:
     """Commit all of `offsets`.
@@ -127,16 +126,14 @@ def commit_offsets(
     group : str
         The group id.
     offsets : mapping of (str, int) to CommittedOffset
-        Offsets by partition.
+        Offsets by partition. Those with the id of a deleted topic are refused with UNKNOWN_TOPIC_ID, also if a new
+        topic has its name.
     deadline : Deadline
         Time limit of all retries.
     member : GroupMember
         The member that commits; by default none, which the coordinator accepts if the group has no members.
     on_reply : callable, optional
         Called with each partition of a reply and its error or None. Returns an error that fails the request, or None.
-    topic_ids : mapping of (str, int) to bytes
-        Ids of the topics of offsets that have none. Offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID, also
-        if a new topic has its name.
     reply_deadline : callable, optional
         Limit of one request, see `call_partitions`.
 
@@ -153,7 +150,6 @@ def commit_offsets(
         "generation_id_or_member_epoch": member.generation_id_or_member_epoch,
         "group_instance_id": member.group_instance_id,
     }
-    offsets = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
     check, options = topic_id_check(client, OFFSET_COMMIT, offsets, deadline)
 
     def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:

@@ -29,13 +29,7 @@ from protocol.group.commits.commit_marks import (
     CommitResult,
     OffsetMark,
 )
-from protocol.group.commits.committed_offsets import (
-    NO_TOPIC_IDS,
-    CommittedOffset,
-    TopicIds,
-    commit_offsets,
-    fetch_offsets,
-)
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.metrics import definitions
@@ -164,7 +158,6 @@ class OffsetManager:
         offsets: Mapping[TopicPartition, CommittedOffset],
         member: GroupMember = NO_MEMBER,
         *,
-        topic_ids: TopicIds = NO_TOPIC_IDS,
         again: bool = False,
     ) -> bool:
         """Stage offsets, lower ones too, instead of those staged before.
@@ -172,12 +165,10 @@ class OffsetManager:
         Parameters
         ----------
         offsets : mapping of (str, int) to CommittedOffset
-            Offsets by partition.
+            Offsets by partition. Those without a topic id get that of the newest metadata. An offset of a deleted topic
+            is refused with UNKNOWN_TOPIC_ID, also if a new topic has its name.
         member : GroupMember
             The member that owned the partitions when they were read.
-        topic_ids : mapping of (str, int) to bytes
-            Ids of the topics that were read; for missing ids and zeros, those of the newest metadata. An offset of a
-            deleted topic is refused with UNKNOWN_TOPIC_ID, also if a new topic has its name.
         again : bool
             Send also unchanged offsets, which were committed or refused before.
 
@@ -191,12 +182,10 @@ class OffsetManager:
             if accepted:
                 self._update_topic_ids({topic for topic, _ in offsets})
                 for key, to in offsets.items():
-                    before, topic_id = self._marks.get(key), topic_ids.get(key, NO_TOPIC_ID)
-                    if not again and before is not None and before.is_at(to, topic_id):
-                        continue
-                    if topic_id == NO_TOPIC_ID:
-                        topic_id = self._topic_ids.get(key[0], topic_id)
-                    self._marks[key] = OffsetMark.after(before, to, topic_id)
+                    before = self._marks.get(key)
+                    if again or before is None or not before.is_at(to):
+                        to_send = to.assumed_in(self._topic_ids.get(key[0], NO_TOPIC_ID))
+                        self._marks[key] = OffsetMark.after(before, to_send)
             self._wake()
             return accepted
 
@@ -211,10 +200,10 @@ class OffsetManager:
         topics_by_name = {name: self._client.remembered_topic(name) for name in topics}
         self._topic_ids.update((name, topic.topic_id) for name, topic in topics_by_name.items() if topic is not None)
 
-    def uncommitted(self, at_s: float = math.inf) -> dict[TopicPartition, OffsetMark]:
+    def uncommitted(self, at_s: float = math.inf) -> dict[TopicPartition, CommittedOffset]:
         """Return the staged offsets that were not committed at this time: in flight, being retried, or refused."""
         with self._changed:
-            return {key: mark for key, mark in self._marks.items() if not mark.was_committed(at_s)}
+            return {key: mark.offset for key, mark in self._marks.items() if not mark.was_committed(at_s)}
 
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
@@ -400,7 +389,6 @@ class OffsetManager:
                 Deadline.after_ms(COMMIT_TIMEOUT_MS, self._retry_clock),
                 member,
                 replies.add,
-                topic_ids={key: mark.topic_id for key, mark in due.items()},
                 reply_deadline=lambda: Deadline.after_ms(request_timeout_ms, self._retry_clock),
             )
         except Exception as error:  # including bugs: the thread must not end
@@ -424,7 +412,7 @@ class OffsetManager:
             return
         deadline = Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)
         ids = self._client.ids_at_brokers({topic for topic, _ in unknown}, deadline)
-        recreated = [key for key in unknown if ids[key[0]] and due[key].topic_id not in ids[key[0]]]
+        recreated = [key for key in unknown if ids[key[0]] and due[key].offset.topic_id not in ids[key[0]]]
         for key in recreated:
             replies.refuse(key)
         if recreated:

@@ -63,10 +63,12 @@ def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
     assert take(marks) == CommittedOffset(8, 4)
     marks.reset(4)
     assert take(marks) == CommittedOffset(4, 2)
-    assert marks.topic_id == b"a" * 16
+    assert marks.offset is not None
+    assert marks.offset.topic_id == b"a" * 16
     marks.position_lost(CommittedOffset(0), replaced=True)
-    assert marks.topic_id == NO_TOPIC_ID
     assert take(marks) == CommittedOffset(0)
+    marks.mark(0)
+    assert marks.offset.topic_id == NO_TOPIC_ID
 
 
 def read(marks: ClaimMarks, end: int) -> None:

@@ -247,7 +247,8 @@ def test_commit_that_cannot_be_encoded_is_refused_alone(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
     fake.create_topic("many", 5)
-    offsets = {("many", number): CommittedOffset(number + 1) for number in range(5)}
+    topic_id = client.topic("many").topic_id
+    offsets = {("many", number): CommittedOffset(number + 1, topic_id=topic_id) for number in range(5)}
     object.__setattr__(offsets["many", 3], "metadata", "caf\udce9")  # a mistake in this package
     manager.stage(offsets)
     assert not flushed(client, manager)
@@ -329,15 +330,16 @@ def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
 def test_same_offset_is_committed_again_in_a_recreated_topic(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
-    def topic_ids() -> dict[tuple[str, int], bytes]:
-        return dict.fromkeys(MARKS, client.metadata(["orders"]).topics["orders"].topic_id)
+    def marks_now() -> dict[tuple[str, int], CommittedOffset]:
+        topic_id = client.metadata(["orders"]).topics["orders"].topic_id
+        return {key: replace(to, topic_id=topic_id) for key, to in MARKS.items()}
 
-    manager.stage(MARKS, topic_ids=topic_ids())
+    manager.stage(marks_now())
     assert flushed(client, manager)
     with fake.changed:
         fake.delete_topic("orders")
         fake.create_topic("orders", 2)
-    manager.stage(MARKS, topic_ids=topic_ids())
+    manager.stage(marks_now())
     assert flushed(client, manager)
     assert committed(client) == MARKS
 
@@ -347,16 +349,17 @@ def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
 ) -> None:
     monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 1_500)
 
-    def topic_ids() -> dict[tuple[str, int], bytes]:
-        return dict.fromkeys(MARKS, client.metadata(["orders"]).topics["orders"].topic_id)
+    def marks_now() -> dict[tuple[str, int], CommittedOffset]:
+        topic_id = client.metadata(["orders"]).topics["orders"].topic_id
+        return {key: replace(to, topic_id=topic_id) for key, to in MARKS.items()}
 
-    old, manager = topic_ids(), OffsetManager(client, GROUP, retry_refused=False)
+    old, manager = marks_now(), OffsetManager(client, GROUP, retry_refused=False)
     fake.delete_topic("orders")
-    manager.stage(MARKS, topic_ids=old)
+    manager.stage(old)
     assert not flushed(client, manager)
     fake.create_topic("orders", 2)
     fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
-    manager.stage(MARKS, topic_ids=topic_ids())
+    manager.stage(marks_now())
     assert flushed(client, manager)
     assert committed(client) == MARKS
     manager.close()
