@@ -268,5 +268,9 @@ class DecodeFailed(KafkaError):
     """
 
 
+class FilterFailed(KafkaError):
+    """The condition of a filter failed on a record, as in Spark's ANSI mode."""
+
+
 class WakeUp(KafkaError):
     """`KafkaConsumer.wakeup` was called during `poll` or before it, by another thread or a signal handler."""

@@ -82,7 +82,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         if _TABLE_OPTION in self.options and not has_formats(self.options):
             return spark_schema(row_columns(self.options))
         options = parse_read_options(self.options)
-        if options.decoded:
+        if options.decoded or options.filter:
             from spark_kafka_source.driver.reader_schemas import with_schemas
 
             with deferred_warnings():  # the reader warns
@@ -133,7 +133,9 @@ def _source_options(texts: Mapping[str, str], schema: StructType, *, streaming: 
     """Parse the options, with the schemas that `load()` has declared; raise `ConfigurationError` for another one."""
     if not has_formats(texts):
         require_source_schema(schema, row_columns(texts))
-        return parse_source_options(texts, streaming=streaming)
+        options = parse_source_options(texts, streaming=streaming)
+        if options.filter is None:
+            return options
     from spark_kafka_source.driver.reader_schemas import with_schemas
 
     options = with_schemas(parse_source_options(texts, streaming=streaming), schema)

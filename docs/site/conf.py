@@ -58,7 +58,7 @@ html_theme_options = {"navigation_with_keys": True}
 _CONTENTS = {
     "Tutorial": ["docs/tutorial/*", "notebooks/*", "docs/examples"],
     "How-to": [
-        *("docs/migrating", "docs/groups", "docs/delivery", "docs/delta", "docs/schemas"),
+        *("docs/migrating", "docs/groups", "docs/delivery", "docs/delta", "docs/schemas", "docs/filters"),
         *("docs/security", "docs/clouds"),
         *(
             "docs/installing",

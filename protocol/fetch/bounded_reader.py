@@ -25,7 +25,7 @@ from protocol.metrics import definitions
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 from protocol.position import Position
-from protocol.records.decode import ALL_COLUMNS
+from protocol.records.decode import ALL_COLUMNS, RowFilter
 
 # Another thread may have read our reply from a shared connection: check again after this time.
 _MAX_WAIT_S = 0.1
@@ -33,6 +33,7 @@ _MAX_WAIT_S = 0.1
 _ANSWER_MS = 1_000
 
 OnLoss = Callable[[DataLoss, Range], None]
+FilterOfRange = Callable[[Range], RowFilter]
 
 
 def raise_loss(loss: DataLoss, skipped: Range) -> None:
@@ -62,6 +63,7 @@ class BoundedReader:
     the start.
     `record_bytes`: bytes per offset by topic, shared with other readers and updated.
     `fetches`: number of replies.
+    `row_filter`: returns the filter of the records of a range.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class BoundedReader:
         on_loss: OnLoss = raise_loss,
         first_fetch_bytes: int | None = None,
         record_bytes: dict[str, float] | None = None,
+        row_filter: FilterOfRange | None = None,
     ) -> None:
         self._client = client
+        self._row_filter = row_filter
         client.sensors.use([definitions.FETCH])
         self._config = config
         self._columns = columns
@@ -116,7 +120,8 @@ class BoundedReader:
         sensors, clock = self._client.sensors, self._client.clock
         consumed = sensors.consumed[reading.topic]
         records, new_bytes = 0, fetched.record_bytes
-        for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset):
+        row_filter = None if self._row_filter is None else self._row_filter(reading.wanted)
+        for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset, row_filter):
             consumed.record((clock.now_s(), batch.num_rows, new_bytes))
             records, new_bytes = records + batch.num_rows, 0
             yield batch

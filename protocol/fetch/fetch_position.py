@@ -24,7 +24,7 @@ from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA, NO_TOPIC_ID, TopicPartition
 from protocol.position import Position, RecordPositions
-from protocol.records.decode import decode
+from protocol.records.decode import RowFilter, decode
 from protocol.records.memory_records import MemoryRecords, read_batch_headers
 
 P = TypeVar("P", bound="FetchPosition")
@@ -63,7 +63,12 @@ class CompletedFetch:
         return RecordPositions(self.start, tuple(changes))
 
     def decode(
-        self, config: ConsumerConfig, columns: Collection[str], where: str, until_offset: int = UNBOUNDED
+        self,
+        config: ConsumerConfig,
+        columns: Collection[str],
+        where: str,
+        until_offset: int = UNBOUNDED,
+        row_filter: RowFilter | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Decode the records before `until_offset` as configured by `config`; see `protocol.records.decode`."""
         return decode(
@@ -75,6 +80,7 @@ class CompletedFetch:
             max_decompressed_bytes=config.max_decompressed_batch_bytes,
             check_crc=config.check_crcs,
             where=where,
+            row_filter=row_filter,
         )
 
 

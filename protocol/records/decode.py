@@ -20,7 +20,7 @@ import pyarrow as pa
 from protocol.base.listing import listed
 from protocol.errors import Corrupt, ProtocolError, UsageError
 from protocol.records.arrow_numpy import binary_column, record_batch, to_arrow
-from protocol.records.batch_header import LOG_APPEND_TIME
+from protocol.records.batch_header import LOG_APPEND_TIME, MAGIC
 from protocol.records.decompressed_batches import ROWS_AT_ONCE, DecompressedBatches, decompressed_batches
 from protocol.records.legacy import decode_messages
 from protocol.records.memory_records import MemoryRecords
@@ -51,6 +51,37 @@ _CHUNK_ROWS = 16_000
 _CHUNK_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
+class RowStage:
+    """A step of a filter: returns a mask of the rows to keep, from `columns` of them."""
+
+    columns: Collection[str]
+    keep: Callable[[Mapping[str, pa.Array]], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A filter of rows. Columns that a stage does not need are built only for the rows that it keeps.
+
+    Attributes
+    ----------
+    stages : sequence of RowStage
+    least_timestamp_ms : int or None
+        Record batches whose records are all older are skipped.
+    skipped : callable
+        Called with the number of records in such batches.
+    """
+
+    stages: Sequence[RowStage]
+    least_timestamp_ms: int | None
+    skipped: Callable[[int], None]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that the stages need."""
+        return frozenset(name for stage in self.stages for name in stage.columns)
+
+
 def decode(
     records: MemoryRecords,
     *,
@@ -61,6 +92,7 @@ def decode(
     max_decompressed_bytes: int = DEFAULT_MAX_DECOMPRESSED_BYTES,
     check_crc: bool = True,
     where: str = "record batches",
+    row_filter: RowFilter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Decode the records in [first_offset, end_offset), in log order, without control records.
 
@@ -72,6 +104,7 @@ def decode(
     `max_decompressed_bytes`: maximum decompressed size of a batch.
     `check_crc`: verify the checksum of each batch, also of control batches and aborted transactions.
     `where`: start of error messages, for example "orders-3".
+    `row_filter`: rows to leave out.
     Yields batches of about 16,000 rows (fewer if records are large), never empty. It owns its memory.
     Raises `Corrupt` or `Truncated` or `DecompressedTooLarge`: a batch is invalid; the error names `where` and the
     batch's offset. The batches before it have been yielded. `UsageError`: a column is not in `SCHEMA`.
@@ -82,6 +115,9 @@ def decode(
     wrong = records.first_wrong_checksum(first_offset) if check_crc else None
     valid = records if wrong is None else records.first(wrong)
     batches = visible_batches(valid, first_offset, end_offset, aborted_transactions, where)
+    if row_filter is not None and row_filter.least_timestamp_ms is not None:
+        batches = _newer(valid, batches, row_filter, row_filter.least_timestamp_ms)
+    stages = row_filter.stages if row_filter is not None else ()
 
     def read(unpacked: DecompressedBatches, done: int = 0) -> Iterator[tuple[int, pa.RecordBatch | None]]:
         """Yield rows after the first `done` ones, with the number of rows read so far."""
@@ -89,21 +125,22 @@ def decode(
         for starts, ends, batch_of_row in _bounds_and_batches(unpacked):
             for rows in _chunk_slices(starts, ends, max(0, done - before)):
                 chunk = _Chunk(unpacked.data, headers, batch_of_row[rows], starts[rows], ends[rows])
-                yield before + rows.stop, chunk.record_batch(schema, first_offset, end_offset)
+                yield before + rows.stop, chunk.record_batch(schema, first_offset, end_offset, stages)
             before += len(starts)
 
     for is_legacy, run in records.split_by_format(batches):
         if is_legacy:
-            yield from decode_messages(
+            messages = decode_messages(
                 records.buffer,
                 records.headers["position"][run].tolist(),
-                schema,
+                schema if row_filter is None else _schema((*columns, *row_filter.columns)),
                 first_offset=first_offset,
                 end_offset=end_offset,
                 max_decompressed_bytes=max_decompressed_bytes,
                 check_crc=check_crc,
                 where=where,
             )
+            yield from messages if row_filter is None else _kept(messages, schema, stages)
             continue
         for unpacked in decompressed_batches(records, run, max_decompressed_bytes, where):
             done = 0
@@ -127,6 +164,28 @@ def _schema(columns: tuple[str, ...]) -> pa.Schema:
     if unknown:
         raise UsageError(f"unknown columns: {listed(sorted(unknown))}; known are {', '.join(ALL_COLUMNS)}")
     return pa.schema([field for field in SCHEMA if field.name in columns])
+
+
+def _newer(
+    records: MemoryRecords, batches: npt.NDArray[np.int64], row_filter: RowFilter, least_timestamp_ms: int
+) -> npt.NDArray[np.int64]:
+    """Return the batches that may have records of this time or later. Headers of messages have no timestamps."""
+    headers = records.headers[batches]
+    newer = (headers["max_timestamp_ms"] >= least_timestamp_ms) | (headers["magic"] != MAGIC)
+    row_filter.skipped(int(headers["count"][~newer].sum()))
+    kept: npt.NDArray[np.int64] = batches[newer]
+    return kept
+
+
+def _kept(
+    messages: Iterator[pa.RecordBatch], schema: pa.Schema, stages: Sequence[RowStage]
+) -> Iterator[pa.RecordBatch]:
+    for batch in messages:
+        for stage in stages:
+            mask = stage.keep(dict(zip(batch.schema.names, batch.columns, strict=True)))
+            batch = batch.take(to_arrow(np.flatnonzero(mask)))
+        if batch.num_rows:
+            yield record_batch([batch.column(name) for name in schema.names], batch.num_rows, schema)
 
 
 def _bounds_and_batches(unpacked: DecompressedBatches) -> Iterator[tuple[Positions, Positions, Positions]]:
@@ -172,7 +231,9 @@ class _Chunk:
     starts: Positions
     ends: Positions
 
-    def record_batch(self, schema: pa.Schema, first_offset: int, end_offset: int) -> pa.RecordBatch | None:
+    def record_batch(
+        self, schema: pa.Schema, first_offset: int, end_offset: int, stages: Sequence[RowStage]
+    ) -> pa.RecordBatch | None:
         """Build the columns of `schema` for the records in [first_offset, end_offset); None if there are none."""
         fields = read_fields(self.data, self.starts, self.ends)
         offsets = self._offsets(fields)
@@ -182,7 +243,19 @@ class _Chunk:
             if not len(rows):
                 return None
             fields, offsets, self.batch_of_row = fields.select(rows), offsets[rows], self.batch_of_row[rows]
-        return record_batch([self._column(name, fields, offsets) for name in schema.names], len(offsets), schema)
+        built: dict[str, pa.Array] = {}
+        for stage in stages:
+            built |= {name: self._column(name, fields, offsets) for name in stage.columns if name not in built}
+            mask = stage.keep(built)
+            if not mask.all():
+                rows = np.flatnonzero(mask)
+                if not len(rows):
+                    return None
+                fields, offsets, self.batch_of_row = fields.select(rows), offsets[rows], self.batch_of_row[rows]
+                built = {name: column.take(to_arrow(rows)) for name, column in built.items()}
+        names = [name for name in schema.names if name not in built]
+        built |= {name: self._column(name, fields, offsets) for name in names}
+        return record_batch([built[name] for name in schema.names], len(offsets), schema)
 
     def _offsets(self, fields: RecordFields) -> npt.NDArray[np.int64]:
         offsets: npt.NDArray[np.int64] = self.headers["base_offset"].take(self.batch_of_row) + fields.offset_delta

@@ -18,7 +18,7 @@ from spark_kafka_source.driver.start_offsets import ending_offsets, starting_off
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
-from spark_kafka_source.plan.ranges import group_ranges, offset_ranges
+from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, pruned_ranges
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.range_reader import RangePartition, RangeReader
 
@@ -57,6 +57,7 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
         )
+        ranges = pruned_ranges(options.condition, ranges)
         leader_ids = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
         return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leader_ids)]
 

@@ -22,6 +22,8 @@ from spark_kafka_source.task.row_schema import declared_versions
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from protocol.schemas.formats import Format
+
 # Error codes of Confluent's registry.
 _SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND = 40401, 40402
 
@@ -36,7 +38,29 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
     """
     versions = declared_versions(declared) if declared is not None else {}
     schemas = tuple((part, reader_schema(options, part, versions.get(part))) for part in options.decoded)
-    return replace(options, schemas=schemas)
+    options = replace(options, schemas=schemas)
+    return options if options.filter is None else _with_condition(options, versions)
+
+
+def _with_condition(options: SourceOptions, versions: Mapping[str, tuple[str, int]]) -> SourceOptions:
+    """Return the options with the parsed filter, and the schemas of the fields that it names."""
+    from protocol.filters.parse import parse_condition
+
+    assert options.filter is not None
+    formats: dict[Part, Format] = {"key": options.key_format, "value": options.value_format}
+    whole = replace(options, key_fields=(), value_fields=())
+    schemas = {
+        part: reader_schema(whole, part, versions.get(part))
+        for part, format in formats.items()
+        if format != "binary" and part in options.filter.lower()
+    }
+    condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()})
+    needed = tuple(
+        (part, replace(schema, fields=condition.fields(part)))
+        for part, schema in schemas.items()
+        if part in condition.decoded
+    )
+    return replace(options, condition=condition, condition_schemas=needed)
 
 
 def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None = None) -> ReaderSchema:

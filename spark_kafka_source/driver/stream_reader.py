@@ -28,7 +28,7 @@ from spark_kafka_source.driver.trigger import Trigger
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, JsonDict, Offsets
-from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, unresolved
+from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, pruned_ranges, unresolved
 from spark_kafka_source.spark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from spark_kafka_source.task.range_reader import RangePartition, RangeReader
 
@@ -148,6 +148,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         )
         if ranges and not query.running and not options.fail_on_data_loss:
             query.replay_lost = replay.count_lost(query, ranges)
+        ranges = pruned_ranges(options.condition, ranges)
         return [
             RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, batch_end.leaders)
         ]

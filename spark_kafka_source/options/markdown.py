@@ -40,8 +40,8 @@ Option names are case-insensitive. `{PREFIX}bootstrap.servers` is always require
 _FILTERS = """\
 ### Filters
 
-A filter on `offset`, `partition` or `timestamp` does not narrow a batch read: Spark filters the rows. To read less, use
-`assign`, `startingOffsets`, `endingOffsets` and the timestamp options."""
+`where` on `offset`, `partition` or `timestamp` does not narrow a read: Spark filters the rows. To read less, use the
+option `filter` ([filters.md](filters.md)), `assign`, or the options of starting and ending offsets and times."""
 
 _RACK = f"""\
 `{PREFIX}client.rack` may be `env:NAME`: the rack is the environment variable NAME of each executor."""

@@ -25,6 +25,7 @@ from spark_kafka_source.options.scalars import duration_ms, id_prefix, size_byte
 from spark_kafka_source.options.start_positions import OffsetSpec, at_time
 
 if TYPE_CHECKING:
+    from protocol.filters.condition import Condition
     from protocol.schemas.formats import Format
     from protocol.schemas.reader_schema import Part, ReaderSchema
     from protocol.schemas.registry_config import RegistryConfig
@@ -100,9 +101,10 @@ class SourceOptions:
     """The parsed options of a read.
 
     `auto_offset_reset` is `kafka.auto.offset.reset`, or None if it is not set. `registry` and `reader_version` are
-    `schema.registry.*`; `schemas` are the schemas of decoded columns, set by `driver.reader_schemas` when the query is
-    planned. Offsets are topic -> partition ->
-    offset, where -1 is latest and -2 earliest. `subscribe_pattern` is for `search` in topic names.
+    `schema.registry.*`. `driver.reader_schemas` sets the others when the query is planned: `schemas` are the schemas of
+    decoded columns, `condition` is the parsed `filter`, `condition_schemas` are the schemas of what it names. Offsets
+    are topic -> partition -> offset, where -1 is latest and -2 earliest. `subscribe_pattern` is for `search` in topic
+    names.
     """
 
     client: ClientConfig
@@ -112,6 +114,8 @@ class SourceOptions:
     registry: RegistryConfig | None = None
     reader_version: ReaderVersion = "pinned"
     schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
+    condition: Condition | None = None
+    condition_schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
 
     subscribe: tuple[str, ...] | None = _read(
         "subscribe",
@@ -229,6 +233,13 @@ class SourceOptions:
         Kind("column names, separated by commas", selection.columns),
         "the columns of the rows, in this order; other columns are neither decoded nor passed to Spark",
         default_text="all; `headers` only with `includeHeaders`",
+    )
+    filter: str | None = _read(
+        "filter",
+        Kind("a condition in Spark's SQL", str.strip),
+        "the rows to read, such as `headers['type'] = 'order' AND partition < 8`; others are left out in the tasks, "
+        "before they are passed to Spark. Columns that only the filter names are not passed on. See "
+        "[filters.md](filters.md)",
     )
     fail_on_data_loss: bool = _read(
         "failOnDataLoss",

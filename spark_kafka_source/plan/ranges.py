@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from protocol.errors import UsageError
 from protocol.fetch.log_offsets import Range
@@ -18,6 +19,9 @@ from protocol.position import Position
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.offsets import Offsets
+
+if TYPE_CHECKING:
+    from protocol.filters.condition import Condition
 
 
 def offset_ranges(
@@ -54,6 +58,15 @@ def offset_ranges(
             begin = start.positions[tp] if continues else Position(from_offset)
             ranges.append(Range.between(tp, begin, end.positions[tp]))
     return split(ranges, max_records, min_partitions)
+
+
+def pruned_ranges(condition: Condition | None, ranges: list[Range]) -> list[Range]:
+    """Return the ranges that may have records for which the condition is true."""
+    if condition is None:
+        return ranges
+    from protocol.filters.pruning import pruned  # needs pyarrow.compute
+
+    return pruned(condition, ranges)
 
 
 def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:

@@ -21,6 +21,7 @@ from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 
 if TYPE_CHECKING:
+    from protocol.filters.record_filter import RecordFilter
     from protocol.producer.producer import Producer
     from protocol.schemas.decoding import InvalidValue
 
@@ -35,12 +36,46 @@ _CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead le
 class TaskDecoder:
     """Decodes the keys and values of one task."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, record_filter: RecordFilter | None = None) -> None:
         self._decoders = {part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.schemas}
+        self._filter = record_filter if record_filter is not None and record_filter.decoded_columns else None
+        self._filter_decoders = {
+            part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.condition_schemas
+        }
         self._on_error = options.on_decode_error
         self._dead_letters = DeadLetters(options)
         self._headers = options.schema_id_location == "header"
         self._wants_errors = bool({RAW, ERROR} & set(options.row_columns))
+
+    def filtered(self, batch: pa.RecordBatch, source_range: Range) -> pa.RecordBatch:
+        """Return the records that the conditions on decoded keys and values keep.
+
+        `onDecodeError` applies to those that do not decode: they fail, are judged as null, or become dead letters.
+
+        Raises
+        ------
+        DecodeFailed
+            A key or a value is invalid, and `onDecodeError` is fail.
+        FilterFailed
+            The condition fails on a record.
+        """
+        if self._filter is None:
+            return batch
+        headers = batch.column("headers") if self._headers else None
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        errors: dict[int, str] = {}
+        for part, decoder in self._filter_decoders.items():
+            columns[part], invalid = decoder.decode(batch.column(part), headers)
+            if invalid:
+                self._report(part, batch, source_range, invalid)
+                errors.update({failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors})
+        valid_rows = np.arange(batch.num_rows)
+        if errors and self._on_error == "dead-letter":
+            self._dead_letters.send(batch, source_range, errors)
+            valid_rows = np.setdiff1d(valid_rows, list(errors))
+            columns = {name: column.take(to_arrow(valid_rows)) for name, column in columns.items()}
+        kept = self._filter.decoded_rows(columns, source_range)
+        return batch if kept.all() and not errors else batch.take(to_arrow(valid_rows[kept]))
 
     def decode(
         self, batch: pa.RecordBatch, source_range: Range

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from protocol.base.once import warn_once
@@ -38,6 +39,9 @@ from spark_kafka_source.task.decoded_columns import TaskDecoder
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.row_schema import arrow_schema
 from spark_kafka_source.task.worker_tuning import tune_worker
+
+if TYPE_CHECKING:
+    from protocol.filters.record_filter import RecordFilter
 
 
 @dataclass
@@ -99,28 +103,44 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     `ranges`: batches of different ranges arrive in any order.
     Yields batches with the schema `row_schema.arrow_schema`: `timestamp` in microseconds, UTC.
     Raises `KafkaError`: as `protocol.fetch.bounded_reader.BoundedReader`. `UsageError`: a record's timestamp exceeds
-    Spark's range.
+    Spark's range. `FilterFailed`: the option `filter` fails on a record, in Spark's ANSI mode.
     """
+    record_filter = _record_filter(options)
+    decodes = bool(options.schemas or (record_filter is not None and record_filter.decoded_columns))
     client = PROCESS.client(options.client)
     client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
         resolve_client_rack(options.consumer),
         ranges,
-        columns=fetched_columns(options),
+        columns=fetched_columns(options, record_filter),
         poll_timeout_ms=options.poll_timeout_ms,
         on_loss=partial(_on_loss, options),
         first_fetch_bytes=FIRST_FETCH_BYTES,
         record_bytes=PROCESS.record_bytes(client),
+        row_filter=None if record_filter is None else record_filter.of_range,
     )
     schema = arrow_schema(options.row_columns, options.schemas)
     try:
-        with with_remedies(), TaskDecoder(options) if options.schemas else nullcontext() as decoder:
+        with with_remedies(), TaskDecoder(options, record_filter) if decodes else nullcontext() as decoder:
             for source_range, batch in records:
-                yield with_spark_columns(batch, source_range, schema, decoder)
+                kept = batch if decoder is None else decoder.filtered(batch, source_range)
+                if kept.num_rows:
+                    yield with_spark_columns(kept, source_range, schema, decoder)
     except DataLoss as loss:
         raise DataLoss(with_error_class(COULD_NOT_READ_OFFSET_RANGE, loss.message), **loss.context) from loss
     tune_worker()
+
+
+def _record_filter(options: SourceOptions) -> RecordFilter | None:
+    if options.condition is None:
+        return None
+    from protocol.filters.record_filter import RecordFilter
+
+    context = TaskContext.get()
+    # Spark passes the session's settings; in Spark 4 this one is true by default.
+    ansi = None if context is None else context.getLocalProperty("spark.sql.ansi.enabled")
+    return RecordFilter(options.condition, ansi=ansi != "false")
 
 
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
@@ -131,10 +151,12 @@ def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:
     log.warning("%s (%s: %d offsets are skipped)", loss, option_to_continue(loss), skipped.size)
 
 
-def fetched_columns(options: SourceOptions) -> list[str]:
+def fetched_columns(options: SourceOptions, record_filter: RecordFilter | None = None) -> list[str]:
     """Return the columns of `protocol` that the rows need."""
     names = [_DECODED[name] for name in options.row_columns if name in _DECODED]
-    if options.schemas:
+    if record_filter is not None:
+        names += [name for name in record_filter.decoded_columns if name not in names]
+    if options.schemas or options.condition_schemas:
         # For the message of an invalid value, and its bytes.
         names += [name for name in ("value", "offset") if name not in names]
         if options.on_decode_error == "dead-letter":

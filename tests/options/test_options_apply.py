@@ -152,6 +152,13 @@ def column_names(cluster: SmallCluster, options: dict[str, str]) -> object:
     return ",".join(first.schema.names)
 
 
+def filtered_offsets(cluster: SmallCluster, given: dict[str, str]) -> list[int]:
+    """Return the offsets of the first task's rows."""
+    options = with_schemas(parse_source_options(complete(cluster, given, {}), streaming=False))
+    reader = KafkaBatchReader(options)
+    return [offset for rows in reader.read(reader.partitions()[0]) for offset in rows["offset"].to_pylist()]
+
+
 HALVES = json.dumps({"type": "record", "name": "R", "fields": [
     {"name": name, "type": {"type": "fixed", "name": f"F{name}", "size": 5}} for name in "ab"]})  # fmt: skip
 MESSAGES = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 1; }'
@@ -339,6 +346,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     "maxRecordsPerPartition": (tasks, {"5": 4, "100": 2}),
     "minPartitions": (tasks, {"1": 2, "4": 4}),
     "maxInputPartitions": (tasks, {"1": 1, "2": 2}),
+    "filter": (filtered_offsets, {"offset > 6": [7, 8, 9], "offset IN (2, 1) AND partition < 8": [1, 2]}),
     "columns": (column_names, {"value,offset": "value,offset", "topic": "topic"}),
     "includeHeaders": (column_names, {"true": f"{_ALL},headers", "false": _ALL}),
     "failOnDataLoss": (continues_after_data_loss, {"true": "DataLoss", "false": "done"}),

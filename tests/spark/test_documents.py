@@ -49,6 +49,7 @@ PYTHON = {
         "groups.md",
         "group.protocol",
     ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
+    ("filters.md", "orders = ("): "tests/spark/test_filters.py::test_example_of_the_page_runs",
     ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "shipments = "): "tests/spark/driver/test_decoded_protobuf.py::"

@@ -1,0 +1,109 @@
+"""The parsed form of a condition: made where a query is planned, pickled for its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+# Columns of the source that a condition may name, with their types; `key` and `value` unless they are decoded.
+COLUMN_TYPES = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+}
+HEADERS = "headers"
+# A column is read only for the rows that conditions on columns of lower cost have kept.
+_COSTS = {"topic": 0, "partition": 0, "offset": 0, "timestamp": 0, "timestampType": 0, "key": 1, HEADERS: 2, "value": 3}
+DECODED = 4
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation of a condition, with the type of its result in Spark.
+
+    Attributes
+    ----------
+    op : str
+        "column", "header", "literal", or an operation of `evaluate`.
+    type : pyarrow.DataType
+    operands : tuple of Node
+    value : object
+        A literal's value, a column's path, a header's name, or the constant arguments of a function.
+    text : str
+        The operation as SQL, if it may fail on a row.
+    """
+
+    op: str
+    type: pa.DataType
+    operands: tuple[Node, ...] = ()
+    value: Any = None
+    text: str = ""
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield this node and all below it."""
+        yield self
+        for operand in self.operands:
+            yield from operand.nodes()
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The columns of the source that the node reads."""
+        sources = [node for node in self.nodes() if node.op in ("column", "header")]
+        return frozenset(HEADERS if node.op == "header" else node.value[0] for node in sources)
+
+    @cached_property
+    def may_fail(self) -> bool:
+        """True if Spark in ANSI mode may raise an error for a row."""
+        return any(node.text for node in self.nodes())
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on records. A row is kept if all `conjuncts` are true for it.
+
+    Attributes
+    ----------
+    text : str
+        The SQL, for messages.
+    conjuncts : tuple of Node
+    decoded : frozenset of str
+        "key" and "value", where the condition reads what they are decoded to.
+    """
+
+    text: str
+    conjuncts: tuple[Node, ...]
+    decoded: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the source that the condition reads."""
+        return frozenset().union(*(conjunct.columns for conjunct in self.conjuncts))
+
+    def fields(self, part: str) -> tuple[str, ...]:
+        """Return the fields of a decoded key or value that the condition reads; empty if it reads the whole."""
+        paths = [node.value for conjunct in self.conjuncts for node in conjunct.nodes() if node.op == "column"]
+        of_part = [path for path in paths if path[0] == part]
+        return tuple(sorted({path[1] for path in of_part})) if all(len(path) > 1 for path in of_part) else ()
+
+    def stages(self, *, ansi: bool) -> list[tuple[int, tuple[Node, ...]]]:
+        """Return the conjuncts by the cost of their columns, cheapest first.
+
+        Spark evaluates conjuncts from left to right. In ANSI mode, those after one that may fail stay after it.
+        """
+        stages: dict[int, list[Node]] = {}
+        least = 0
+        for conjunct in self.conjuncts:
+            costs = [DECODED if name in self.decoded else _COSTS[name] for name in conjunct.columns]
+            cost = max([least, *costs])
+            if ansi and (least or conjunct.may_fail):
+                least = cost
+            stages.setdefault(cost, []).append(conjunct)
+        return [(cost, tuple(stages[cost])) for cost in sorted(stages)]

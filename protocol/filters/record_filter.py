@@ -1,0 +1,114 @@
+"""Apply a condition to the records of a task: before they are built where possible, then to decoded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import FilterFailed, UsageError
+from protocol.fetch.log_offsets import Range
+from protocol.filters.condition import DECODED, HEADERS, Condition, Node
+from protocol.filters.evaluate import RowFailed, header_values, literal_column, rows_where
+from protocol.filters.pruning import least_timestamp_ms
+from protocol.records.decode import RowFilter, RowStage
+
+_MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
+_STORED = {"timestamp": "timestamp_ms", "timestampType": "timestamp_type"}
+
+Columns = Mapping[str, pa.Array]
+Mask = npt.NDArray[np.bool_]
+
+
+class RecordFilter:
+    """Applies a condition.
+
+    Parameters
+    ----------
+    condition : Condition
+    ansi : bool
+        As `spark.sql.ansi.enabled`.
+
+    Attributes
+    ----------
+    filtered : int
+        Number of records that the condition has left out.
+    decoded_columns : frozenset of str
+        Stored columns that the conditions on decoded keys and values need; empty without such conditions.
+    """
+
+    def __init__(self, condition: Condition, *, ansi: bool) -> None:
+        self._ansi = ansi
+        stages = condition.stages(ansi=ansi)
+        self._stages = [conjuncts for cost, conjuncts in stages if cost != DECODED]
+        self._decoded = next((conjuncts for cost, conjuncts in stages if cost == DECODED), ())
+        self._least_timestamp_ms = least_timestamp_ms(condition)
+        self.decoded_columns = _stored_columns(self._decoded)
+        self.filtered = 0
+
+    def of_range(self, source_range: Range) -> RowFilter:
+        """Return the part of the filter that needs no decoded keys and values, for the records of a range."""
+
+        def stage(conjuncts: tuple[Node, ...]) -> RowStage:
+            return RowStage(_stored_columns(conjuncts), lambda columns: self._rows(conjuncts, columns, source_range))
+
+        return RowFilter([stage(conjuncts) for conjuncts in self._stages], self._least_timestamp_ms, self._count)
+
+    def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:
+        """Return a mask of the rows to keep, by the rest of the filter.
+
+        Parameters
+        ----------
+        columns : mapping of str to pyarrow.Array
+            Stored columns, and `key` and `value` as they are decoded.
+        source_range : Range
+        """
+        return self._rows(self._decoded, columns, source_range)
+
+    def _rows(self, conjuncts: tuple[Node, ...], columns: Columns, source_range: Range) -> Mask:
+        offsets = columns["offset"]
+
+        def column(node: Node) -> pa.Array:
+            if node.op == "header":
+                return header_values(columns[HEADERS], node.value)
+            name, *fields = node.value
+            if name in ("topic", "partition"):
+                return literal_column(getattr(source_range, name), node.type, len(offsets))
+            stored = columns[_STORED.get(name, name)]
+            if name == "timestamp":
+                return _microseconds(stored, source_range)
+            return pc.struct_field(stored, fields) if fields else stored
+
+        try:
+            kept = rows_where(conjuncts, column, len(offsets), ansi=self._ansi)
+        except RowFailed as failed:
+            where = f"{source_range.topic}-{source_range.partition}"
+            raise FilterFailed(
+                f"the filter fails on the record at offset {offsets[failed.row]} of {where}: {failed.text} is a cast, "
+                "an overflow or a division by zero that spark.sql.ansi.enabled=true does not allow"
+            ) from None
+        self._count(len(kept) - int(kept.sum()))
+        return kept
+
+    def _count(self, records: int) -> None:
+        self.filtered += records
+
+
+def _stored_columns(conjuncts: tuple[Node, ...]) -> frozenset[str]:
+    """Return the columns of `protocol.records.decode` that conjuncts need; the offset is for errors."""
+    names = frozenset().union(*(conjunct.columns for conjunct in conjuncts)) - {"topic", "partition"}
+    return frozenset({_STORED.get(name, name) for name in names} | {"offset"}) if conjuncts else frozenset()
+
+
+def _microseconds(column: pa.Array, source_range: Range) -> pa.Array:
+    try:
+        return column.view(_MILLIS).cast(_MICROS)
+    except pa.ArrowInvalid:
+        raise UsageError(
+            f"a record of {source_range.topic}-{source_range.partition} in offsets {source_range.from_offset} to "
+            f"{source_range.until_offset} has a timestamp that is too large for Spark's microseconds, and the filter "
+            "names timestamp"
+        ) from None

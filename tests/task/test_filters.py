@@ -1,0 +1,157 @@
+"""The option `filter` in a task: which records are fetched, decoded, passed on, or fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.errors import ConfigurationError, DecodeFailed, FilterFailed
+from protocol.testing import FakeKafka
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.reader_schemas import with_schemas
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.process_state import PROCESS
+
+JSON = {"valueFormat": "json", "valueSchema": "id BIGINT, country STRING, city STRUCT<name: STRING>"}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as running:
+        running.create_topic("orders", 3)
+        running.create_topic("dead")
+        for number in range(30):
+            value = {"id": number, "country": "DE" if number % 2 else "FR", "city": {"name": f"c{number % 5}"}}
+            running.produce(
+                "orders",
+                json.dumps(value),
+                key=f"k{number}" if number % 3 else None,
+                headers=[("n", b"old"), ("n", str(number).encode())] if number % 5 else [],
+                partition=number % 3,
+                timestamp_ms=1_000_000 + number,
+            )
+        yield running
+    PROCESS.reset()
+
+
+def read(fake: FakeKafka, condition: str, **more: str) -> list[dict[str, Any]]:
+    return [row for batch in batches(fake, condition, **more) for row in batch.to_pylist()]
+
+
+def batches(fake: FakeKafka, condition: str, **more: str) -> list[Any]:
+    options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", "filter": condition, **more}
+    reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+    return [batch for task in reader.partitions() for batch in reader.read(task)]
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(row["offset"] * 3 + row["partition"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("partition = 1", range(1, 30, 3)),
+        ("topic = 'orders' AND pmod(partition, 2) = 0 AND offset < 3", [0, 2, 3, 5, 6, 8]),
+        ("offset IN (3, 5)", [9, 10, 11, 15, 16, 17]),
+        ("offset BETWEEN 2 AND 3 OR partition > 5", range(6, 12)),
+        ("headers['n'] = '7'", [7]),
+        ("cast(headers['n'] AS int) >= 27", [27, 28, 29]),
+        ("headers['n'] IS NULL AND key IS NOT NULL", [5, 10, 20, 25]),
+        ("key IN ('k4', 'k5', X'6B37')", [4, 5, 7]),
+        ("timestamp >= '1970-01-01 00:16:40.027Z'", [27, 28, 29]),
+        ("contains(value, '\"id\": 2') AND timestamp < '1970-01-01T00:16:40.02Z'", [2]),
+        ("offset < 0", []),
+    ],
+)
+def test_filter_keeps_the_records_of_its_condition(fake: FakeKafka, condition: str, expected: Any) -> None:
+    assert numbers(read(fake, condition)) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("value.country = 'DE' AND value.id > 20", [21, 23, 25, 27, 29]),
+        ("VALUE.City.Name = 'c3' AND key IS NULL", [3, 18]),
+        ("value.id IN (1, 2) OR headers['n'] = '3'", [1, 2, 3]),
+        ("value IS NULL", []),
+    ],
+)
+def test_filter_on_decoded_fields_keeps_rows_with_all_their_columns(
+    fake: FakeKafka, condition: str, expected: Any
+) -> None:
+    rows = read(fake, condition, **JSON)
+    assert numbers(rows) == expected
+    assert all(row["value"].keys() == {"id", "country", "city"} and row["value"]["city"]["name"] for row in rows)
+
+
+def test_fields_and_columns_of_the_filter_alone_are_not_passed_on(fake: FakeKafka) -> None:
+    rows = read(fake, "value.country = 'DE' AND partition = 0", **JSON, valueFields="id", columns="value")
+    assert [row["value"] for row in rows] == [{"id": number} for number in range(3, 30, 6)]
+    assert read(fake, "value.id = 4 AND key = 'k4'", **JSON, columns="offset") == [{"offset": 1}]
+
+
+def test_ranges_without_a_kept_offset_are_not_read(fake: FakeKafka) -> None:
+    options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders"}
+    options["filter"] = "partition <> 1 AND offset > 2 AND offset <= 6"
+    reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+    ranges = [(r.partition, r.from_offset, r.until_offset) for task in reader.partitions() for r in task.ranges]
+    assert ranges == [(0, 3, 7), (2, 3, 7)]
+
+
+# -- values that do not decode ------------------------------------------------------------------------
+
+
+def test_values_that_do_not_decode_fail_unless_the_filter_drops_them_undecoded(fake: FakeKafka) -> None:
+    fake.produce("orders", "no json", partition=0, headers=[("n", b"40")])
+    assert numbers(read(fake, "headers['n'] = '9' AND value.id = 9", **JSON)) == [9]
+    with pytest.raises(DecodeFailed):
+        read(fake, "headers['n'] = '40' AND value.id = 9", **JSON)
+    with pytest.raises(DecodeFailed):
+        read(fake, "headers['n'] = '40'", **JSON)
+
+
+def test_values_that_do_not_decode_are_judged_as_null(fake: FakeKafka) -> None:
+    fake.produce("orders", "no json", partition=0)
+    assert numbers(read(fake, "value.id = 9", **JSON, onDecodeError="null")) == [9]
+    assert numbers(read(fake, "value.id IS NULL", **JSON, onDecodeError="null")) == [30]
+
+
+def test_values_that_do_not_decode_become_dead_letters_though_the_filter_cannot_judge_them(fake: FakeKafka) -> None:
+    fake.produce("orders", "no json", partition=0)
+    letters = {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    assert numbers(read(fake, "value.id = 9", **JSON, **letters)) == [9]
+    assert [record.value for record in fake.records("dead")] == [b"no json"]
+    # The condition on the partition has left the record out: it is no dead letter.
+    read(fake, "partition = 1 AND value.id = 9", **JSON, **letters)
+    assert len(fake.records("dead")) == 1
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+def test_failed_cast_fails_the_task_and_names_the_record(fake: FakeKafka) -> None:
+    fake.produce("orders", "x", partition=2)
+    with pytest.raises(FilterFailed, match=r"offset 10 of orders-2: CAST\(CAST\(value AS STRING\) AS INT\)"):
+        read(fake, "offset > 9 AND cast(cast(value AS string) AS int) > 3")
+    assert read(fake, "offset > 10 AND cast(cast(value AS string) AS int) > 3") == []
+
+
+@pytest.mark.parametrize("condition", ["value.nope = 1", "value.id = 'a'", "partition", "unknown_function(key) = 1"])
+def test_condition_outside_the_language_is_refused_and_names_where(fake: FakeKafka, condition: str) -> None:
+    with pytest.raises(ConfigurationError, match="where"):
+        read(fake, condition, **JSON)
+
+
+def test_tasks_without_a_filter_import_none_of_it() -> None:
+    program = (
+        "import sys, spark_kafka_source.task.range_reader, spark_kafka_source.task.decoded_columns;"
+        "print([name for name in sys.modules if name.startswith(('sqlglot', 'pyarrow.compute', 'protocol.filters'))])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "[]"
