@@ -23,7 +23,6 @@ from protocol.errors import CommitFailed, KafkaError, UsageError
 from protocol.fetch.consumer import Consumer
 from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
@@ -70,10 +69,6 @@ def consumer_of(client: Client, **properties: object) -> KafkaConsumer:
 def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
     offsets = fetch_offsets(client, GROUP, [key], client.deadline())
     return offsets[key].offset if key in offsets else None
-
-
-def commits(fake: SmallCluster) -> int:
-    return len(fake.request_bodies(OFFSET_COMMIT))
 
 
 # -- offsets that Kafka cannot store ----------------------------------------------------------------
@@ -153,15 +148,6 @@ def test_commit_of_the_same_offset_after_another_programs_commit_is_sent(
     assert committed(client) == 5
 
 
-def test_commit_of_the_groups_initial_positions_is_sent(client: Client, consumer: KafkaConsumer) -> None:
-    commit_offsets(client, GROUP, OF_FIRST, client.deadline())
-    consumer.assign([FIRST])
-    assert consumer.position(FIRST) == 5
-    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
-    consumer.commit_sync()
-    assert committed(client) == 5
-
-
 def test_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, consumer: KafkaConsumer) -> None:
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
@@ -170,53 +156,7 @@ def test_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client
     assert committed(client) == 5
 
 
-@pytest.mark.parametrize("code", [ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_session_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, code: ErrorCode) -> None:
-    raised: list[Exception] = []
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            session.reset_offset("orders", 0, 5)
-            fake.refuse(OFFSET_COMMIT, code)
-            with pytest.raises(CommitFailed, match=code.name) as refused:
-                session.commit()
-            raised.append(refused.value)
-            session.commit()
-            session.end(session.end_reason)  # type: ignore[arg-type]
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            pass
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    config = parse_group_consumer({"group.id": GROUP, "enable.auto.commit": False})
-    with ConsumerGroup(client, config) as group:
-        group.consume(["orders"], Handler())
-    assert (len(raised), committed(client)) == (1, 5)
-
-
 # -- automatic commits ----------------------------------------------------------------------------
-
-
-def test_refused_auto_commit_of_a_session_is_repeated_without_new_marks(fake: SmallCluster, client: Client) -> None:
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, partition=FIRST)
-            session.reset_offset("orders", 0, 5)
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            wait_until(lambda: committed(client) == 5)
-            stop.set()
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    stop, errors = threading.Event(), list[KafkaError]()
-    config = parse_group_consumer({"group.id": GROUP, "auto.commit.interval.ms": 50})
-    with ConsumerGroup(client, config, on_error=errors.append) as group:
-        group.consume(["orders"], Handler(), stop)
-    assert any("TOPIC_AUTHORIZATION_FAILED" in str(error) for error in errors)
 
 
 def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCluster, client: Client) -> None:
@@ -230,36 +170,7 @@ def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCl
         wait_until(lambda: consumer.poll(10) or committed(client) == END)
 
 
-def test_idle_partitions_of_a_member_are_not_committed_again(fake: SmallCluster, client: Client) -> None:
-    """The coordinator keeps the offsets of topics to which members subscribe."""
-    with consumer_of(client, **AUTOMATIC) as consumer:
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
-        wait_until(lambda: consumer.poll(10) or (committed(client), committed(client, SECOND)) == (END, END))
-        before, until_s = commits(fake), time.monotonic() + 0.3
-        wait_until(lambda: consumer.poll(10) or time.monotonic() > until_s)
-        assert commits(fake) == before
-        fake.grow(1)
-        read(consumer, 2)
-        wait_until(lambda: consumer.poll(10) or committed(client) == END + 1)
-
-
 # -- one partition fails --------------------------------------------------------------------------
-
-
-def test_commit_of_a_healthy_topic_does_not_wait_for_a_deleted_one(
-    fake: SmallCluster, client: Client, consumer: KafkaConsumer
-) -> None:
-    fake.delete_topic("returns")
-    consumer.commit_async(of_deleted := {("returns", 0): CommittedOffset(5)})
-    manager = commits_of(consumer).manager
-    assert manager is not None
-    wait_until(lambda: "UNKNOWN_TOPIC_OR_PARTITION" in str(manager.failure(of_deleted)))
-    for offset in (5, 6):
-        since_s = time.monotonic()
-        consumer.commit_sync({FIRST: CommittedOffset(offset)})
-        assert time.monotonic() - since_s < 4
-        assert committed(client) == offset
 
 
 @pytest.mark.parametrize(
@@ -281,14 +192,6 @@ def test_commit_failing_for_one_partition_names_it_and_commits_others(
     fake.faults.clear()
     consumer.commit_sync(OF_SECOND)
     assert committed(client, SECOND) == 5
-
-
-def test_commit_of_a_briefly_unknown_partition_succeeds(
-    fake: SmallCluster, client: Client, consumer: KafkaConsumer
-) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 3, partition=SECOND)
-    consumer.commit_sync({**OF_FIRST, **OF_SECOND})
-    assert (committed(client), committed(client, SECOND)) == (5, 5)
 
 
 @PROTOCOLS
@@ -377,33 +280,6 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
         assert not commits_of(consumer).pending
         fake.faults.clear()
         wait_until(lambda: committed(client) == 2)
-
-
-def test_unanswered_commits_do_not_slow_polls(
-    fake: SmallCluster, consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-    for offset in range(100):
-        consumer.commit_async({FIRST: CommittedOffset(offset)})
-    assert not commits_of(consumer).pending, "no callback is registered"
-    looked, failure = [], OffsetManager.failure
-    monkeypatch.setattr(
-        OffsetManager, "failure", lambda manager, offsets: looked.append(1) or failure(manager, offsets)
-    )
-    for offset in range(100):
-        consumer.commit_async({FIRST: CommittedOffset(offset)}, lambda offsets, error: None)
-        consumer.poll(0)
-    assert len(looked) < 1_000, "some polls look through all, when the coordinator has replied"
-    fake.faults.clear()
-    wait_until(lambda: consumer.poll(20) or not commits_of(consumer).pending)
-
-
-def test_callback_of_an_empty_commit_is_called(consumer: KafkaConsumer) -> None:
-    errors: list[object] = []
-    consumer.poll(0)
-    consumer.commit_async({}, lambda offsets, error: errors.append(error))
-    consumer.poll(0)
-    assert errors == [None]
 
 
 def records_at(fake: SmallCluster, key: TopicPartition) -> bytes:

@@ -6,23 +6,19 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from protocol.base.clock import Clock
-from protocol.cluster.client import Client
-from protocol.config import parse_client
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.commits import Offsets
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.position import RecordPositions
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -34,15 +30,13 @@ from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import EAGER, NewConsumer
 from tests.protocol.consumer.members import read, remove_member
 from tests.protocol.fetch.consuming import client_of
-from tests.support.internals import commits_of, membership_of, partitions_of
-from tests.support.interrupts import interrupted_at
+from tests.support.internals import commits_of, membership_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 COUNT = 20
 Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
-Poll = Callable[[float, "int | None"], Read]
 
 
 @pytest.fixture
@@ -64,42 +58,6 @@ def test_seek_to_the_committed_offset_is_committed(key: TopicPartition, new_cons
     assert ours.committed([key]) == {key: CommittedOffset(5)}
 
 
-def test_records_of_an_interrupted_poll_are_not_committed(
-    key: TopicPartition, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C may arrive after a read whose records were not returned."""
-    ours = new_consumer(**{"enable.auto.commit": True})
-    ours.assign([key])
-    monkeypatch.setattr(partitions_of(ours), "poll", interrupted_after_a_batch(partitions_of(ours).poll))
-    with pytest.raises(KeyboardInterrupt):
-        ours.poll(30_000)
-    monkeypatch.undo()
-    assert ours.position(key) == 0
-    ours.close()
-    assert new_consumer().committed([key]) == {key: CommittedOffset(0)}
-
-
-class Later(Clock):
-    by_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.by_s
-
-
-def test_later_commit_of_another_client_is_kept() -> None:
-    """Offsets are not committed again to extend their retention."""
-    with SmallCluster() as fake:
-        clock, first, second = Later(), ("orders", 0), ("orders", 1)
-        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), clock) as client:
-            ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl"}))
-            ours.commit_sync({first: CommittedOffset(5)})
-            commit_offsets(client, "etl", {first: CommittedOffset(9)}, client.deadline())
-            clock.by_s = 3600
-            ours.commit_sync({second: CommittedOffset(1)})
-            assert ours.committed([first]) == {first: CommittedOffset(9)}
-            ours.close()
-
-
 def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
     """After the members have left, the commit would reset their offsets."""
     with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
@@ -113,18 +71,6 @@ def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
                     ours.commit_sync({key: CommittedOffset(5)}, timeout_ms=20_000)
             ours.commit_sync({("orders", 1): CommittedOffset(1)})
             assert ours.committed([key]) == {key: CommittedOffset(9)}
-
-
-def interrupted_after_a_batch(poll: Poll) -> Poll:
-    before: list[Read] = []
-
-    def interrupted(timeout_ms: float, max_rows: int | None) -> Read:
-        if any(before):
-            raise KeyboardInterrupt
-        before.append(poll(timeout_ms, max_rows))
-        return before[-1]
-
-    return interrupted
 
 
 def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
@@ -247,29 +193,6 @@ def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCa
         ours.close()
 
 
-def test_interrupted_poll_calls_each_callback_once() -> None:
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
-        ours.assign([("orders", 0)])
-        manager, place, reached = commits_of(ours).manager, 1, True
-        assert manager is not None
-        while reached:
-            called_with: list[int] = []
-            for offset in (1, 2):
-                committing = {("orders", 0): CommittedOffset(offset)}
-                ours.commit_async(committing, lambda of, _: called_with.append(of["orders", 0].offset))  # noqa: B023
-            assert manager.flush(client.deadline())
-            code = ("protocol.consumer.commits",)
-            with suppress(KeyboardInterrupt), interrupted_at(place, code) as was_reached:
-                ours.poll(0)
-            reached = was_reached()
-            ours.poll(0)
-            assert called_with == [1, 2], place
-            place += 1
-        assert place > 5
-        ours.close()
-
-
 def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
     """Return a Fetch reply with a corrupt last batch of partition 0."""
     for row in (row for topic in body.get("responses", []) for row in topic["partitions"]):
@@ -299,23 +222,6 @@ def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault
             assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
             ours.seek(("orders", 0), END)
             assert not ours.poll(50)
-
-
-def test_lasting_errors_of_several_partitions_are_raised_in_turn() -> None:
-    with SmallCluster() as fake:
-        fake.edit_replies(FETCH, with_corrupt_end)
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
-        with KafkaConsumer(properties) as ours:
-            ours.assign([("orders", 0), ("orders", 1)])
-            ours.seek(("orders", 0), 0)
-            ours.seek(("orders", 1), 10_000)
-            raised: list[tuple[type, int]] = []
-            while len(raised) < 8:
-                try:
-                    assert not ours.poll(20)
-                except (Corrupt, DataLoss) as error:
-                    raised.append((type(error), error.context["partition"]))
-            assert raised[4:] in ([(Corrupt, 0), (DataLoss, 1)] * 2, [(DataLoss, 1), (Corrupt, 0)] * 2)
 
 
 @pytest.mark.parametrize("change", ["seek", "assign"])

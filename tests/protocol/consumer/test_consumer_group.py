@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 
-import pyarrow as pa
 import pytest
 
 from protocol.admin.groups import describe_group
@@ -20,12 +18,9 @@ from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
-from protocol.fetch.partition_consumer import PartitionConsumer
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -35,8 +30,8 @@ from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer.members import Member
 from tests.protocol.fetch.consuming import client_of, produce
-from tests.support.internals import commits_of, marks_of, membership_of
-from tests.support.small_cluster import END, SmallCluster
+from tests.support.internals import membership_of
+from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
 NewMember = Callable[..., Member]
@@ -115,24 +110,6 @@ def consumer_group(client: Client, group: str, **properties: object) -> Consumer
     )
 
 
-def test_claim_yields_at_most_max_poll_records(client: Client, group: str, orders: str) -> None:
-    sizes: list[int] = []
-    offsets: dict[int, list[int]] = {}
-
-    class Sizes(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for batch in claim:
-                sizes.append(batch.num_rows)
-                offsets.setdefault(claim.partition, []).extend(batch["offset"].to_pylist())
-                if len(offsets[claim.partition]) == 100 and claim.partition == 3:
-                    return
-
-    with consumer_group(client, group, **{"max.poll.records": 3}) as members:
-        members.consume([orders], Sizes())
-    assert max(sizes) == 3
-    assert offsets[3] == list(range(100))
-
-
 def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
     class Failing(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -173,53 +150,6 @@ def test_handler_that_returns_ends_the_session(client: Client, group: str, order
     committed = fetch_offsets(client, group, None, client.deadline())
     assert committed[orders, 1].metadata == "so far"
     assert committed[orders, 1].offset > 0
-
-
-def test_setup_may_set_the_start_offset(client: Client, group: str, orders: str) -> None:
-    begun = {(orders, number): CommittedOffset(50 + 5 * number) for number in range(3)}
-    commit_offsets(client, group, begun, client.deadline())
-
-    class Back(Handler):
-        def setup(self, session: ConsumerGroupSession) -> None:
-            session.reset_offset(orders, 1, 10)
-            session.reset_offset(orders, 2, 70)
-            with pytest.raises(UsageError, match="not claimed"):
-                session.mark_offset(orders, 9, 10)
-            with pytest.raises(UsageError, match="in setup, call reset_offset"):
-                session.mark_offset(orders, 0, 10)  # would be lower than the committed offset
-            with pytest.raises(UsageError, match="offset is -2"):
-                session.reset_offset(orders, 0, -2)
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            self.claims[claim.partition] = claim.initial_offset
-            # Before its start offset: no effect. Another claim may not have started yet.
-            session.mark_offset(orders, claim.partition, claim.initial_offset // 2)
-            if len(self.claims) < PARTITIONS:
-                session.ended.wait(20)
-
-    handler = Back()
-    with consumer_group(client, group) as members:
-        members.consume([orders], handler)
-    assert handler.claims == {0: 50, 1: 10, 2: 70, 3: 0}
-    committed = fetch_offsets(client, group, None, client.deadline())
-    # Starts by `auto.offset.reset` are committed, too.
-    assert {key[1]: offset.offset for key, offset in committed.items()} == {0: 50, 1: 10, 2: 70, 3: 0}
-
-
-def test_paused_claims_wait(kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember) -> None:
-    name = topic1(2)
-    member = new_member(name)
-    wait_until(lambda: len(member.claimed) == 2)
-    member.group.pause([(name, 0)])
-    produce(kafka1, name, range(20), 2)
-    wait_until(lambda: len(member.handled) == 10)
-    assert {number for number, _ in member.handled} == {1}
-    member.group.resume_all()
-    wait_until(lambda: len(member.handled) == 20)
-    member.group.pause_all()
-    produce(kafka1, name, range(2), 2)
-    member.group.resume([(name, 0), (name, 1)])
-    wait_until(lambda: len(member.handled) == 22)
 
 
 def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
@@ -306,24 +236,6 @@ def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: boo
         thread.join(20)
 
 
-def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
-    resume = threading.Event()
-    with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
-        stuck, handler = Stuck(resume), Handler()
-        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
-            (first, stuck), (second, handler))]  # fmt: skip
-        threads[0].start()
-        wait_until(lambda: len(stuck.claims) == 4)
-        threads[1].start()
-        wait_until(lambda: len(stuck.ended) == 2)
-        retained = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
-        before = fake.committed_offsets("etl")
-        wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in retained))
-        resume.set()
-    for thread in threads:
-        thread.join(20)
-
-
 @contextmanager
 def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, ConsumerGroup, ConsumerGroup]]:
     """Yield a cluster with a topic of four partitions, and two members of one group."""
@@ -332,24 +244,6 @@ def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, Co
         given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
         with ConsumerGroup({**given, **properties}) as first, ConsumerGroup({**given, **properties}) as second:
             yield fake, first, second
-
-
-def test_marks_are_committed_within_the_interval(
-    client: Client, group: str, orders: str, new_member: NewMember
-) -> None:
-    member = new_member(orders, **{"auto.commit.interval.ms": 50})
-    wait_until(lambda: len(member.handled) == COUNT)
-
-    def committed() -> list[int]:
-        return [offset.offset for offset in fetch_offsets(client, group, None, client.deadline()).values()]
-
-    wait_until(lambda: committed() == [100] * PARTITIONS)
-    manager = commits_of(member.group).manager
-    assert manager is not None
-    assert manager.flush(client.deadline())  # the broker's commit is counted when its reply arrives
-    before = manager.counts.succeeded
-    time.sleep(0.2)  # several intervals: no dirty offset, no commit
-    assert manager.counts.succeeded == before
 
 
 def test_refused_commit_is_reported_and_the_session_continues(
@@ -361,79 +255,6 @@ def test_refused_commit_is_reported_and_the_session_continues(
     wait_until(lambda: member.errors)
     assert "OFFSET_METADATA_TOO_LARGE" in str(member.errors[0])
     assert not member.setups[0].ended.is_set()
-
-
-def test_long_broker_failure_is_reported_and_reading_continues() -> None:
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
-        fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
-        member = Member(client, "etl", "orders", **EAGER)
-        try:
-            wait_until(lambda: member.errors)
-            fake.faults.clear()
-            wait_until(lambda: len(member.handled) == 2 * END)
-        finally:
-            member.close()
-        assert all("nothing could be read" in str(error) for error in member.errors)
-        assert len(member.setups) == 1
-
-
-def test_commit_in_retry_ends_before_its_partition_is_revoked() -> None:
-    """The timer has already sent the commit, so the offset is not dirty when the partition is revoked."""
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        fake.refuse(OFFSET_COMMIT, ErrorCode.REBALANCE_IN_PROGRESS, 3)
-        member = Member(client, "etl", "orders", **COOPERATIVE, **{"auto.commit.interval.ms": 10})
-        wait_until(lambda: fake.request_bodies(OFFSET_COMMIT) and len(member.handled) == 2 * END)
-        two = Member(client, "etl", "orders", **COOPERATIVE)
-        wait_until(lambda: two.claimed)
-        two.close()
-        member.close()
-        assert [begin for _, _, begin in two.claimed] == [END]
-
-
-def test_uncommitted_offset_is_dropped_when_the_next_owner_starts() -> None:
-    """The next owner starts at the group's offset, and a late commit would reset it."""
-
-    class OnlyMarks(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            session.mark_offset(claim.topic, claim.partition, END)
-
-    with (
-        SmallCluster() as fake,
-        client_of(fake.bootstrap_servers, request_timeout_ms=500) as client,
-        consumer_group(client, "etl", **COOPERATIVE) as members,
-    ):
-        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-        members.consume(["orders"], OnlyMarks())
-        member = Member(client, "etl", "orders", **COOPERATIVE)
-        manager, membership = commits_of(members).manager, membership_of(members)
-        wait_until(lambda: membership.rebalance_pending)
-        marked = []
-        fake.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
-        members.consume(["orders"], OnlyMarks())
-        assert marked
-        assert all(len(keys) == 1 for keys in marked)
-        member.close()
-
-
-def test_claim_lost_during_a_long_sleep_yields_no_records(
-    client: Client, group: str, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Asleep(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            poll = PartitionConsumer.poll
-
-            def asleep(partition: PartitionConsumer, timeout_ms: float, max_rows: int | None) -> pa.RecordBatch | None:
-                batch = poll(partition, timeout_ms, max_rows)
-                wait_until(lambda: not membership_of(session).member.keeps_assignment_of(session.member))
-                return batch
-
-            monkeypatch.setattr(PartitionConsumer, "poll", asleep)
-            self.batches = [*getattr(self, "batches", []), *claim]
-
-    handler = Asleep()
-    with consumer_group(client, group, **EAGER, **{"max.poll.interval.ms": 300}) as members:
-        assert "max.poll.interval.ms" in str(members.consume([orders], handler))
-    assert (handler.batches, handler.cleaned) == ([], 1)
 
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
@@ -523,19 +344,6 @@ def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster
     assert (first.cleaned, second.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
 
 
-@pytest.mark.timeout(60)
-def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
-    """No session begins while the coordinator refuses all joins."""
-    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
-    stop, handler = threading.Event(), Handler()
-    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
-        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.request_bodies(JOIN_GROUP)), stop.set()))
-        timer.start()
-        assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
-        timer.join()
-        assert handler.sessions == []
-
-
 def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCluster) -> None:
     """The next `consume` continues to join."""
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
@@ -563,24 +371,6 @@ def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCl
 
         members.consume(["orders"], joined := Joined(), stop)
         assert len(joined.sessions) == 1
-
-
-def test_joins_are_retried_without_a_limit_by_default(fake: SmallCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """The default handler of errors does not log each of them."""
-    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=8)
-    stop = threading.Event()
-
-    class Joined(Handler):
-        def setup(self, session: ConsumerGroupSession) -> None:
-            stop.set()
-
-    with (
-        client_of(fake.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=50) as client,
-        consumer_group(client, "etl", **EAGER) as members,
-    ):
-        members.consume(["orders"], Joined(), stop)
-    assert len(fake.request_bodies(JOIN_GROUP)) > 8
-    assert "COORDINATOR_LOAD_IN_PROGRESS" not in caplog.text
 
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])

@@ -12,14 +12,12 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
+from protocol.group.member import ConsumerGroupMetadata
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
@@ -130,81 +128,6 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
             wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4, 10)
 
 
-@PROTOCOLS
-@pytest.mark.parametrize("ends", ["unsubscribe", "enforce_rebalance"])
-def test_offsets_are_refused_after_the_consumer_has_left(
-    client: Client, protocol: dict[str, object], ends: str
-) -> None:
-    producer = started(client, "etl-0")
-    with consumer_of(client, protocol) as consumer:
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
-        getattr(consumer, ends)()
-        with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
-            send_offsets(producer, consumer.group_metadata())
-        producer.abort_transaction()
-        with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
-            consumer.commit_sync({FIRST: CommittedOffset(END)})
-        if ends == "unsubscribe":
-            consumer.assign([FIRST])
-            assert consumer.group_metadata().member == NO_MEMBER
-            consumer.commit_sync({FIRST: CommittedOffset(1)})
-        else:
-            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 2)
-            send_offsets(producer, consumer.group_metadata())
-
-
-@PROTOCOLS
-def test_offsets_are_accepted_in_a_generation_that_starts_during_handling(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
-) -> None:
-    """A cooperative member keeps its partitions, and the coordinator accepts only the current generation or epoch."""
-    producer = started(client, "etl-0")
-    with consumer_of(client, protocol) as consumer, client_of(fake.bootstrap_servers) as another:
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
-        before = consumer.group_metadata().member
-        with consumer_of(another, protocol) as second:
-            second.subscribe(["orders"])
-            wait_until(lambda: [member.poll(20) for member in (consumer, second)] and len(second.assignment) == 1)
-            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 1)
-            after = consumer.group_metadata().member
-            assert after.generation_id_or_member_epoch > before.generation_id_or_member_epoch
-            send_offsets(producer, consumer.group_metadata())
-        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {FIRST: CommittedOffset(END)}
-
-
-@PROTOCOLS
-def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
-    producer, refusals = started(client, "etl-0"), []
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            self.member = session.member
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for _ in claim:
-                pass
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            assert not membership_of(session).member.keeps_assignment_of(self.member)
-            assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
-            with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
-                send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
-            refusals.append(refused.value)
-
-    handler = Handler()
-    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
-    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
-        consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
-        consuming.start()
-        wait_until(lambda: hasattr(handler, "member"))
-        remove_member(client, GROUP, handler.member)
-        consuming.join(25)
-        assert not consuming.is_alive()
-    assert refusals
-
-
 def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders", 2)
@@ -232,27 +155,3 @@ def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:
             assert counts == {1: 5}
             producer.commit_transaction()
             wait_until(lambda: read_more() or counts[0] == 2)
-
-
-def test_commit_of_a_deleted_topic_in_a_listener_fails_within_seconds() -> None:
-    class Commits(ConsumerRebalanceListener):
-        took_s = 0.0
-
-        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-            begin_s = time.monotonic()
-            with pytest.raises(CommitFailed):
-                consumer.commit_sync({("gone", 0): CommittedOffset(1), ("orders", 0): CommittedOffset(1)})
-            self.took_s = time.monotonic() - begin_s
-
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        fake.create_topic("gone")
-        listener = Commits()
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": GROUP, "enable.auto.commit": False}
-        with KafkaConsumer(properties) as consumer:
-            consumer.subscribe(["orders", "gone"], listener)
-            wait_until(lambda: consumer.poll(50) or len(consumer.assignment) == 2)
-            fake.delete_topic("gone")
-            consumer.unsubscribe()
-        assert 0.5 < listener.took_s < 5
-        assert fake.committed_offsets(GROUP) == {("orders", 0): 1}

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Collection, Iterator
 
 import confluent_kafka as other
-import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import CommitFailed, DataLoss, LogTruncated, NoOffset, UsageError, WakeUp
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.errors import DataLoss, LogTruncated, UsageError
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import TopicPartition
-from protocol.position import RecordPositions
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
@@ -28,14 +25,9 @@ from tests.contract.raw_requests import written
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer.members import read
 from tests.protocol.fetch.consuming import client_of, produce
-from tests.support.internals import membership_of, partitions_of
 from tests.support.wait_until import wait_until
 
-Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
-
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
-# No longer than a test may wait, no shorter than a busy machine may pause.
-SLEEPY = {**EAGER, "max.poll.interval.ms": 3_000}
 
 
 @pytest.fixture(scope="module")
@@ -139,55 +131,6 @@ def test_manually_assigned_partitions_are_read(
         ours.subscribe([orders])
 
 
-def test_seeks_move_the_position(orders: str, new_consumer: NewConsumer, librdkafka_consumer: other.Consumer) -> None:
-    ours, key = new_consumer(), (orders, 0)
-    ours.assign([key])
-    ours.seek(key, 15)  # before any read, so the default start offset is not used
-    librdkafka_consumer.assign([other.TopicPartition(orders, 0, 15)])
-    message = librdkafka_consumer.poll(20)
-    assert message is not None
-    assert read(ours, 5)[0][1] == message.offset() == 15
-    ours.seek(key, 10)
-    librdkafka_consumer.seek(other.TopicPartition(orders, 0, 10))
-    message = librdkafka_consumer.poll(20)
-    assert message is not None
-    assert read(ours, 10)[0][1] == message.offset() == 10
-    ours.seek_to_beginning()
-    assert ours.position(key) == DELETED
-    assert read(ours, 16)[0][1] == DELETED
-    ours.seek_to_end([key])
-    assert ours.position(key) == COUNT
-    assert not ours.poll(0)
-
-
-def test_paused_partition_is_not_returned(orders: str, new_consumer: NewConsumer) -> None:
-    ours = new_consumer()
-    ours.assign([(orders, 0), (orders, 1)])
-    ours.pause([(orders, 0)])
-    assert ours.paused == {(orders, 0)}
-    assert {partition for partition, _ in read(ours, COUNT)} == {1}
-    assert not ours.poll(100)
-    ours.resume([(orders, 0)])
-    assert (ours.paused, read(ours, COUNT - DELETED)[0]) == (frozenset(), (0, DELETED))
-
-
-def test_poll_returns_at_most_max_poll_records(orders: str, new_consumer: NewConsumer) -> None:
-    """The rest of a record batch is returned by the next poll, and the position is between."""
-    ours, keys = new_consumer(**{"max.poll.records": 7}), [(orders, 0), (orders, 1)]
-    ours.assign(keys)
-    sizes: list[int] = []
-    collected: list[tuple[int, int]] = []
-    while len(collected) < 2 * COUNT - DELETED:
-        polled = [(message.partition, message.offset) for message in ours.poll(1_000).messages()]
-        sizes.append(len(polled))
-        collected += polled
-        last = dict(collected)
-        assert {number: ours.position((orders, number)) for number in last} == {n: last[n] + 1 for n in last}
-    assert max(sizes) == 7
-    assert [offset for number, offset in collected if number == 0] == list(range(DELETED, COUNT))
-    assert [offset for number, offset in collected if number == 1] == list(range(COUNT))
-
-
 def test_poll_without_max_poll_records_returns_whole_record_batches(
     kafka1: LocalKafka, lasting_topic: TopicFactory, new_consumer: NewConsumer
 ) -> None:
@@ -200,33 +143,7 @@ def test_poll_without_max_poll_records_returns_whole_record_batches(
     assert max(polled) > 500
 
 
-def test_wakeup_interrupts_a_waiting_poll(orders: str, new_consumer: NewConsumer) -> None:
-    ours = new_consumer()
-    ours.assign([(orders, 0)])
-    ours.seek_to_end()
-    waker = threading.Timer(0.2, ours.wakeup)
-    began_s = time.monotonic()
-    waker.start()
-    with pytest.raises(WakeUp):
-        ours.poll(60_000)
-    assert 0.15 < time.monotonic() - began_s < 30
-    waker.join()
-    assert not ours.poll(0)  # once only
-
-
 # -- start offsets --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reset", "begins"),
-    [("earliest", [DELETED, 0]), ("latest", [COUNT, COUNT]), ("by_duration:PT1S", [COUNT, COUNT])],
-)
-def test_group_without_offsets_starts_at_the_reset(
-    orders: str, new_consumer: NewConsumer, reset: str, begins: list[int]
-) -> None:
-    ours = new_consumer(**{"auto.offset.reset": reset})
-    ours.assign([(orders, 0), (orders, 1)])
-    assert [ours.position((orders, number)) for number in range(2)] == begins
 
 
 def test_reset_by_duration_counts_from_now(orders: str, new_consumer: NewConsumer) -> None:
@@ -236,15 +153,6 @@ def test_reset_by_duration_counts_from_now(orders: str, new_consumer: NewConsume
     position = ours.position((orders, 0))
     # Its start offset is one second per record later than at the time of the call.
     assert 10 <= position <= 11 + time.time() - FIRST_MS / 1000 - 9.5 - ago_s
-
-
-def test_reset_none_fails_until_a_seek(orders: str, new_consumer: NewConsumer) -> None:
-    ours = new_consumer(**{"auto.offset.reset": "none"})
-    ours.assign([(orders, 1)])
-    with pytest.raises(NoOffset, match=rf"{orders}-1: .*auto.offset.reset is none"):
-        ours.poll(10_000)
-    ours.seek((orders, 1), 18)
-    assert read(ours, 2) == [(1, 18), (1, 19)]
 
 
 @pytest.mark.parametrize(("committed", "reset", "begin"), [(2, "latest", 20), (99, "earliest", 4), (99, "none", None)])
@@ -278,18 +186,6 @@ def test_commits_are_exchanged_with_librdkafka(
     assert ours.committed(keys)[keys[1]] == CommittedOffset(3, metadata="three\x00")
     ours.assign(keys)
     assert [ours.position(key) for key in keys] == [7, 3]
-
-
-def test_commit_async_calls_its_callback(orders: str, new_consumer: NewConsumer) -> None:
-    ours, key = new_consumer(), (orders, 0)
-    ours.assign([key])
-    read(ours, COUNT - DELETED)
-    calls: list[object] = []
-    ours.commit_async(callback=lambda offsets, error: calls.append((dict(offsets), error)))
-    assert calls == []
-    wait_until(lambda: ours.poll(0) or calls)
-    assert calls == [({key: CommittedOffset(COUNT, FIRST_EPOCH)}, None)]
-    assert ours.committed([key]) == {key: CommittedOffset(COUNT, FIRST_EPOCH)}
 
 
 def test_positions_are_committed_with_the_leader_epoch_of_the_last_record(
@@ -333,24 +229,6 @@ def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: s
                 )
 
 
-def test_position_of_records_that_poll_takes_back_has_its_leader_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member notices after a Fetch that its assignment may be lost."""
-    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "max.poll.records": 6}
-    key = ("orders", 0)
-    with FakeKafka() as fake, client_of(fake.address(1)) as client:
-        fake.create_topic("orders")
-        written(client, "orders", *[b"old"] * 10)
-        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-            ours.assign([key])
-            assert len(read(ours, 6)) == 6
-            owned = iter([True, False])
-            monkeypatch.setattr(ours, "_still_owned", lambda: next(owned, False))
-            assert not ours.poll(200)
-            monkeypatch.undo()
-            ours.commit_sync()
-            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
-
-
 def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
     properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     key = ("orders", 0)
@@ -386,29 +264,6 @@ def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -
             assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
 
 
-def test_close_awaits_a_commit_in_flight(client: Client, group: str, orders: str) -> None:
-    calls: list[object] = []
-    properties = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-        ours.subscribe([orders])
-        read(ours, 2 * COUNT - DELETED)
-        ours.commit_async(callback=lambda offsets, error: calls.append(error))
-    assert calls == [None]
-    committed = fetch_offsets(client, group, None, client.deadline())
-    assert {offset.offset for offset in committed.values()} == {COUNT}
-
-
-def test_refused_commit_is_raised(orders: str, new_consumer: NewConsumer) -> None:
-    ours, key = new_consumer(), (orders, 0)
-    too_long = {key: CommittedOffset(5, metadata="x" * 5_000)}
-    with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
-        ours.commit_sync(too_long)
-    calls: list[str] = []
-    ours.commit_async(too_long, lambda offsets, error: calls.append(str(error)))
-    wait_until(lambda: ours.poll(0) or calls)
-    assert "OFFSET_METADATA_TOO_LARGE" in calls[0]
-
-
 def test_refused_subscription_leaves_the_assigned_partitions() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders")
@@ -418,15 +273,6 @@ def test_refused_subscription_leaves_the_assigned_partitions() -> None:
                 consumer.subscribe(["other"])
             assert consumer.subscription == TopicSubscription()
             assert consumer.assignment == {("orders", 0)}
-
-
-def test_commits_without_a_group_are_refused(client: Client, orders: str) -> None:
-    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as ours:
-        ours.assign([(orders, 0)])
-        assert len(read(ours, COUNT - DELETED)) == COUNT - DELETED
-        for refused in (ours.commit_sync, ours.group_metadata, lambda: ours.committed([(orders, 0)])):
-            with pytest.raises(UsageError, match=r"set group\.id"):
-                refused()
 
 
 # -- membership -----------------------------------------------------------------------------------
@@ -462,19 +308,6 @@ def test_listener_is_called_for_each_rebalance_and_commits_before(
     wait_until(lambda: first.poll(20) or len(first.assignment) == 2)
     first.close()
     assert listener.calls[-1] == ("revoked", [0, 1])
-
-
-def test_consumer_over_max_poll_interval_loses_its_partitions(orders: str, new_consumer: NewConsumer) -> None:
-    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
-    ours.subscribe([orders], listener)
-    read(ours, 1)
-    membership = membership_of(ours)
-    wait_until(lambda: not membership.member.is_in_group)
-    with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
-        ours.commit_sync()
-    ours.poll(0)
-    assert listener.calls[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
-    assert len(read(ours, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED  # no offset was committed
 
 
 def test_pattern_subscription_finds_new_topics(
@@ -522,28 +355,6 @@ def test_group_metadata_is_that_of_the_described_member(
     assert [again.member.member_id] == described() != [metadata.member.member_id]
     ours.close()
     assert described() == []
-
-
-def test_records_fetched_before_a_long_sleep_are_dropped(
-    orders: str, new_consumer: NewConsumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process pauses within `poll`, and another member may own the partitions when it resumes."""
-    listener, ours = RecordingListener(), new_consumer(**SLEEPY)
-    ours.subscribe([orders], listener)
-    partitions, slept = partitions_of(ours), threading.Event()
-    poll = partitions.poll
-
-    def asleep(timeout_ms: float, max_rows: int | None) -> Read:
-        read = poll(timeout_ms, max_rows)
-        if read is not None and not slept.is_set():
-            slept.set()
-            membership = membership_of(ours)
-            wait_until(lambda: not membership.member.is_in_group)
-        return read
-
-    monkeypatch.setattr(partitions, "poll", asleep)
-    assert len(set(read(ours, 2 * COUNT - DELETED))) == 2 * COUNT - DELETED  # each once
-    assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
 
 
 def test_subscription_to_unknown_topic_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from protocol.errors import CommitFailed, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer.members import read, remove_member
 from tests.protocol.fetch.consuming import client_of
@@ -173,28 +172,6 @@ def test_listener_raising_on_revocation_does_not_prevent_leaving(fake: SmallClus
 
 
 @PROTOCOLS
-@pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance", "close"])
-def test_poll_returns_if_the_listener_calls_a_method_that_leaves_the_group(
-    client: Client, protocol: dict[str, object], call: str
-) -> None:
-    listener = CallingListener()
-    with consumer_of(client, protocol) as consumer:
-        consumer.subscribe(["orders"], listener)
-        read(consumer, 2 * END)
-        remove_member(client, "etl", consumer.group_metadata().member)
-        listener.function = getattr(consumer, call)
-        wait_until(lambda: consumer.poll(20) or listener.function is None)
-        if call == "close":
-            with pytest.raises(UsageError, match="closed"):
-                consumer.poll(0)
-            return
-        if call == "unsubscribe":
-            assert consumer.assignment == frozenset()
-            consumer.subscribe(["orders"])
-        assert len(read(consumer, 2 * END)) == 2 * END
-
-
-@PROTOCOLS
 @pytest.mark.parametrize("event", ["revoked", "lost"])
 def test_partitions_that_the_listener_assigns_after_leaving_are_read(
     fake: SmallCluster, client: Client, protocol: dict[str, object], event: str
@@ -277,61 +254,3 @@ def test_leaving_after_a_removal_calls_on_partitions_lost(
     getattr(consumer, end)()
     assert listener.calls == ["lost"]
     consumer.close()
-
-
-@PROTOCOLS
-def test_all_partitions_have_owners_after_a_static_member_was_closed_in_a_revocation(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
-) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    def static(name: str, client: Client) -> KafkaConsumer:
-        return consumer_of(client, protocol, **{"group.instance.id": name})
-
-    def all_are_owned() -> bool:
-        for consumer in (first, second):
-            consumer.poll(20)
-        return len(first.assignment) == len(second.assignment) == 1
-
-    listener = CallingListener()
-    with client_of(fake.bootstrap_servers) as another, static("b", another) as second:
-        with static("a", client) as first:
-            first.subscribe(["orders"], listener)
-            read(first, 2 * END)
-            listener.function = interrupt
-            second.subscribe(["orders"])
-            with pytest.raises(KeyboardInterrupt):
-                wait_until(all_are_owned)
-        with static("a", client) as first:
-            first.subscribe(["orders"])
-            wait_until(all_are_owned)
-
-
-@PROTOCOLS
-def test_revocation_waits_once_for_commits_without_a_reply(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
-) -> None:
-    timeout_s = 2
-    with (
-        client_of(fake.bootstrap_servers, request_timeout_ms=timeout_s * 1000) as patient,
-        consumer_of(patient, protocol, **{"enable.auto.commit": True}) as consumer,
-        consumer_of(client, protocol) as second,
-    ):
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
-        fake.handlers[OFFSET_COMMIT] = lambda body, version: None
-        second.subscribe(["orders"])
-        longest_s = 0.0
-
-        def shared() -> bool:
-            nonlocal longest_s
-            second.poll(20)
-            began_s = time.monotonic()
-            consumer.poll(20)
-            longest_s = max(longest_s, time.monotonic() - began_s)
-            return len(consumer.assignment) == len(second.assignment) == 1
-
-        wait_until(shared)
-        fake.handlers.clear()
-        assert longest_s < 1.8 * timeout_s

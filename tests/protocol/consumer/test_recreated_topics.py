@@ -25,10 +25,8 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages import m28_txn_offset_commit
-from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
@@ -127,62 +125,6 @@ def test_recreated_topic_is_read_from_its_beginning_after_assign_with_one_warnin
     assert [RECREATED in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_uncommitted_position_of_old_topic_is_not_committed_to_new_one(
-    kafka1: LocalKafka, topic1: TopicFactory, new_consumer: NewConsumer, protocol: dict[str, object]
-) -> None:
-    """As the start offset it would skip new records."""
-    name = topic1()
-    consumer = new_consumer(**{**protocol, "enable.auto.commit": True, "auto.commit.interval.ms": 3_600_000})
-    consumer.subscribe([name])
-    reader = Reader(consumer)
-    produce(kafka1, name, range(5))
-    reader.until_read(5)
-    recreate(kafka1, name)
-    produce(kafka1, name, range(100, 108))
-    time.sleep(3)
-    reader.until_read(13)
-    assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 108)]
-
-
-def test_marks_in_old_topic_are_not_committed_to_new_one(
-    kafka1: LocalKafka, topic1: TopicFactory, client: Client, group: str, protocol: dict[str, object]
-) -> None:
-    name = topic1()
-    values: list[int] = []
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for message in claim.messages():
-                values.append(int((message.value or b"")[:9]))
-                session.mark_message(message)
-                if values == [0, 1, 2, 3, 4]:
-                    recreate(kafka1, name)
-                    produce(kafka1, name, range(100, 108))
-                    time.sleep(3)  # the member leaves the old topic meanwhile
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    properties = {**protocol, "group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 1_500}
-    member = ConsumerGroup(client, parse_group_consumer(properties))
-
-    def run() -> None:
-        while not member.closed:
-            member.consume([name], Handler())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        produce(kafka1, name, range(5))
-        wait_until(lambda: {*range(5), *range(100, 108)} <= set(values), lambda: str(values))
-    finally:
-        member.close()
-        thread.join()
-
-
 def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:
     """Offsets of the old topic are higher: committed, they would skip new records after a restart."""
     processed: list[int] = []
@@ -228,70 +170,6 @@ def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:
             assert committed() == 3
 
 
-def test_marks_are_committed_with_the_leader_epoch_of_the_record_before_them() -> None:
-    """KIP-320: a reader that starts there is notified of a truncation."""
-    key, ended = ("healthy", 0), threading.Event()
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for message in claim.messages():
-                if message.offset in (4, 7, 12):
-                    session.mark_message(message)
-                    session.commit()
-                    offset = fetch_offsets(client, "etl", [key], client.deadline())[key]
-                    committed.append((offset.offset, offset.leader_epoch))
-                if message.offset == 14:
-                    ended.set()
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    committed: list[tuple[int, int]] = []
-    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
-        fake.create_topic("healthy", 1)
-        fake.write("healthy", 0, records(0, 5) + records(5, 5, epoch=1))
-        group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl", "auto.offset.reset": "earliest"}))
-        thread = threading.Thread(target=group.consume, args=(["healthy"], Handler()))
-        thread.start()
-        try:
-            wait_until(lambda: len(committed) == 2)
-            fake.write("healthy", 0, records(10, 5, epoch=3))
-            assert ended.wait(20)
-        finally:
-            group.close()
-            thread.join()
-    assert committed == [(5, 0), (8, 1), (13, 3)]
-
-
-def test_position_of_a_recreated_topic_is_committed_though_it_equals_the_old_one() -> None:
-    """Brokers delete the committed offsets of a deleted topic."""
-    with FakeKafka() as fake:
-        fake.create_topic("healthy", 1)
-        fake.write("healthy", 0, records(0, 5))
-        with client_of(fake.bootstrap_servers, retry_backoff_ms=10, retry_backoff_max_ms=20) as client:
-            properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-            with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
-                consumer.subscribe(["healthy"])
-                reader = Reader(consumer)
-                reader.until_read(5)
-
-                def committed() -> int | None:
-                    reader.poll()
-                    offset = consumer.committed([("healthy", 0)])[("healthy", 0)]
-                    return None if offset is None else offset.offset
-
-                wait_until(lambda: committed() == 5)
-                with fake.changed:
-                    fake.delete_topic("healthy")
-                    fake.create_topic("healthy", 1)
-                    fake.write("healthy", 0, records(0, 5))
-                reader.until_read(10)
-                wait_until(lambda: committed() == 5, lambda: str(committed()))
-
-
 @pytest.mark.parametrize("is_sync", [True, False])
 def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) -> None:
     """The request names the topic: the offsets would be of the new one."""
@@ -329,54 +207,6 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(is_sync: bool) ->
             assert consumer.recreations == {}
 
 
-@pytest.mark.parametrize("last", [LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT.last], ids=["by name", "by id"])
-@pytest.mark.parametrize("how", ["commit_sync", "auto-commit", "ConsumerGroup"])
-def test_commit_in_a_recreated_topic_is_refused_while_the_buffers_are_full(how: str, last: int) -> None:
-    """Without Fetch requests the consumer does not learn that the topic was recreated."""
-    with FakeKafka() as fake:
-        limit_version(fake, OFFSET_COMMIT, last)
-        fake.create_topic("orders")
-        for start in range(0, 2_000, 5):
-            fake.write("orders", 0, records(start, start + 5))
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        properties |= {"max.partition.fetch.bytes": 2_000, "max.poll.records": 20, "auto.commit.interval.ms": 3_600_000}
-
-        def recreate_when_full() -> None:
-            counts = [-1]
-            while counts[-1] != len(fake.request_bodies(FETCH)):
-                counts.append(len(fake.request_bodies(FETCH)))
-                time.sleep(0.2)
-            recreate_in_fake(fake)
-
-        class Handler:
-            def setup(self, session: ConsumerGroupSession) -> None: ...
-
-            def cleanup(self, session: ConsumerGroupSession) -> None: ...
-
-            def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-                assert claim.poll() is not None
-                recreate_when_full()
-                session.mark_offset("orders", 0, 20)
-                with pytest.raises(CommitFailed):
-                    session.commit()
-                stop.set()
-
-        stop = threading.Event()
-        if how == "ConsumerGroup":
-            with ConsumerGroup(properties) as group:
-                group.consume(["orders"], Handler(), stop)
-            assert stop.is_set()
-        else:
-            with KafkaConsumer({**properties, "enable.auto.commit": how == "auto-commit"}) as consumer:
-                consumer.assign([("orders", 0)])
-                wait_until(lambda: consumer.poll(500))
-                recreate_when_full()
-                if how == "commit_sync":
-                    with pytest.raises(CommitFailed):
-                        consumer.commit_sync()
-        assert fake.committed_offsets("etl") == {}
-
-
 @pytest.mark.parametrize("how", ["assign", "subscribe"])
 def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_has_a_leader(how: str) -> None:
     with FakeKafka() as fake:
@@ -399,26 +229,6 @@ def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_
             wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > fetched)
             consumer.poll(100)
             recreate_in_fake(fake)
-            fake.write("orders", 0, records(0, 50))
-            Reader(consumer).until_read(50)
-
-
-def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used() -> None:
-    """A coordinator returns offsets of a deleted topic until it has deleted them."""
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-
-        def still_known(body: dict[str, Any]) -> dict[str, Any]:
-            body["groups"][0]["topics"][0]["partitions"][0]["committed_offset"] = 20
-            return body
-
-        fake.delete_topic("orders")
-        fake.edit_replies(OFFSET_FETCH, still_known, 1)
-        with KafkaConsumer({**properties, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
-            consumer.assign([("orders", 0)])
-            wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > 1)
-            fake.create_topic("orders")
             fake.write("orders", 0, records(0, 50))
             Reader(consumer).until_read(50)
 
@@ -518,20 +328,6 @@ def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_o
                 assert fake.committed_offsets("etl") == {("orders", 0): 9}
 
 
-def test_refused_auto_commit_is_repeated_when_the_consumer_closes() -> None:
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        fake.write("orders", 0, records(0, 5))
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        with KafkaConsumer({**properties, "auto.commit.interval.ms": 50}) as consumer:
-            consumer.subscribe(["orders"])
-            reader = Reader(consumer)
-            fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
-            reader.until_read(5)
-            wait_until(lambda: reader.poll() or len(fake.request_bodies(OFFSET_COMMIT)) == 3)
-        assert fake.committed_offsets("etl") == {("orders", 0): 5}
-
-
 @pytest.mark.parametrize(
     "last", [m28_txn_offset_commit.LAST_WITH_TOPIC_NAMES, TXN_OFFSET_COMMIT.last], ids=["by name", "by id"]
 )
@@ -553,36 +349,6 @@ def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_know
                 producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(5)}, consumer.group_metadata())
             producer.abort_transaction()
         assert fake.committed_offsets("etl") == {}
-
-
-def test_transaction_waits_until_the_coordinator_knows_the_new_topic() -> None:
-    with FakeKafka(3) as fake:
-        fake.move_coordinator("etl", 3)
-        fake.create_topic("orders")
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        producer = TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "copy"})
-        with producer, KafkaConsumer({**properties, "enable.auto.commit": False}) as consumer:
-            producer.init_transactions()
-            fake.isolate(3)
-            with fake.changed:
-                recreate_in_fake(fake)
-                while fake.leader("orders", 0) == 3:
-                    recreate_in_fake(fake)
-            fake.write("orders", 0, records(0, 5))
-            consumer.assign([("orders", 0)])
-            Reader(consumer).until_read(5)
-            producer.begin_transaction()
-            requested: list[object] = []
-
-            def meet(body: dict[str, Any]) -> None:
-                requested.append(body)
-                if len(requested) == 4:
-                    fake.isolate(3, False)
-
-            fake.before[METADATA] = meet
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(5)}, consumer.group_metadata())
-            producer.commit_transaction()
-        assert fake.committed_offsets("etl") == {("orders", 0): 5}
 
 
 @pytest.mark.parametrize("wait_s", [0, 4])
@@ -636,43 +402,6 @@ def recreate_in_fake(fake: FakeKafka) -> None:
         fake.create_topic("orders")
 
 
-def test_poll_interrupted_after_a_recreation_skips_no_record_of_the_new_topic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The records of the deleted topic were fetched before, and `poll` does not return them."""
-
-    def interrupt(*arguments: object) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        fake.produce("orders", *(f"old {number}" for number in range(5)))
-        properties = {
-            "bootstrap.servers": fake.bootstrap_servers,
-            "retry.backoff.ms": 10,
-            "auto.offset.reset": "earliest",
-        }
-        with KafkaConsumer(properties) as consumer:
-            consumer.assign([("orders", 0)])
-            consumer.seek(("orders", 0), 3)
-            partitions = partitions_of(consumer)
-            assert consumer.position(("orders", 0)) == 3
-            buffer = partitions[("orders", 0)].buffer
-            wait_until(lambda: buffer.ahead)
-            fake.delete_topic("orders")
-            fake.create_topic("orders")
-            values = [f"new {number}".encode() for number in range(9)]
-            fake.produce("orders", *values)
-            wait_until(lambda: isinstance(buffer.error, TopicRecreated))
-            monkeypatch.setattr("protocol.consumer.kafka_consumer.ConsumerRecords", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                consumer.poll(5_000)
-            reader = Reader(consumer)
-            reader.until_read(9)
-    assert reader.values == values
-
-
 @pytest.mark.parametrize("remembered", ["to the consumer", "and moved to"])
 @pytest.mark.parametrize("to", ["old offset", "beginning"])
 def test_seek_before_records_of_a_new_topic_skips_none_of_them(
@@ -714,31 +443,3 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
             consumer.seek(key, 7)
             reader.until_read(21)
             assert reader.values[19:] == values[7:]
-
-
-def test_signal_handler_that_raises_while_a_partition_moves_to_a_new_topic_does_not_stop_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        monkeypatch.undo()
-        raise InterruptedError
-
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        fake.produce("orders", "old")
-        properties = {
-            "bootstrap.servers": fake.bootstrap_servers,
-            "retry.backoff.ms": 10,
-            "auto.offset.reset": "earliest",
-        }
-        with KafkaConsumer(properties) as consumer:
-            consumer.assign([("orders", 0)])
-            reader = Reader(consumer)
-            reader.until_read(1)
-            recreate_in_fake(fake)
-            fake.produce("orders", "new")
-            monkeypatch.setattr("protocol.fetch.partition_consumer.PartitionConsumer.seek", interrupt)
-            with pytest.raises(InterruptedError):
-                wait_until(lambda: consumer.poll(20) or False)
-            reader.until_read(2)
-    assert reader.values == [b"old", b"new"]

@@ -8,21 +8,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.config import ConsumerConfig
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
-from protocol.consumer.kafka_consumer import Batches, KafkaConsumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DataLoss, LogTruncated
-from protocol.fetch import log_offsets
-from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.contract.raw_requests import written
 from tests.protocol.consumer.members import read
-from tests.protocol.fetch.consuming import client_of, consumer_of, reader, records, reply_row, rows_of
+from tests.protocol.fetch.consuming import client_of, reader, rows_of
 from tests.support.wait_until import wait_until
 
 KEY = ("orders", 0)
@@ -112,72 +108,12 @@ def test_user_continues_with_offset_and_epoch_of_the_error(fake: FakeKafka, clie
         assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
 
 
-@pytest.mark.parametrize(("offset", "first"), [(6, 6), (15, 0)])
-def test_epoch_of_an_earlier_topic_holds_up_no_start(
-    client: Client, monkeypatch: pytest.MonkeyPatch, offset: int, first: int
-) -> None:
-    """A committed epoch that is newer than the topic's leaders may be a stale leader's reply, for a while."""
-    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
-    commit_offsets(client, "readers", {KEY: CommittedOffset(offset, 2)}, client.deadline())
-    with new_consumer(client) as consumer:
-        assert [offset for _, offset in read(consumer, 10 - first)] == list(range(first, 10))
-
-
-def test_epoch_that_was_read_is_kept_while_the_leader_is_stale(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 0)
-    position = FetchPosition(*KEY, Position(0, 2), ConsumerConfig())
-    position.handle_response(reply_row(data=records(0, 5, epoch=2)), "broker")
-    position.drop_stale_epoch(1.0)
-    assert position.position.leader_epoch == 2
-    position.seek(Position(5, 2))
-    position.drop_stale_epoch(1.0)
-    assert position.position.leader_epoch == -1
-
-
 def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:
     elect(fake, 3)
     write(client, 7)
     with new_consumer(client) as consumer:
         consumer.seek(KEY, CommittedOffset(6, 0))
         assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
-
-
-def test_open_partition_keeps_the_epoch_of_a_seek(fake: FakeKafka, client: Client) -> None:
-    elect(fake, 3)
-    write(client, 7)
-    with consumer_of(client) as consumer:
-        stream = consumer.consume_partition(*KEY, 6)
-        stream.seek(Position(6, 0))
-        with pytest.raises(LogTruncated, match="below offset 6"):
-            stream.poll(20_000)
-
-
-def test_records_that_no_poll_returned_are_read_again_with_their_epoch(
-    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log is truncated below them meanwhile."""
-    with new_consumer(client) as consumer:
-        assert read(consumer, 10)
-        write(client, 2)
-        read_batches = consumer._read
-
-        def interrupted(batches: Batches, timeout_ms: float) -> None:
-            read_batches(batches, timeout_ms)
-            if batches:
-                elect(fake, 3)
-                write(client, 12)
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(consumer, "_read", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            consumer.poll(20_000)
-        monkeypatch.undo()
-        assert consumer.position(KEY) == 10
-        consumer.commit_sync()
-        assert consumer.committed([KEY]) == {KEY: CommittedOffset(10, 0)}
-        assert [offset for _, offset in read(consumer, 12)] == list(range(3, 15))
 
 
 def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Client) -> None:
@@ -204,70 +140,6 @@ def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Clie
     finally:
         group.close()
         thread.join()
-
-
-@pytest.mark.parametrize("marks_late", [False, True], ids=["reset", "late marks"])
-def test_handler_skips_no_new_record_after_a_truncation(fake: FakeKafka, client: Client, marks_late: bool) -> None:
-    """The committed offset belongs to lost records: its leader epoch is theirs, or it is not committed."""
-    sessions, returned, values = list[ConsumerGroupSession](), list[int](), list[bytes]()
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            sessions.append(session)
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for batch in claim:
-                returned.extend(batch["offset"].to_pylist())
-                values.extend(batch["value"].to_pylist())
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-
-    def consume(until: Callable[[], object]) -> None:
-        group = ConsumerGroup(client, parse_group_consumer(properties))
-        thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
-        thread.start()
-        try:
-            wait_until(until, lambda: f"{returned} {values}")
-        finally:
-            group.close()
-            thread.join()
-
-    def truncate() -> None:
-        elect(fake, 5)
-        for number in range(5, 15):
-            written(client, "orders", b"new %d" % number)
-
-    def mark_early() -> bool:
-        if len(returned) < 10:
-            return False
-        sessions[0].mark_offset(*KEY, 10)
-        sessions[0].reset_offset(*KEY, 8)
-        sessions[0].commit()
-        return True
-
-    def mark_late() -> bool:
-        if len(returned) < 10:
-            return False
-        truncate()
-        wait_until(lambda: len(returned) == 20, lambda: str(returned))
-        for number in range(10):
-            sessions[0].mark_offset(*KEY, number + 1)
-        sessions[0].commit()
-        return True
-
-    consume(mark_late if marks_late else mark_early)
-    committed = fetch_offsets(client, "readers", [KEY], client.deadline())
-    if marks_late:
-        assert committed[KEY].offset == 5
-    else:
-        assert committed == {KEY: CommittedOffset(8, 0)}
-        truncate()
-    values.clear()
-    consume(lambda: len(values) >= 10)
-    assert values == [b"new %d" % number for number in range(5, 15)]
 
 
 def test_rest_of_a_range_is_read_from_the_second_truncation(fake: FakeKafka, client: Client) -> None:

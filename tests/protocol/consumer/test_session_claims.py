@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import signal
-import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
-from typing import Any
 
 import pytest
 
@@ -69,30 +63,6 @@ class UntilRead(IdleHandler):
             self._missing -= 1
             if self._missing == 0:
                 self.stop.set()
-
-
-Topics = Collection[str] | re.Pattern[str]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(["orders"], ["payments"]), (re.compile("ord.*"), re.compile("pay.*")), (re.compile("ord.*"), ["payments"])],
-    ids=["names", "patterns", "pattern and name"],
-)
-def test_session_of_other_topics_has_no_claims_of_the_former(
-    fake: SmallCluster, protocol: dict[str, object], first: Topics, second: Topics
-) -> None:
-    with group_of(fake, protocol) as members:
-        orders = UntilRead(PARTITIONS * END)
-        members.consume(first, orders, orders.stop)
-        fake.grow(5)  # records that the second handler must not get
-        payments = UntilRead(PARTITIONS * (END + 5))
-        while not payments.stop.is_set():
-            members.consume(second, payments, payments.stop)
-    assert (orders.topics, payments.topics) == ({"orders"}, {"payments"})
-    assert all(claims.keys() == {"payments"} for claims in payments.setups)
-    committed = fake.committed_offsets("etl")
-    assert {committed["orders", number] for number in range(PARTITIONS)} == {END}
 
 
 def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, protocol: dict[str, object]) -> None:
@@ -173,30 +143,6 @@ def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: 
     assert len(raised) == 1
 
 
-def test_iteration_over_messages_continues_after_a_break(fake: SmallCluster, protocol: dict[str, object]) -> None:
-    read: list[tuple[int, int]] = []
-
-    class InParts(UntilRead):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for records in (3, 1):
-                for _, message in zip(range(records), claim.messages(), strict=False):
-                    read.append((claim.partition, message.offset))
-                    session.mark_message(message)
-            batch = claim.poll(20_000)
-            assert batch is not None
-            read.extend((claim.partition, offset) for offset in batch["offset"].to_pylist())
-            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1)
-            if len(read) >= PARTITIONS * END:
-                self.stop.set()
-            session.ended.wait(20)
-
-    handler = InParts(-1)
-    with group_of(fake, protocol) as members:
-        members.consume(["orders"], handler, handler.stop)
-    assert sorted(read) == ALL
-    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
-
-
 def test_member_whose_handlers_block_leaves_despite_automatic_commits(
     fake: SmallCluster, protocol: dict[str, object]
 ) -> None:
@@ -258,57 +204,6 @@ def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_co
             stop.set()
         for future in running:
             future.result(20)
-
-
-@pytest.fixture
-def frequent_switches() -> Iterator[None]:
-    """Switch between threads after each few bytecodes."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before_s)
-
-
-@pytest.mark.usefixtures("frequent_switches")
-def test_commit_waits_for_offsets_marked_before_it_while_handlers_mark_others(fake: SmallCluster) -> None:
-    """All commits are refused, so none may succeed."""
-    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
-    stop = threading.Event()
-    succeeded: list[int] = []
-
-    class Marks(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            if claim.partition == 0:
-                for offset in count(1):
-                    session.mark_offset(claim.topic, claim.partition, offset)
-                    if session.ended.is_set():
-                        return
-            for attempt in range(400):
-                with suppress(CommitFailed):
-                    session.commit()
-                    succeeded.append(attempt)
-            stop.set()
-            session.ended.wait(20)
-
-    with group_of(fake, EAGER, **{"enable.auto.commit": False}) as members:
-        members.consume(["orders"], Marks(), stop)
-    assert not succeeded
-
-
-def test_marks_are_committed_while_the_end_of_a_session_waits_for_a_handler(
-    fake: SmallCluster, protocol: dict[str, object]
-) -> None:
-    class Slow(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for _ in claim:
-                if len(session.claims["orders"]) == PARTITIONS:
-                    stop.set()
-            session.mark_offset(claim.topic, claim.partition, 5)
-            wait_until(lambda: fake.committed_offsets("etl").get(("orders", claim.partition)) == 5)
-
-    stop = threading.Event()
-    with group_of(fake, protocol, **{"auto.commit.interval.ms": 20}) as members:
-        members.consume(["orders"], Slow(), stop)
 
 
 def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
@@ -382,57 +277,6 @@ def all_orders_are_committed(fake: FakeKafka, end: int) -> bool:
     return [committed.get(("orders", number)) for number in range(PARTITIONS)] == [end] * PARTITIONS
 
 
-@pytest.mark.parametrize("refused", [True, False], ids=["refused for now", "request lost"])
-def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
-    fake: SmallCluster, protocol: dict[str, object], refused: bool
-) -> None:
-    """The commit of the lower offset may succeed after the next session has fetched the higher one."""
-
-    class GoesBack(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            session.reset_offset(claim.topic, claim.partition, 3)
-
-    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
-        admin.alter_consumer_group_offsets("etl", {("orders", number): 8 for number in range(PARTITIONS)})
-    handler = UntilRead(PARTITIONS * (END - 3))
-    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
-        if refused:
-            fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-        else:
-            fake.lose_requests(OFFSET_COMMIT, ALWAYS)
-        members.consume(["orders"], GoesBack())
-        fake.clear_faults()
-        stop = threading.Event()
-        with ThreadPoolExecutor(1) as threads:
-            second = threads.submit(members.consume, ["orders"], handler, stop)
-            wait_until(lambda: handler.stop.is_set() and all_orders_are_committed(fake, END))
-            stop.set()
-            second.result(20)
-
-
-def test_start_offset_counts_also_if_its_commit_was_refused(fake: SmallCluster, protocol: dict[str, object]) -> None:
-    starts: list[int] = []
-
-    class Resets(UntilRead):
-        def setup(self, session: ConsumerGroupSession) -> None:
-            for number in range(PARTITIONS):
-                session.reset_offset("orders", number, 5)
-            with pytest.raises(CommitFailed):
-                session.commit()
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            starts.append(claim.initial_offset)
-            super().consume_claim(session, claim)
-
-    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
-        admin.alter_consumer_group_offsets("etl", {("orders", number): END for number in range(PARTITIONS)})
-    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=1)
-    handler = Resets(PARTITIONS * (END - 5))
-    with group_of(fake, protocol) as members:
-        members.consume(["orders"], handler, handler.stop)
-    assert starts == [5] * PARTITIONS
-
-
 @pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
 def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
     fake: SmallCluster, protocol: dict[str, object]
@@ -484,31 +328,3 @@ def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
             stop.set()
             other_stop.set()
         running[0].result(20)
-
-
-def test_ctrl_c_ends_the_wait_of_close_for_consume_in_another_thread(fake: SmallCluster) -> None:
-    blocked, go_on = threading.Event(), threading.Event()
-
-    class Blocks(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            blocked.set()
-            go_on.wait(20)
-
-    def interrupt() -> None:
-        wait_until(lambda: members.closed)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    members = group_of(fake, EAGER)
-    with ThreadPoolExecutor(2) as threads:
-        consuming: Any = threads.submit(members.consume, ["orders"], Blocks())
-        assert blocked.wait(20)
-        try:
-            threads.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                members.close()
-            assert not consuming.done(), "consume waits for the handler"
-        finally:
-            go_on.set()
-        consuming.result(20)
-    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
-        assert not admin.describe_groups(["etl"])["etl"].members

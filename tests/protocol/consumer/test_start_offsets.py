@@ -25,7 +25,6 @@ from protocol.errors import (
     KafkaError,
     NoOffset,
     TopicRecreated,
-    UsageError,
     WakeUp,
 )
 from protocol.group.commits.committed_offsets import CommittedOffset
@@ -33,10 +32,8 @@ from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
-from tests.protocol.consumer.members import IdleHandler
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
@@ -131,51 +128,6 @@ def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(
         consumer.close()
 
 
-def test_pause_before_partition_begins_holds_after_it(fake: FakeKafka, new_consumer: NewConsumer) -> None:
-    consumer = new_consumer()
-    consumer.assign([HEALTHY, OFFLINE])
-    read = Read(consumer)
-    read.until(lambda: read.rows["healthy"] == 5)
-    consumer.pause([OFFLINE])
-    assert consumer.paused == {OFFLINE}
-    fake.move_leader(*OFFLINE, 1)
-    assert consumer.position(OFFLINE) == 0
-    fake.write("healthy", 0, records(5, 5))
-    read.until(lambda: read.rows["healthy"] == 10)
-    assert consumer.paused == {OFFLINE}
-    assert read.rows["offline"] == 0
-    consumer.resume([OFFLINE])
-    read.until(lambda: read.rows["offline"] == 5)
-
-
-def test_seek_begins_partition_without_lookup(fake: FakeKafka, new_consumer: NewConsumer) -> None:
-    consumer = new_consumer(auto_offset_reset="none")
-    consumer.assign([OFFLINE])
-    with pytest.raises(NoOffset, match="offline-0"):
-        consumer.poll(0)
-    consumer.seek(OFFLINE, 3)
-    fake.move_leader(*OFFLINE, 1)
-    read = Read(consumer)
-    read.until(lambda: read.rows["offline"] == 2)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_reset_of_a_partition_without_leader_delays_no_other(
-    fake: FakeKafka, new_consumer: NewConsumer, reset: str
-) -> None:
-    consumer = new_consumer(auto_offset_reset=reset)
-    consumer.assign([HEALTHY, OFFLINE])
-    consumer.seek(HEALTHY, 0)
-    read = Read(consumer)
-    read.until(lambda: read.rows["healthy"] == 5)
-    fake.write("healthy", 0, records(5, 5))
-    read.until(lambda: read.rows["healthy"] == 10)
-    fake.move_leader(*OFFLINE, 1)
-    assert consumer.position(OFFLINE) == (0 if reset == "earliest" else 5)
-    assert read.errors == []
-
-
 def test_committed_partition_is_read_though_another_has_no_offset(fake: FakeKafka, new_consumer: NewConsumer) -> None:
     consumer = new_consumer(group_id="etl", auto_offset_reset="none")
     consumer.assign([HEALTHY, OFFLINE])
@@ -265,20 +217,6 @@ def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka,
         assert consumer.position(HEALTHY) == 5
 
 
-def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
-    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
-        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
-        fake.delay_replies(OFFSET_FETCH, 0.2)
-        fake.delay_replies(LIST_OFFSETS, 0.5)
-        consumer.assign([HEALTHY])
-        read = Read(consumer)
-        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
-        consumer.seek(HEALTHY, 0)
-        read.until(lambda: read.rows["healthy"] == 5)
-        assert consumer.position(HEALTHY) == 5
-
-
 def test_claim_without_leader_begins_later_in_the_same_session(fake: FakeKafka, client: Client) -> None:
     rows: Counter[str] = Counter()
     sessions: list[ConsumerGroupSession] = []
@@ -343,27 +281,6 @@ def recreate(fake: FakeKafka, first: int, count: int) -> None:
         fake.write("healthy", 0, records(first, count))
 
 
-@pytest.mark.parametrize("mode", ["assign", "classic"])
-def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
-    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture, mode: str
-) -> None:
-    consumer = new_consumer(**({} if mode == "assign" else {"group_id": "etl", "group_protocol": mode}))
-    if mode == "assign":
-        consumer.assign([HEALTHY])
-    else:
-        consumer.subscribe(["healthy"])
-    read = Read(consumer)
-    read.until(lambda: read.rows["healthy"] == 5)
-    looks = len(fake.request_bodies(METADATA))
-    with caplog.at_level(logging.WARNING):
-        recreate(fake, 0, 8)
-        read.until(lambda: read.rows["healthy"] == 13)
-    assert consumer.position(HEALTHY) == 8
-    assert len(fake.request_bodies(METADATA)) - looks < 20
-    assert ["deleted and created again" in record.getMessage() for record in caplog.records] == [True]
-    assert read.errors == []
-
-
 def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_consumer: NewConsumer) -> None:
     consumer = new_consumer(auto_offset_reset="none")
     consumer.assign([HEALTHY])
@@ -376,18 +293,6 @@ def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_co
     consumer.seek(HEALTHY, 1)
     read.until(lambda: read.rows["healthy"] == 12)
     assert len(read.errors) == 1
-
-
-def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
-    fake.delay_replies(OFFSET_FETCH, 20)
-    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
-    thread = threading.Thread(target=group.consume, args=(["healthy"], IdleHandler()))
-    thread.start()
-    wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
-    since_s = time.monotonic()
-    group.close()
-    thread.join()
-    assert time.monotonic() - since_s < 5
 
 
 def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: FakeKafka) -> None:
@@ -459,65 +364,6 @@ def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: Fak
         read.until(lambda: read.rows["healthy"] == 200)
 
 
-def test_partition_starts_after_a_signal_handler_has_raised_at_the_end_of_its_lookup(
-    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*arguments: object) -> None:
-        monkeypatch.undo()
-        raise InterruptedError
-
-    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
-        consumer.assign([HEALTHY])
-        monkeypatch.setattr("protocol.consumer.assigned_partitions.AssignedPartitions._handle_end", interrupt)
-        with pytest.raises(InterruptedError):
-            wait_until(lambda: consumer.poll(20) or False)
-        read = Read(consumer)
-        read.until(lambda: read.rows["healthy"] == 5)
-
-
-@pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> list[StartLookup]:
-    """Return the lookups that are started from now on."""
-    started, start = list[StartLookup](), StartLookup.start
-
-    def note(lookup: StartLookup) -> None:
-        started.append(lookup)
-        start(lookup)
-
-    monkeypatch.setattr(StartLookup, "start", note)
-    return started
-
-
-def test_partitions_that_failed_together_are_looked_up_together(
-    fake: FakeKafka, client: Client, lookups: list[StartLookup]
-) -> None:
-    fake.create_topic("wide", 30)
-    wide = {("wide", partition) for partition in range(30)}
-    for key in wide:
-        fake.move_leader(*key, NO_LEADER)
-    with KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest"})) as consumer:
-        consumer.assign(wide)
-        wait_until(lambda: consumer.poll(5) or len(lookups) > 9)
-    assert {lookup.partitions for lookup in lookups} == {frozenset(wide)}
-
-
-def test_signal_handler_closes_a_consumer_whose_partitions_are_starting(
-    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
-    consumer.assign([HEALTHY, OFFLINE])
-    start = StartLookup.start
-
-    def close(lookup: StartLookup) -> None:
-        start(lookup)
-        consumer.close()
-
-    monkeypatch.setattr(StartLookup, "start", close)
-    assert not consumer.poll(10_000)
-    with pytest.raises(UsageError, match="closed"):
-        consumer.poll(0)
-
-
 def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
     fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,19 +387,6 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
         assert len(waits) < 50
         fake.clear_faults()
         consumer.close()
-
-
-@pytest.mark.parametrize("end", ["commit_sync", "close"])
-def test_sought_position_is_committed_before_the_partition_has_started(
-    fake: FakeKafka, client: Client, end: str
-) -> None:
-    consumer = KafkaConsumer(client, parse_group_consumer({**GROUP, "enable.auto.commit": end == "close"}))
-    consumer.assign([HEALTHY, OFFLINE])
-    consumer.seek_to_end([HEALTHY])
-    assert consumer.positions() == {HEALTHY: CommittedOffset(5)}
-    getattr(consumer, end)()
-    assert fake.committed_offsets("etl") == {HEALTHY: 5}
-    consumer.close()
 
 
 def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
