@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ import pytest
 from protocol.errors import Corrupt, ProtocolError, Truncated
 from protocol.wire import primitives
 from protocol.wire.frame import decode_request, decode_response, encode_response
-from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
-from protocol.wire.messages.m14_sync_group import SYNC_GROUP
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id
@@ -64,17 +60,11 @@ def test_prefixes_are_truncated(api: Api, version: int, kind: str, frame: bytes)
             decode(api, version, kind, frame[:cut])
 
 
-@pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
-def test_extra_byte_is_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
-    with pytest.raises(Corrupt, match="too many"):
-        decode(api, version, kind, frame + b"\0")
+def _newest() -> list[tuple[Api, int, str, bytes]]:
+    return [case for case in FRAMES if SOAK or case[1] == case[0].last]
 
 
-def _oldest_and_newest() -> list[tuple[Api, int, str, bytes]]:
-    return [case for case in FRAMES if case[1] in (case[0].first, case[0].last)]
-
-
-@pytest.mark.parametrize(("api", "version", "kind", "frame"), _oldest_and_newest(), ids=case_id)
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), _newest(), ids=case_id)
 def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
     api: Api, version: int, kind: str, frame: bytes
 ) -> None:
@@ -83,44 +73,6 @@ def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
         for lie in LIES:
             with suppress(ProtocolError):
                 decode(api, version, kind, frame[:position] + lie + frame[position + len(lie) :])
-
-
-METADATA_V1 = b"".join(encode_response(METADATA, 1, 0, {"brokers": []}))[4:]
-METADATA_V9 = b"".join(encode_response(METADATA, 9, 0, {"brokers": []}))[4:]
-FIND_COORDINATOR_V1 = b"".join(encode_response(FIND_COORDINATOR, 1, 0, {}))[4:]
-SYNC_GROUP_V0 = b"".join(encode_response(SYNC_GROUP, 0, 0, {}))[4:]
-
-
-@pytest.mark.parametrize(
-    ("api", "version", "frame", "position", "lie", "error"),
-    [
-        (METADATA, 1, METADATA_V1, 4, b"\x7f\xff\xff\xff", Truncated),  # count of brokers
-        (METADATA, 1, METADATA_V1, 4, b"\xff\xff\xff\xfe", Corrupt),
-        (METADATA, 1, METADATA_V1, 4, b"\xff\xff\xff\xff", Corrupt),  # null brokers
-        (METADATA, 9, METADATA_V9, 9, b"\xff\xff\xff\xff\x0f", Truncated),  # the same, compact
-        (METADATA, 9, METADATA_V9, 9, b"\x80\x80\x80\x80\x08", Truncated),  # 2^31 - 1, compact
-        (METADATA, 9, METADATA_V9, 9, b"\x00", Corrupt),
-        (FIND_COORDINATOR, 1, FIND_COORDINATOR_V1, 10, b"\x7f\xff", Truncated),  # error message
-        (FIND_COORDINATOR, 1, FIND_COORDINATOR_V1, 10, b"\xff\xfe", Corrupt),
-        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\x7f\xff\xff\xff", Truncated),  # assignment
-        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\xff\xff\xff\xfe", Corrupt),
-        (SYNC_GROUP, 0, SYNC_GROUP_V0, 6, b"\xff\xff\xff\xff", Corrupt),
-    ],
-)
-def test_absurd_length_is_refused_before_allocation(
-    api: Api, version: int, frame: bytes, position: int, lie: bytes, error: type[Exception]
-) -> None:
-    decode_response(api, version, frame)  # checks that the frame is valid, and builds the codec
-    lying = frame[:position] + lie + frame[position + len(lie) :] + bytes(1000)
-    tracemalloc.start()
-    try:
-        with pytest.raises(error):
-            decode_response(api, version, lying)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-    assert peak_bytes < 50_000
 
 
 def test_elements_of_a_message_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +84,3 @@ def test_elements_of_a_message_have_a_common_limit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(primitives, "MAX_ELEMENTS", 7)
     with pytest.raises(Corrupt, match="more than 7"):
         decode_response(METADATA, 12, frame)
-
-
-def test_records_longer_than_the_frame_are_truncated() -> None:
-    body = {"responses": [{"topic": "t", "partitions": [{"records": b"12345678"}]}]}
-    frame = b"".join(encode_response(FETCH, 4, 0, body))[4:]
-
-    with pytest.raises(Truncated):
-        decode_response(FETCH, 4, frame.replace(b"\0\0\0\x0812345678", b"\0\0\0\x0912345678"))

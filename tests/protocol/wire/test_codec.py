@@ -78,30 +78,6 @@ def test_decoded_defaults_are_not_shared_between_values() -> None:
     assert decode(THING, 0, False, data)["many"] == []
 
 
-@pytest.mark.parametrize(("version", "flexible"), [(0, False), (1, False), (2, True)])
-def test_values_round_trip(version: int, flexible: bool) -> None:
-    value: dict[str, Any] = {
-        "number": -5,
-        "flag": False,
-        "name": "é",
-        "uuid": bytes(range(16)),
-        "numbers": [1, -(2**63)],
-    }
-    if version >= 1:
-        value |= {"inner": {"id": 3, "note": "x"}, "maybe": {"id": 4, "note": None}, "many": [{"id": 1, "note": "y"}]}
-    if version >= 2:
-        value |= {"many": None, "hint": "h", "late": 0, "tagged": {"id": 9, "note": "t"}}
-
-    assert {name: item for name, item in round_trip(value, version, flexible).items() if name in value} == value
-
-
-def test_unknown_key_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="nmae"):
-        encoded({"nmae": "typo"})
-    with pytest.raises(UsageError, match=r"unknown fields \['x'\] in many"):
-        encoded({"many": [{"x": 1}]})
-
-
 def test_value_for_a_field_missing_in_the_version_is_refused() -> None:
     with pytest.raises(UsageError, match="version 0 has no field inner"):
         encoded({"inner": {"id": 1}}, version=0)
@@ -145,22 +121,6 @@ def test_invalid_value_is_refused_with_the_path_of_its_field(value: dict[str, An
         encoded(value)
 
 
-def test_non_default_tagged_fields_are_sent_in_tag_order() -> None:
-    bare = encoded({}, version=2, flexible=True)
-    full = encoded({"late": 5, "tagged": {"id": 1}}, version=2, flexible=True)
-
-    assert bare.endswith(b"\0")
-    # Two fields: tag 0 of 6 bytes (id, null note, no tags), tag 1 of 1 byte.
-    assert full == bare[:-1] + b"\x02" + b"\x00\x06\x00\x00\x00\x01\x00\x00" + b"\x01\x01\x05"
-
-
-def test_unknown_tagged_fields_are_skipped() -> None:
-    bare = encoded({"number": 3}, version=2, flexible=True)
-    data = bare[:-1] + b"\x02" + b"\x01\x01\x05" + b"\x63\x04junk"
-
-    assert decode(THING, 2, True, data)["late"] == 5
-
-
 @pytest.mark.parametrize("size_and_content", [b"\x02\x05\x00", b"\x00"])
 def test_tagged_field_with_a_wrong_size_is_corrupt(size_and_content: bytes) -> None:
     bare = encoded({}, version=2, flexible=True)
@@ -185,12 +145,3 @@ def test_count_of_structs_that_cannot_fit_is_refused_first(
 def test_remaining_bytes_are_corrupt() -> None:
     with pytest.raises(Corrupt, match="1 bytes too many"):
         decode(THING, 1, False, encoded({}) + b"\0")
-
-
-def test_nullable_struct_starts_with_1_or_minus_1() -> None:
-    only = Struct(Field("maybe", INNER, nullable_since=0, default=None))
-
-    assert decode(only, 0, False, b"\xff") == {"maybe": None}
-    assert decode(only, 0, False, b"\x01" + b"\0\0\0\x05\xff\xff") == {"maybe": {"id": 5, "note": None}}
-    with pytest.raises(Corrupt, match="nullable struct"):
-        decode(only, 0, False, b"\x02" + b"\0\0\0\x05\xff\xff")

@@ -26,14 +26,6 @@ def test_subscription_equals_the_java_consumers() -> None:
     assert decode_versioned(SUBSCRIPTION, LAST_VERSION, expected) == (3, value)
 
 
-def test_older_subscription_omits_newer_fields() -> None:
-    data = encode_versioned(SUBSCRIPTION, 0, {"topics": ["t"], "owned_partitions": [OWNED], "generation_id": 5})
-    version, value = decode_versioned(SUBSCRIPTION, LAST_VERSION, data)
-
-    assert data == bytes.fromhex("0000 00000001 0001 74 ffffffff")
-    assert (version, value["owned_partitions"], value["generation_id"]) == (0, [], -1)
-
-
 def test_newer_version_is_read_as_the_newest_known_with_extra_bytes() -> None:
     data = b"\0\x09" + encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})[2:] + b"more"
 

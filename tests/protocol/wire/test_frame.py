@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import Corrupt, Truncated, UnsupportedVersion, UsageError
+from protocol.errors import Truncated, UnsupportedVersion
 from protocol.wire.frame import (
     correlation_id,
     decode_request,
@@ -32,21 +32,6 @@ def body_of(parts: list[BytesLike]) -> bytes:
     frame = joined(parts)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     return frame[4:]
-
-
-def test_request_header_has_tags_in_flexible_versions_only() -> None:
-    # API key 3, version, correlation id 9, client id "me".
-    old, flexible = (body_of(encode_request(METADATA, v, 9, "me", {"topics": None})) for v in (8, 9))
-
-    assert old.startswith(bytes.fromhex("0003 0008 00000009 0002 6d65 ffffffff"))
-    assert flexible.startswith(bytes.fromhex("0003 0009 00000009 0002 6d65 00 00"))
-
-
-def test_client_id_may_be_null() -> None:
-    frame = body_of(encode_request(METADATA, 1, 9, None, {}))
-
-    assert frame[8:10] == b"\xff\xff"
-    assert decode_request(frame)[3] is None
 
 
 @pytest.mark.parametrize("records", [b"", b"r" * 10_000], ids=["one buffer", "several buffers"])
@@ -122,17 +107,6 @@ def test_absent_records_are_none() -> None:
     frame = body_of(encode_response(FETCH, 4, 1, {"responses": [{"partitions": [{"records": None}]}]}))
 
     assert decode_response(FETCH, 4, frame)["responses"][0]["partitions"][0]["records"] is None
-
-
-def test_error_names_the_api_and_the_version() -> None:
-    frame = body_of(encode_response(METADATA, 9, 5, {}))
-
-    with pytest.raises(Truncated, match="Metadata v9 response"):
-        decode_response(METADATA, 9, frame[:-1])
-    with pytest.raises(Corrupt, match="Metadata v9 response"):
-        decode_response(METADATA, 9, frame + b"\0")
-    with pytest.raises(UsageError, match=r"Fetch v12 request: topics\.partitions\.fetch_offset"):
-        encode_request(FETCH, 12, 1, "me", {"topics": [{"partitions": [{"fetch_offset": "7"}]}]})
 
 
 @pytest.mark.parametrize("version", [3, 19])

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ProtocolError
 from protocol.wire.frame import decode_response
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
@@ -163,27 +162,6 @@ def test_wrong_lengths_are_refused(api: Api, version: int, flavour: str, frame: 
                 for name, lie in WRONG_LENGTHS[part.kind].items():
                     well = provoke(read, before + lie + after)
                     assert not well or name in HARMLESS, f"{part.what} = {name} was taken"
-
-
-def test_absurd_length_in_a_large_reply_takes_no_memory() -> None:
-    """Enough bytes follow that only the count itself, checked before reading elements, is impossible."""
-    read = partial(decode_response, API_BY_NAME["Metadata"], 12)
-    parts = reply_pieces(API_BY_NAME["Metadata"], 12, "full")
-    with tracing():
-        for nth, part in enumerate(parts):
-            if isinstance(part, Length):
-                for count, remainder in ((5_000, b"\xff"), (2**31 - 1, b"\xff"), (2**31 - 1, b"\1")):
-                    provoke(read, joined(parts[:nth]) + uvarint(count) + remainder * 50_000)
-
-
-# The prefixes of full frames are tested in test_bad_bytes.
-@pytest.mark.parametrize(
-    ("api", "version", "flavour", "frame"), [reply for reply in LAYOUTS if reply[2] == "sparse"], ids=case_id
-)
-def test_prefixes_are_refused(api: Api, version: int, flavour: str, frame: bytes) -> None:
-    for cut in range(len(frame)):
-        with pytest.raises(ProtocolError):
-            decode_response(api, version, frame[:cut])
 
 
 def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:

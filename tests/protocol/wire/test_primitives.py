@@ -158,15 +158,6 @@ def test_text_that_is_not_utf8_is_corrupt() -> None:
         Reader(b"\x00\x01\xff").string()
 
 
-def test_bytes_are_read_as_views_of_the_buffer() -> None:
-    buffer = bytearray(b"\0\0\0\x02ab")
-    view = Reader(buffer).data()
-
-    assert view is not None
-    buffer[4:5] = b"z"
-    assert bytes(view) == b"zb"
-
-
 def test_large_bytes_are_separate_buffers_and_small_ones_are_joined() -> None:
     small, large = bytes(LARGE_BYTES - 1), bytes(LARGE_BYTES)
     writer = Writer()
@@ -184,13 +175,6 @@ def test_buffers_of_wider_items_count_in_bytes() -> None:
 
     assert written(lambda writer: writer.data(wide)) == LARGE_BYTES.to_bytes(4, "big") + bytes(LARGE_BYTES)
     assert Reader(memoryview(b"\0\0\0\0\0\0\0\x07").cast("q")).take(8) == bytes(7) + b"\7"
-
-
-def test_tagged_fields_of_any_content_are_skipped() -> None:
-    reader = Reader(b"\x02" + b"\x00\x03abc" + b"\x81\x01\x00" + b"!")
-    reader.skip_tagged_fields()
-
-    assert bytes(reader.take(reader.left)) == b"!"
 
 
 def test_uuid_of_wrong_length_is_refused() -> None:

@@ -46,7 +46,7 @@ def scalar_values(kind: str) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
 @settings(
-    max_examples=200 if SOAK else 5,
+    max_examples=200 if SOAK else 2,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
