@@ -12,6 +12,7 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.requests import Body
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
+from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
 from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, ledger_group, takeover
@@ -188,6 +189,31 @@ def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(q
         paused_at(TransactionalProducer, "init_transactions", meanwhile),
     ):
         query.task("A", 0, 0, (TOPIC, "late"))
+    assert query.committed_values() == ["other"]
+
+
+def test_late_attempt_waits_for_a_decision_that_is_being_written(cluster: FakeKafka, query: Query) -> None:
+    """It would see the ledger before the decision, and leave a transaction open."""
+    looks = 0
+
+    def release_markers(_: Body) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            cluster.hold_markers(False)
+
+    def meanwhile() -> None:
+        other = query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other"))
+        cluster.hold_markers()
+        query.commit(*other)
+        cluster.before[OFFSET_FETCH] = release_markers
+
+    with (
+        pytest.raises(ProducerFenced, match="too late"),
+        paused_at(TransactionalProducer, "init_transactions", meanwhile),
+    ):
+        query.task("A", 0, 0, (TOPIC, "late"))
+    assert looks > 1
     assert query.committed_values() == ["other"]
 
 
