@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class
 from tests.conftest import TopicFactory
-from tests.support.documents import blocks
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
 
@@ -273,16 +271,3 @@ def test_set_features_without_execute_changes_nothing(run: Any) -> None:
     assert "Nothing was changed" in output.stderr
     assert "INVALID_UPDATE_VERSION" in run("cluster", "set-features", "group.version=99", code=1).stderr
     run("cluster", "set-features", "group.version=x", code=2)
-
-
-def test_admin_commands_of_docs_succeed(
-    run: Any, kafka1: LocalKafka, secured: SecuredKafka, topic1: TopicFactory
-) -> None:
-    name = topic1(1)
-    expected = ("configs", "acls", "users", "quotas", "cluster")
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [words for words in map(shlex.split, lines) if words[1] in expected]
-    assert {words[1] for words in examples} == set(expected)
-    for words in examples:
-        arguments = [word.replace("orders", name) if words[1] == "configs" else word for word in words[1:]]
-        invoke(secured.kafka if words[1] == "acls" else kafka1, *arguments, ALICE_PASSWORD=SECRET)

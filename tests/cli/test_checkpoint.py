@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from protocol.admin import Admin
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.documents import blocks
 from tests.support.librdkafka import consumer, produce
 from tests.support.wait_until import wait_until
 
@@ -184,14 +182,3 @@ def test_uncommitted_batch_is_resumed_at_its_start(kafka1: LocalKafka, topic1: T
     with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
         admin.delete_records({(topic, 0): 5})
     assert "1 offsets were deleted" in run(kafka1, "diff", str(tmp_path), code=1).stdout
-
-
-def test_checkpoint_commands_of_docs_succeed(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
-    topic = topic1(1)
-    produce(kafka1, topic, "a")
-    write_batch(tmp_path, 0, {topic: {"0": 1}})
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka checkpoint")]
-    assert {example[0] for example in examples} == {"inspect", "diff"}
-    for example in examples:
-        run(kafka1, *(str(tmp_path) if word.startswith("/checkpoints") else word for word in example))

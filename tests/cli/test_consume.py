@@ -24,7 +24,6 @@ from spark_kafka_source.cli import consume
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.documents import commands
 from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
@@ -258,22 +257,3 @@ def test_wrong_usage_is_refused(arguments: tuple[str, ...], says: str) -> None:
     result = CliRunner().invoke(pykafka, ["consume", *arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in " ".join(result.stderr.split())
-
-
-def test_consume_commands_of_docs_succeed(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shlex
-
-    monkeypatch.chdir(tmp_path)
-    examples = [
-        shlex.split(command.split("|")[0])[2:]
-        for command in sorted(commands())
-        if command.startswith("pykafka consume") and "--decode" not in command  # those: test_registry
-    ]
-    assert len(examples) >= 6
-    topic = topic1(2)
-    fill(kafka1, topic, 20, partitions=2)
-    for example in examples:
-        ends = () if "-e" in example or "--to" in example or "latest" in " ".join(example) else ("-e",)
-        run(*(topic if word in ("orders", "orders-upper") else word for word in example), *ends)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -26,7 +25,6 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
-from tests.support.documents import blocks
 from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
@@ -247,15 +245,3 @@ def listening() -> Iterator[str]:
     """Yield an address that accepts connections and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_copy_and_replay_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    names = {"orders": topic1(3), "orders-test": topic1(3), "orders-dlq": topic1(1)}
-    fill(kafka1, names["orders"], 3)
-    fill(kafka1, names["orders-dlq"], 1, **{"__connect.errors.topic": names["orders"]})
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [shlex.split(line)[1:] for line in lines if line.split()[1:2] in (["copy"], ["replay"])]
-    assert {example[0] for example in examples} == {"copy", "replay"}
-    for example in examples:
-        words = [names.get(word, word.replace("test-broker-1:9092", kafka1.bootstrap_servers)) for word in example]
-        run(*words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.sasl.acls import BOB
-from tests.support.documents import commands
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
 
@@ -163,16 +161,6 @@ def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest
     monkeypatch.setattr(doctor_checks, "PROJECT_FOLDER", tmp_path)
     findings_by_check = findings({"bootstrap.servers": kafka1.bootstrap_servers}, code=1)
     assert findings_by_check["python", "import"]["status"] == "failed"
-
-
-def test_doctor_commands_of_docs_succeed(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1)
-    examples = [shlex.split(command)[1:] for command in sorted(commands()) if command.startswith("pykafka doctor")]
-    assert len(examples) >= 3
-    for example in examples:
-        words = [topic if word in ("orders", "doctor-test") else word for word in example]
-        result = CliRunner().invoke(pykafka, words, env={"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers})
-        assert result.exit_code == 0, result.output
 
 
 def test_report_has_versions_properties_and_errors_but_no_secret() -> None:

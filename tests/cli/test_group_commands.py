@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from confluent_kafka import Consumer, TopicPartition
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.documents import blocks
 from tests.support.librdkafka import consumer, produce
 from tests.support.wait_until import wait_until
 
@@ -176,28 +174,6 @@ def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka,
         assert json.loads(process.stdout.readline())["topic"] == topic
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
-
-
-def test_group_commands_of_docs_succeed(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    topic = topic1(2)
-    produce(kafka1, topic, "a", "b")
-    names = {name: f"{name}-{topic}" for name in ("orders-etl", "payments-etl", "orders-test")}
-    for name in ("orders-etl", "payments-etl"):
-        commit(kafka1, names[name], {(topic, 0): 1, (topic, 1): 1})
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka groups")]
-    tried = {example[0] for example in examples}
-    assert tried == {"list", "describe", "reset", "clone", "lag", "remove-members", "delete"}
-    for example in examples:
-        words = [
-            names.get(word, word.replace("orders", topic) if word.startswith("orders") else word) for word in example
-        ]
-        words += ["-n", "1"] if "--watch" in words else []
-        words = [word for word in words if not word.startswith("broker-1") and word != "--bootstrap-server"]
-        run(*words, code=1 if words[0] == "remove-members" else 0)  # the group has no members
 
 
 def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: TopicFactory) -> None:

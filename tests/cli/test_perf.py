@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
-from tests.support.documents import blocks
 
 NUMBER = r"\d+(?:\.\d+)?"
 PRODUCED = re.compile(
@@ -83,12 +81,3 @@ def test_consume_ends_when_idle_and_names_missing_records(run: Any, topic1: Topi
 
 def test_produce_to_missing_topic_is_one_error(run: Any) -> None:
     assert "Error: " in run("produce", "no such topic", "-n", "1", code=1).stderr
-
-
-def test_perf_commands_of_docs_succeed(run: Any, topic1: TopicFactory) -> None:
-    topic = topic1(3)
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [shlex.split(line)[2:] for line in lines if line.startswith("pykafka perf")]
-    assert {example[0] for example in examples} == {"produce", "consume"}
-    for example in examples:
-        run(*(topic if word == "perf-test" else word for word in example))

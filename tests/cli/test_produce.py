@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.documents import commands
 
 
 @pytest.fixture
@@ -194,18 +192,3 @@ def test_wrong_input_and_usage_are_one_error(
     output = run(topic1(1), *arguments, typed=typed, code=code)
     assert says in " ".join(output.stderr.split())
     assert output.stdout == ""
-
-
-def test_produce_commands_of_docs_succeed(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("orders.csv").write_text("id,name\n7,x\n")
-    pq.write_table(pa.table({"key": ["a"], "value": ["1"]}), "orders.parquet")
-    topic = topic1(2)
-    examples = [command for command in sorted(commands()) if "pykafka produce" in command]
-    assert len(examples) >= 5
-    for example in examples:
-        words = shlex.split(example.split("pykafka produce")[1].split("<")[0])
-        inputs = b'{"value": "x"}\n' if "json" in words else b"customer-7:paid\n"
-        run(topic, *words[1:], typed=inputs)

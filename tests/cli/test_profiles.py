@@ -22,7 +22,6 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
 from tests.protocol.fetch.consuming import client_of
-from tests.support.documents import block, blocks
 
 NOWHERE = "127.0.0.1:1"
 
@@ -227,17 +226,3 @@ def test_completion_of_topics_imports_neither_numpy_nor_pyarrow(tmp_path: Path) 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script_names_the_command(run: Any, shell: str) -> None:
     assert "_PYKAFKA_COMPLETE" in run("completion", shell).stdout
-
-
-def test_profile_commands_of_docs_succeed(run: Any, tmp_path: Path) -> None:
-    text = block("cli.md", "[profiles.prod]").text
-    lines = [line for block in blocks("cli.md") if block.language == "sh" for line in block.text.splitlines()]
-    examples = [line.split() for line in lines if line.startswith(("pykafka profile", "PYKAFKA_PROFILE="))]
-    assert len(examples) >= 5
-    with FakeKafka() as kafka:
-        write(tmp_path, text.replace("test-broker-1:9092", kafka.bootstrap_servers))
-        for first, *words in examples:
-            if first == "pykafka":
-                run(*words)
-            else:
-                run(*words[1:], PYKAFKA_PROFILE=first.partition("=")[2])

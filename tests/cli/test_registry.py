@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -21,7 +20,6 @@ from protocol import Producer
 from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.json_values import json_column
 from spark_kafka_source.cli.pykafka import pykafka
-from tests.support.documents import commands
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -371,24 +369,3 @@ def test_registry_that_does_not_respond_is_one_error_line() -> None:
     assert line.startswith("Error: the schema registry does not respond")
     assert "is unknown" in run("registry", "subjects", "-X", "schema.registry.urls=x", code=2,
                                SCHEMA_REGISTRY_URL="http://x:1").stderr  # fmt: skip
-
-
-def test_registry_and_decode_commands_of_docs_succeed(
-    fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "order.avsc").write_text(json.dumps(NEWER))
-    (tmp_path / "order.proto").write_text('syntax = "proto3"; message Order { bytes any = 1; }')
-    fake.create_topic("orders-proto", 1)
-    examples = [
-        command for command in sorted(commands()) if command.startswith("pykafka registry") or "--decode" in command
-    ]
-    assert len(examples) >= 8
-    env = {"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers, "SCHEMA_REGISTRY_URL": registry.url}
-    for example in examples:
-        words = [
-            word.replace("http://registry:8081", registry.url) for word in shlex.split(example.split(" > ")[0])[1:]
-        ]
-        words = [word if word != "orders" else "valid" for word in words]
-        more = ("--subject", SUBJECT, *(() if "--to" in words else ("-e",))) if words[0] == "consume" else ()
-        run(*words, *(more[2:] if {"--subject", "--value-schema"} & set(words) else more), **env)

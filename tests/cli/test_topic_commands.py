@@ -13,7 +13,6 @@ from protocol import Producer
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.documents import commands
 from tests.support.wait_for_brokers import wait_until_gone, wait_until_known
 from tests.support.wait_until import wait_until
 
@@ -109,15 +108,6 @@ def test_delete_asks_first_and_reports_each_topic(run: Any, kafka1: LocalKafka, 
     assert "no-such-topic" in failed.stderr
     wait_until_gone(kafka1, name)
     assert name not in [row["topic"] for row in rows(run("list", "-o", "json"))]
-
-
-def test_topic_commands_of_docs_succeed(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    examples = [command.split()[2:] for command in sorted(commands()) if command.startswith("pykafka topics")]
-    name = topic1(2)
-    tried = [example for example in examples if example[0] != "create"]
-    assert {example[0] for example in tried} == {"alter", "analyze", "delete", "describe", "list", "trim"}
-    for example in sorted(tried, key=lambda words: words[0] == "delete"):
-        run(*(word.replace("orders", name) for word in example))
 
 
 def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -11,7 +11,6 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.protocol.fetch.consuming import client_of
-from tests.support.documents import commands
 
 
 def run(kafka: FakeKafka, *arguments: str) -> Result:
@@ -60,14 +59,6 @@ def test_topics_with_invalid_replica_assignment_exits_with_usage_error(arguments
     with FakeKafka() as kafka:
         result = run(kafka, "topics", *arguments)
     assert (result.exit_code, message in result.output) == (2, True), result.output
-
-
-def test_topic_commands_of_docs_create_topics() -> None:
-    examples = [command.split()[1:] for command in sorted(commands()) if command.startswith("pykafka topics create")]
-    assert len(examples) == 2
-    for example in examples:
-        with FakeKafka(brokers=3) as kafka:
-            assert run(kafka, *example).exit_code == 0
 
 
 QUERY = "0b6d1f3e-7a35-4b0c-9d2a-1f2e3d4c5b6a"

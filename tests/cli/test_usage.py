@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
 from tests.protocol.fetch.consuming import client_of
+from tests.support.documents import commands
 
 NOWHERE = "127.0.0.1:1"
 ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
@@ -160,6 +162,25 @@ def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str) -
     examples = [line for line in result.stdout.splitlines() if f"pykafka {path}" in line and "Usage" not in line]
     assert len(examples) >= 2, result.stdout
     assert "--property" not in result.stdout
+
+
+def test_commands_of_docs_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_reference_page` runs examples of each command; these may have other arguments."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("order.avsc", "order.proto", "orders.csv", "orders.parquet", "prod.properties"):
+        Path(name).touch()
+    Path("offsets.csv").write_text("orders,0,5\n")
+    context = click.Context(pykafka)
+    lines = [line for line in commands() if not line.startswith("python")]
+    matches = [match for line in lines if (match := re.search(r"(?<!for-)pykafka ([^|<>)]+)", line))]
+    assert len(matches) > 100
+    for match in matches:
+        command: click.Command | None = pykafka
+        words = shlex.split(match[1])
+        while isinstance(command, click.Group):
+            command = command.get_command(context, words.pop(0))
+        assert command is not None, match[0]
+        command.make_context(match[0], words, parent=context)
 
 
 @pytest.fixture(scope="module")

@@ -171,7 +171,7 @@ COMMANDS: dict[str, str] = {
             "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
             "spark-submit --archives pkg.zip",
         ),
-        "tests/spark/test_standalone_cluster.py::test_executors_import_package_from_archive",
+        "tests/spark/test_standalone_cluster.py::test_source_and_sink_work_on_a_cluster_with_the_package_as_archive",
     ),
     "python -m tests.cli.reference_page": "tests/cli/test_reference_page.py::test_reference_equals_the_commands",
     **dict.fromkeys(
@@ -224,7 +224,7 @@ COMMANDS: dict[str, str] = {
     "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
 }
 BENCHMARK = "python -m benchmarks.run"
-# Commands of cli.md are tested in tests/cli/ and tests/spark/cli/: `…_commands_of_docs_…`.
+# tests/cli/test_usage.py checks commands of the docs, and tests/cli/test_reference_page.py runs examples of each.
 COMMAND_LINE = (
     "pykafka ",
     "echo 'customer-7:paid' | pykafka ",

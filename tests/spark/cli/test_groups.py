@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -307,23 +306,3 @@ def test_delete_asks_for_confirmation_and_continues_after_unknown_group(kafka1: 
     assert (result.exit_code, result.stdout.splitlines()[-2:]) == (1, [f"deleted {first}", f"deleted {second}"])
     assert "GROUP_ID_NOT_FOUND" in result.stderr
     assert not {first, second} & {row["group"] for row in rows(kafka1, "list")}
-
-
-def test_groups_commands_of_help_succeed(
-    kafka1: LocalKafka, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Commands of cli.md are run by tests/cli/test_group_commands.py."""
-    monkeypatch.chdir(tmp_path)  # an example writes a file
-    helps = [
-        CliRunner().invoke(pykafka, ["groups", command, "--help"]).stdout for command in ("list", "describe", "reset")
-    ]
-    examples = [line.strip() for text in helps for line in text.splitlines() if "  pykafka groups" in line]
-    assert len(examples) >= 5
-    renamed = {"broker-1:9092": kafka1.bootstrap_servers, "orders": names.orders, "orders:0,1": f"{names.orders}:0,1"}
-    groups = {name: f"{name}-{uuid.uuid4().hex[:8]}" for name in ("orders-etl", "payments-etl", "orders-test")}
-    for example in examples:
-        for group in groups.values():  # recreate groups that an example has deleted
-            move_group(kafka1, group, {(names.orders, 0): 10, (names.orders, 1): 15})
-        _, _, *arguments = (renamed.get(word) or groups.get(word) or word for word in example.split())
-        result = run(kafka1, *arguments, input="y\n")
-        assert result.exit_code == 0, f"{example}: {result.output}"

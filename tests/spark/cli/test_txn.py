@@ -27,7 +27,6 @@ from tests.contract.raw_requests import batch, produce
 from tests.contract.transactions import TransactionalProducer as RawProducer
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import new_id, numbers_in, started
-from tests.support.documents import commands
 from tests.support.wait_for_brokers import wait_until_decided
 from tests.support.wait_until import wait_until
 
@@ -209,21 +208,3 @@ def test_abort_with_wrong_arguments_fails_before_any_request(arguments: tuple[st
     result = CliRunner().invoke(pykafka, ["txn", "abort", *arguments, "--bootstrap-server", "127.0.0.1:1"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in " ".join(result.stderr.split())
-
-
-def test_txn_commands_of_docs_and_help_succeed(kafka1: LocalKafka, open_: Open) -> None:
-    """Run the examples of cli.md and of `--help`."""
-    subjects = ("list", "describe", "hanging", "abort")
-    helps = [CliRunner().invoke(pykafka, ["txn", subject, "--help"]).stdout for subject in subjects]
-    examples = [command for command in sorted(commands()) if command.startswith("pykafka txn")]
-    examples += [line.strip() for text in helps for line in text.splitlines() if "  pykafka txn" in line]
-    assert len(examples) > 8
-    words = {"broker-1:9092": kafka1.bootstrap_servers, "orders": open_.topic, "orders-upper:0,1": f"{open_.topic}:0,1"}
-    words |= {"orders-etl-0": f"{open_.prefix}-done", "orders-etl-1": f"{open_.prefix}-open"}
-    for example in examples:
-        _, _, *arguments = (words.get(word, word) for word in example.split())
-        if "--start-offset" in arguments:
-            assert "Could not find any open transactions" in run(kafka1, *arguments).stderr
-        else:
-            result = run(kafka1, *arguments)
-            assert result.exit_code == 0, f"{example}: {result.output}"
