@@ -3,12 +3,13 @@
 A query has read `READ` records of a partition; then the log loses records. The query must fail with the partition and
 the offsets, and leave the group's offsets unchanged. With failOnDataLoss=false it reads the remaining records once, and
 logs the number of missing offsets. `make soak` repeats everything (`SPARK_KAFKA_SOURCE_REPEATS`).
+
+The scenario `spark_query` also has unclean elections, and deletes topics within batches.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections.abc import Callable
@@ -20,23 +21,18 @@ from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import SparkSession
 
 from protocol.cluster import unknown_topic
-from protocol.errors import DataLoss
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.spark.driver.streams import READ, REPEATS, Row, SparkStream, Stream
 from tests.spark.driver.topic_admin import (
-    admin,
     committed,
     delete_records,
-    in_sync,
-    leader_of,
     offset_at,
     produce,
-    replicated,
     set_topic,
     wait_for,
 )
-from tests.support.soak import SOAK, variants
+from tests.support.soak import variants
 from tests.support.topic_changes import delete_topics, recreate
 
 pytestmark = pytest.mark.soak
@@ -176,29 +172,6 @@ def test_data_loss_is_logged_and_skips_only_missing_offsets(
         check_logged(loss, stream, caplog)
 
 
-def test_topic_deleted_after_planning_fails_batch_on_each_replay(
-    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each replay of the batch fails. With failOnDataLoss=false it has the other topic's rows; the query continues."""
-    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 300)
-    for _ in range(REPEATS):
-        retained, deleted = topic(1), topic(1)
-        stream = Stream(kafka, f"{retained},{deleted}")
-        for name in (retained, deleted):
-            produce(kafka, name, "first", READ)
-        assert len(stream.run()) == 2 * READ
-        for name in (retained, deleted):
-            produce(kafka, name, "next", 3)
-        stream.plan()
-        delete_topics(kafka, deleted)
-        for _ in range(2):
-            with pytest.raises(DataLoss, match=rf"\[{UNREADABLE}\] {deleted}-0: .* deleted.*failOnDataLoss=false"):
-                stream.run()
-        assert stream.run(failOnDataLoss="false") == rows("next", range(READ, READ + 3))
-        produce(kafka, retained, "last", 2)
-        assert stream.run(failOnDataLoss="false") == rows("last", range(READ + 3, READ + 5))
-
-
 @pytest.mark.parametrize("option", ["failOnDataLoss=false", "onTopicRecreated=earliest"])
 def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
     option: str, kafka: LocalKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
@@ -225,93 +198,6 @@ def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
         assert len([warning for warning in warnings if re.search(lost, warning)]) == 1, warnings
 
 
-# -- an unclean election ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """The log loses the second half of the records that were read; then `new` other records are appended."""
-
-    new: int
-    error_class: str
-    error_pattern: str
-    grows_unnoticed: bool = False
-    """The log first grows to its former end, unnoticed by a batch of another partition, then by three records."""
-
-    @property
-    def remaining(self) -> list[Row]:
-        end = READ // 2 + self.new
-        return rows("new", range(READ // 2, end)) + (rows("next", range(end, end + 3)) if self.grows_unnoticed else [])
-
-
-AGREED = "has the log that was read only up to offset 5"
-GROWN = Truncation(15, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}")
-TRUNCATIONS = [
-    Truncation(2, CHANGED, "ends at offset 7, but the query has read up to 10: .* Offsets 5 to 10 were read"),
-    GROWN,
-    Truncation(5, UNREADABLE, f"the log was truncated below offset 10: .* {AGREED}", grows_unnoticed=True),
-]
-
-
-@pytest.mark.skipif(not SOAK, reason="takes half a minute; `make soak` runs it")
-@pytest.mark.timeout(120 + 60 * REPEATS)
-def test_truncated_log_is_detected_after_it_has_grown_again(
-    spark: SparkSession, kafka: LocalKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Replicas that lack the second half of the read records become leaders, in one election for all cases."""
-    for _ in range(REPEATS):
-        leader, follower, second = random.sample(kafka.broker_ids, 3)
-        topics = [replicated(kafka, [leader, follower], [second, leader]) for _ in range(len(TRUNCATIONS) + 3)]
-        with_spark = SparkStream(spark, kafka, topics[0], tmp_path)
-        streams: list[Stream | SparkStream] = [with_spark, *(Stream(kafka, topic) for topic in topics[1:-2])]
-        planned = [Stream(kafka, topic) for topic in topics[-2:]]
-        try:
-            for stream in [*streams, *planned]:
-                produce(kafka, stream.topic, "first", READ // 2)
-            assert [stream.run() for stream in planned] == [rows("first", range(READ // 2))] * 2
-            kafka.stop(follower)
-            wait_for(lambda: all(in_sync(kafka, topic) == {leader} for topic in topics))  # noqa: B023
-            for stream in streams:
-                produce(kafka, stream.topic, "lost", READ - READ // 2)
-                assert len(stream.run()) == READ
-            for each in planned:
-                produce(kafka, each.topic, "lost", READ - READ // 2)
-                each.plan()
-            kafka.stop(leader)
-            kafka.start(follower)
-            wait_for(lambda: all(leader_of(kafka, topic) == follower for topic in topics))  # noqa: B023
-        finally:
-            kafka.start(
-                *{leader, follower} - {broker_id for broker_id in kafka.broker_ids if kafka.pid(broker_id) is not None}
-            )
-        for stream, case in zip(streams, [GROWN, *TRUNCATIONS], strict=True):
-            produce(kafka, stream.topic, "new", case.new)
-            if case.grows_unnoticed:
-                produce(kafka, stream.topic, "other", 3, partition=1)
-                assert stream.run() == []
-                produce(kafka, stream.topic, "next", 3)
-            loss = Loss(
-                lambda *_: None, case.error_class, case.error_pattern, case.remaining, "Offsets 5 to 10 were read"
-            )
-            check_loss(stream, loss)
-            if isinstance(stream, Stream):
-                check_logged(loss, stream, caplog)
-        check_planned(planned[0], 0)
-        check_planned(planned[1], READ)
-        admin(kafka).delete_topics(topics)
-
-
-def check_planned(stream: Stream, new: int) -> None:
-    """Check a stream that has planned a batch up to `READ`, whose records a truncation has replaced by `new` ones."""
-    produce(stream.kafka, stream.topic, "new", new)
-    for _ in range(2):
-        with pytest.raises(DataLoss, match=f"below offset {READ}: .* Offsets {READ // 2} to {READ} "):
-            stream.run()
-    assert stream.run(failOnDataLoss="false") == rows("new", range(READ // 2, READ // 2 + new))
-    produce(stream.kafka, stream.topic, "on", 3)
-    assert stream.run() == rows("on", range(READ // 2 + new, READ // 2 + new + 3))
-
-
 # All losses are tested without Spark above.
 @variants("label", list(LOSSES), "some records are deleted", "recreated, shorter")
 def test_data_loss_fails_query(
@@ -322,6 +208,3 @@ def test_data_loss_fails_query(
     assert stream.run() == rows("first", range(READ))
     LOSSES[label].damage(kafka, stream.topic)
     check_loss(stream, LOSSES[label])
-
-
-# -- transient errors -----------------------------------------------------------------------------

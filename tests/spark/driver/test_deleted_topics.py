@@ -11,8 +11,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from protocol.errors import DataLoss
-from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
@@ -30,16 +28,12 @@ pytestmark = pytest.mark.skipif(
 LIMIT_S = 8.0
 """About 2 s are expected per look at a deleted topic; brokers without proof of the deletion take 10 to 30 s."""
 
-PATTERN, LIST, ASSIGN, CLASSIC, CONSUMER = "subscribePattern", "subscribe", "assign", "classic member", "member"
+PATTERN, CONSUMER = "subscribePattern", "member"
 
 
-def subscription(how: str, prefix: str, topics: list[str]) -> dict[str, str]:
-    if how == ASSIGN:
-        return {"assign": "{" + ", ".join(f'"{topic}": [0]' for topic in topics) + "}"}
-    if how == LIST:
-        return {"subscribe": ",".join(topics)}
-    member = {CLASSIC: {"kafka.group.protocol": "classic"}, CONSUMER: {"kafka.group.protocol": "consumer"}}
-    return {"subscribePattern": f"^{prefix}-.*", **member.get(how, {})}
+def subscription(how: str, prefix: str) -> dict[str, str]:
+    protocol = {"kafka.group.protocol": "consumer"} if how == CONSUMER else {}
+    return {"subscribePattern": f"^{prefix}-.*", **protocol}
 
 
 def options(kafka: LocalKafka, **arguments: str) -> dict[str, str]:
@@ -60,7 +54,7 @@ def rows_by_topic(reader: KafkaStreamReader, start: JsonDict, end: JsonDict) -> 
     return result
 
 
-@pytest.mark.parametrize("how", [PATTERN, LIST, ASSIGN, CLASSIC, CONSUMER])
+@pytest.mark.parametrize("how", [PATTERN, CONSUMER])
 def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
     how: str, kafka: LocalKafka, topic: TopicFactory
 ) -> None:
@@ -69,7 +63,7 @@ def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
     prefix, retained, deleted = two_topics(topic)
     for name in (retained, deleted):
         produce(kafka, name, "first", 3)
-    inputs = options(kafka, **subscription(how, prefix, [retained, deleted]), **{"kafka.group.id": f"group-{prefix}"})
+    inputs = options(kafka, **subscription(how, prefix), **{"kafka.group.id": f"group-{prefix}"})
     reader = KafkaStreamReader(parse_source_options(inputs, streaming=True))
     limit = reader.getDefaultReadLimit()
     try:
@@ -95,29 +89,6 @@ def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
     assert planned_s < LIMIT_S
 
 
-@pytest.mark.parametrize("how", [PATTERN, LIST, ASSIGN])
-@pytest.mark.parametrize("fail", ["true", "false"])
-def test_topic_deleted_within_batch_read_delays_other_topics_by_seconds(
-    how: str, fail: str, kafka: LocalKafka, topic: TopicFactory
-) -> None:
-    prefix, retained, deleted = two_topics(topic)
-    for name in (retained, deleted):
-        produce(kafka, name, "first", 3)
-    inputs = options(kafka, **subscription(how, prefix, [retained, deleted]), failOnDataLoss=fail)
-    reader = KafkaBatchReader(parse_source_options(inputs, streaming=False))
-    tasks = reader.partitions()
-    delete_topics(kafka, deleted)
-    began_s = time.monotonic()
-    if fail == "true":
-        with pytest.raises(
-            DataLoss, match=rf"{deleted}-0: .*Likely cause: the topic was deleted.*failOnDataLoss=false"
-        ):
-            [list(reader.read(task)) for task in tasks]
-    else:
-        assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 3
-    assert time.monotonic() - began_s < LIMIT_S
-
-
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_query_of_pattern_survives_topic_deleted_within_batch(
     fail: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
@@ -140,7 +111,7 @@ def test_query_of_pattern_survives_topic_deleted_within_batch(
         if number == 2:
             continued_s.append(time.monotonic())
 
-    inputs = options(kafka, **subscription(PATTERN, prefix, []), failOnDataLoss=fail)
+    inputs = options(kafka, **subscription(PATTERN, prefix), failOnDataLoss=fail)
     rows = spark.readStream.format("pykafka-group").options(**inputs).load()
     query = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path)).start()
     query.processAllAvailable()

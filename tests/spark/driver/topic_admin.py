@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 
 from protocol.broker_errors import ErrorCode
 from spark_kafka_source.local_kafka import LocalKafka
@@ -54,26 +53,6 @@ def set_topic(kafka: LocalKafka, topic: str, settings: Mapping[str, str]) -> Non
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
     for altered in admin(kafka).incremental_alter_configs([resource]).values():
         altered.result(30)
-
-
-def replicated(kafka: LocalKafka, *replicas: list[int]) -> str:
-    """Create a topic with these replicas per partition, preferred leaders first, and unclean elections."""
-    name = f"truncated-{uuid.uuid4().hex[:8]}"
-    settings = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-    admin(kafka).create_topics([NewTopic(name, len(replicas), replica_assignment=list(replicas), config=settings)])[
-        name
-    ].result(30)
-    wait_for(lambda: leader_of(kafka, name) == replicas[0][0])
-    return name
-
-
-def leader_of(kafka: LocalKafka, topic: str) -> int:
-    partition_metadatas = admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions
-    return partition_metadatas[0].leader if partition_metadatas else -1
-
-
-def in_sync(kafka: LocalKafka, topic: str) -> set[int]:
-    return set(admin(kafka).list_topics(topic, timeout=10).topics[topic].partitions[0].isrs)
 
 
 def offset_at(kafka: LocalKafka, topic: str, where: OffsetSpec) -> int:
