@@ -11,22 +11,18 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
-from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
-from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
-from spark_kafka_source.driver import group_commits
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
@@ -34,7 +30,6 @@ from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.driver.changing_logs import ranges
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.fetch.consuming import client_of, records
-from tests.support.internals import marks_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
@@ -221,22 +216,6 @@ def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
         membership.close()
 
 
-def test_available_now_fails_if_members_do_not_revoke_partitions() -> None:
-    options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
-    options |= {
-        "kafka.default.api.timeout.ms": "1500",
-        "kafka.request.timeout.ms": "1400",
-        "fetchOffset.numRetries": "0",
-    }
-    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **options)
-        with member_of(client, "orders", "g", EAGER):
-            reader.prepareForTriggerAvailableNow()
-            with pytest.raises(DeadlineExceeded, match="the group has not assigned its partitions to this query yet"):
-                reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-            reader.stop()
-
-
 # -- truncated logs -----------------------------------------------------------------------------------
 
 FROM_EARLIEST = {"failOnDataLoss": "false", "startingOffsets": "earliest", "kafka.auto.offset.reset": None}
@@ -283,59 +262,7 @@ def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) ->
         reader.stop()
 
 
-@pytest.mark.parametrize("end", [10, 18])
-def test_commit_of_batch_from_truncation_stages_its_end(end: int) -> None:
-    """The offset at which the partition was assigned is higher, and no longer applies."""
-    with Cluster(20) as cluster:
-        cluster.offsets.committed["g"] = {("a", 0): Committed(20, 0, "")}
-        reader = reader_of(cluster.bootstrap_servers, "a", "g", **FROM_EARLIEST)
-        limit = reader.getDefaultReadLimit()
-        requests: list[Any] = []
-
-        def truncate(body: Any) -> None:
-            requests.append(body)
-            if asks_for_end_of_trigger(requests):
-                del cluster.before[LIST_OFFSETS]
-                cluster.set_leader_epoch("a", 0, 1)
-                cluster.rewrite("a", 0, records(0, 1, last_offset=9) + (records(10, 8, epoch=1) if end > 10 else b""))
-
-        cluster.before[LIST_OFFSETS] = truncate
-        after = reader.latestOffset(reader.initialOffset(), limit)
-        assert after["a"] == {"0": end}
-        reader.commit(after)
-        wait_until(lambda: cluster.committed("g") == {("a", 0): end})
-        assert reader.latestOffset(after, limit)["a"] == {"0": end}
-        reader.commit(after)
-        wait_until(lambda: cluster.committed("g") == {("a", 0): end})
-        reader.stop()
-
-
 # -- failed commits -----------------------------------------------------------------------------------
-
-
-def test_failed_commit_is_dropped_with_revoked_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next owner continues from the group's offset; a late commit would rewind the group."""
-    monkeypatch.setattr(group_commits, "AWAIT_LAST_COMMIT_MS", 100)
-    with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client:
-        options = {f"kafka.{key}": str(value) for key, value in COOPERATIVE.items()}
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **options)
-        limit = reader.getDefaultReadLimit()
-        end = reader.latestOffset(reader.initialOffset(), limit)
-        manager, member = reader.query.commits.manager, reader.query.membership.membership
-        cluster.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-        membership = Membership(client, parse_consumer({"group.id": "g", **COOPERATIVE}), member.machine.subscription)
-        membership.poll_rebalance(client.deadline(20_000))
-        wait_for_rebalance(reader)
-        marked = []
-        cluster.before[JOIN_GROUP] = lambda body: marked.append(marks_of(manager))
-        reader.latestOffset(end, limit)
-        assert len(member.owned) == 1
-        assert marked
-        assert all(keys <= member.owned for keys in marked)
-        membership.close()
-        reader.stop()
 
 
 def test_commit_does_not_wait_for_deleted_topic() -> None:

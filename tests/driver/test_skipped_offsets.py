@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
 from protocol.errors import DataLoss
-from protocol.testing.fake_kafka.log import LogBatch
-from protocol.testing.fake_kafka.record_batches import TRANSACTIONAL, Batch, Record, marker, write_batch
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import Cluster, offsets_read, ranges, read_to
-from tests.protocol.fetch.consuming import records
-from tests.support.background import background
-from tests.support.wait_until import wait_until
+from tests.driver.changing_logs import Cluster, ranges, read_to
 
 
 def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,88 +60,6 @@ def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: 
     assert counted == {**end, "@skipped": {"a": {"0": 5}}}
     assert ranges(reader, end, counted) == []
     assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
-
-
-@pytest.mark.parametrize("remaining", [0, 14, 17])
-@pytest.mark.parametrize("written", [0, 2, 30])
-def test_records_written_after_a_truncation_are_read_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, remaining: int, written: int
-) -> None:
-    """An unclean election before a batch is replayed: new records at its offsets are in the next batch only."""
-    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
-    begin = read_to(0 if remaining == 0 else 10)
-    reader = cluster.reader(failOnDataLoss="false")
-    planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    cluster.log("a", 0).truncate(remaining)
-    cluster.set_leader_epoch("a", 0, 6)
-    cluster.log("a", 0).begin_epoch(6)
-    if written:
-        cluster.write("a", 0, records(remaining, written, epoch=6))
-    replayed = offsets_read(reader, begin, planned)
-    assert replayed == list(range(begin["a"]["0"], remaining))
-    assert f"Offsets {max(remaining, begin['a']['0'])} to 20 now have other records or none" in caplog.text
-    after = reader.latestOffset(planned, reader.getDefaultReadLimit())
-    assert offsets_read(reader, planned, after) == list(range(remaining, remaining + written))
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_records_above_a_transaction_with_truncated_marker_are_read_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, committed: bool
-) -> None:
-    """The transaction begins at 12; its marker at 16 is truncated. Until a new marker 12 is the last stable offset."""
-    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(12)))
-    opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-
-    def write(batch: Batch, epoch: int) -> None:
-        cluster.write("a", 0, LogBatch.of(write_batch(batch)).placed(batch.base_offset, epoch).data)
-
-    def end_transaction(offset: int, epoch: int) -> None:
-        write(replace(marker(offset, 7, commit=committed), producer_epoch=0), epoch)
-
-    write(Batch([Record()], 12, **opened), 5)
-    cluster.write("a", 0, records(13, 3, epoch=5))
-    end_transaction(16, 5)
-    cluster.write("a", 0, records(17, 3, epoch=5))
-    options = {"kafka.isolation.level": "read_committed", "kafka.fetch.max.wait.ms": "20"}
-    reader = cluster.reader(failOnDataLoss="false", **options)
-    begin = read_to(10)
-    planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    cluster.log("a", 0).truncate(16)
-    cluster.set_leader_epoch("a", 0, 6)
-    cluster.log("a", 0).begin_epoch(6)
-    cluster.write("a", 0, records(16, 2, epoch=6))
-
-    def end_later() -> None:
-        wait_until(lambda: "Offsets 16 to 20 now have other records" in caplog.text)
-        end_transaction(18, 6)
-
-    with background(end_later):
-        replayed = offsets_read(reader, begin, planned)
-    assert replayed == [offset for offset in range(10, 16) if committed or offset != 12]
-    after = reader.latestOffset(planned, reader.getDefaultReadLimit())
-    assert offsets_read(reader, planned, after) == [16, 17]
-
-
-def test_second_truncation_loses_no_record_written_after_the_first(cluster: Cluster) -> None:
-    """The planned range, 10 to 20, begins above the first truncation (offset 4) and ends above the second (15)."""
-    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(10)))
-    reader = cluster.reader(failOnDataLoss="false")
-    begin = read_to(10)
-
-    def truncated(offset: int, epoch: int, end: int) -> None:
-        cluster.log("a", 0).truncate(offset)
-        cluster.set_leader_epoch("a", 0, epoch)
-        cluster.log("a", 0).begin_epoch(epoch)
-        if end > offset:
-            cluster.write("a", 0, b"".join(records(number, 1, epoch=epoch) for number in range(offset, end)))
-
-    truncated(4, 6, 20)
-    planned = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    truncated(15, 7, 15)
-    assert offsets_read(reader, begin, planned) == list(range(4, 15))
-    truncated(15, 7, 18)
-    after = reader.latestOffset(planned, reader.getDefaultReadLimit())
-    assert offsets_read(reader, planned, after) == list(range(15, 18))
 
 
 def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:

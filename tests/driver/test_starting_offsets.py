@@ -8,11 +8,9 @@ import pytest
 
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges, read_to
+from tests.driver.changing_logs import BOTH, Cluster, offsets_read
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.stale_coordinator import keep_deleted_topic
 
@@ -146,38 +144,6 @@ def test_replaced_group_offset_is_in_the_log(regrown: Cluster, caplog: pytest.Lo
     reader.stop()
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@pytest.mark.parametrize(("epoch", "written", "first"), [(5, 3, 14), (5, 11, 14), (-1, 3, 17)])
-def test_truncation_between_assignment_and_batch_is_found(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, protocol: str, epoch: int, written: int, first: int
-) -> None:
-    """A member takes a-0 over at 20, which it has not read: its tasks cannot compare the epoch."""
-    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
-    with client_of(cluster.bootstrap_servers) as client:
-        commit_offsets(client, "g", {key: CommittedOffset(20, epoch) for key in BOTH}, client.deadline())
-    options = {"kafka.group.id": "g", "kafka.group.protocol": protocol, "failOnDataLoss": "false"}
-    reader = cluster.reader(**options, minOffsetsPerTrigger=1)
-    reader.query.last_batch_ms = reader.query.client.clock.now_s() * 1000  # otherwise the first trigger does not wait
-    begin = {**read_to(20), "a": {"1": 20}, "@epochs": {"a": {"1": 5}}}
-
-    def next_end(start: JsonDict) -> JsonDict:
-        return reader.latestOffset(start, reader.getDefaultReadLimit())
-
-    while reader.query.logs is None or ("a", 0) not in reader.query.logs.positions:
-        assert next_end(begin) == begin
-    cluster.log("a", 0).truncate(14)
-    cluster.set_leader_epoch("a", 0, 6)
-    cluster.write("a", 0, b"".join(records(14 + n, 1, epoch=6) for n in range(written)))
-    reader.query.last_batch_ms = None
-    end = next_end(begin)
-    assert offsets_read(reader, begin, end) == list(range(first, 14 + written))
-    assert f"{first} to 20 were read" in caplog.text
-    cluster.write("a", 0, records(14 + written, 9, epoch=6))
-    after = next_end(end)
-    assert offsets_read(reader, end, after) == list(range(14 + written, 23 + written))
-    reader.stop()
-
-
 @PROTOCOLS
 def test_group_offset_of_a_truncated_log_is_a_loss(regrown: Cluster, protocol: str) -> None:
     reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
@@ -198,38 +164,6 @@ def test_group_offset_of_a_truncated_log_is_replaced(
     reader = regrown.reader(**options)
     assert offsets_read(reader, *first_batch(reader)) == list(range(14, end))
     assert "Starts at 14: 0 offsets are skipped" in caplog.text
-    reader.stop()
-
-
-@PROTOCOLS
-def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster, protocol: str) -> None:
-    """Otherwise the next reader of the group could not detect a truncation."""
-    with client_of(regrown.bootstrap_servers) as client:
-        commit_offsets(client, "g", {("a", 0): CommittedOffset(30, 6)}, client.deadline())
-    reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
-    committed_before = len(regrown.request_bodies(OFFSET_COMMIT))
-    begin, end = first_batch(reader)
-    assert ranges(reader, begin, end) == []
-    reader.latestOffset(end, reader.getDefaultReadLimit())
-    reader.stop()
-    bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
-    rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
-    assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}
-
-
-@pytest.mark.timeout(20)
-def test_topic_recreated_before_its_epochs_are_compared_delays_no_start(regrown: Cluster) -> None:
-    """Its new leader does not know the epoch in the request: only new metadata help."""
-    recreated: list[bool] = []
-
-    def recreate(body: object) -> None:
-        if not recreated:
-            recreated.append(True)
-            regrown.recreate("a", (0, 25), (0, 25))
-
-    regrown.before[OFFSET_FOR_LEADER_EPOCH] = recreate
-    reader = regrown.reader(**{"kafka.group.id": "g", "failOnDataLoss": "false"})
-    assert ranges(reader, *first_batch(reader)) == [(0, 0, 25), (1, 0, 25)]
     reader.stop()
 
 

@@ -26,8 +26,7 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
-from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, offsets_read, ranges, read_to
-from tests.protocol.fetch.consuming import records
+from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
 from tests.support.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------
@@ -114,16 +113,6 @@ def test_topic_deleted_during_trigger_is_skipped_without_fail_on_data_loss(
 
 
 @pytest.mark.timeout(20)
-def test_topic_deleted_at_start_of_available_now_fails_first_trigger(
-    cluster_deleting_b_after_metadata: Cluster,
-) -> None:
-    reader = cluster_deleting_b_after_metadata.reader()
-    reader.prepareForTriggerAvailableNow()
-    with pytest.raises(DataLoss, match=r"b-0 no longer exists"):
-        reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
-
-
-@pytest.mark.timeout(20)
 def test_repeated_planning_warns_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,14 +155,6 @@ def test_planning_with_leader_that_never_knows_topic_times_out(
         reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
-def test_topic_recreated_during_trigger_is_not_reported_as_truncated(cluster: Cluster) -> None:
-    """ListOffsets names topics, not ids: the offsets are the new topic's, the ids the old topic's."""
-    cluster.before[LIST_OFFSETS] = lambda body: cluster.recreate("a", (0, 4), (0, 20))
-    reader = cluster.reader(onTopicRecreated="earliest")
-    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    assert (end["a"], end["@joined"]["a"]) == ({"0": 4, "1": 20}, {"0": 0, "1": 0})
-
-
 # -- a replaced leader that still answers -------------------------------------------------------------
 
 
@@ -197,17 +178,6 @@ def test_stale_leader_moves_no_position(
     cluster.set_log("a", 0, 0, 12, epoch=6)
     end = reader.latestOffset(second, reader.getDefaultReadLimit())
     assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
-
-
-def test_stale_leader_does_not_set_end_of_available_now(cluster: Cluster) -> None:
-    cluster.set_log("a", 0, 0, 7, epoch=4)
-    reader = cluster.reader()
-    reader.prepareForTriggerAvailableNow()
-    cluster.set_log("a", 0, 0, 12)
-    end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
-    assert end["a"] == {"0": 12, "1": 20}
-    cluster.set_log("a", 0, 0, 15, epoch=6)
-    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
 def test_stale_leader_does_not_reset_group_offsets(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,44 +256,6 @@ def test_position_beyond_last_stable_offset_waits(cluster: Cluster, available_no
     cluster.set_log("a", 0, 0, 20)
     reader = cluster.reader()
     assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit())["a"]["0"] == 20
-
-
-def test_truncated_log_with_open_transaction_is_data_loss(cluster: Cluster) -> None:
-    cluster.set_log("a", 0, 0, 12, stable=5)
-    committed_only = {"kafka.isolation.level": "read_committed"}
-    reader = cluster.reader(**committed_only)
-    with pytest.raises(DataLoss, match=r"a-0 ends at offset 12, but the query has read up to 15"):
-        reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
-    reader = cluster.reader(failOnDataLoss="false", **committed_only)
-    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
-    # The end offset is above the last stable offset, so that nothing can be read yet.
-    assert (end["a"], end["@joined"]) == ({"0": 12, "1": 20}, {"a": {"0": 12}})
-    assert reader.partitions(read_to(15), end) == []
-    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-
-
-@pytest.mark.parametrize("available_now", [False, True])
-def test_log_truncated_and_grown_again_to_the_position_is_data_loss(cluster: Cluster, available_now: bool) -> None:
-    """It has no lag. The trigger sends OffsetForLeaderEpoch, once after each election."""
-    cluster.rewrite("a", 0, b"".join(records(offset, 1, epoch=5) for offset in range(20)))
-    cluster.log("a", 0).truncate(14)
-    cluster.set_leader_epoch("a", 0, 6)
-    cluster.write("a", 0, b"".join(records(offset, 1, epoch=6) for offset in range(14, 20)))
-    reader = cluster.reader()
-    with pytest.raises(
-        DataLoss, match=r"a-0 was truncated .* at offset 14.* leader epoch 5 ended, but was read up to 20"
-    ):
-        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    reader = cluster.reader(failOnDataLoss="false")
-    if available_now:
-        reader.prepareForTriggerAvailableNow()
-    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
-    assert offsets_read(reader, read_to(20), end) == list(range(14, 20))
-    requested = len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH))
-    cluster.set_leader_epoch("a", 0, 7)
-    for _ in range(3):
-        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
-    assert len(cluster.request_bodies(OFFSET_FOR_LEADER_EPOCH)) == requested + 1
 
 
 def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
