@@ -40,21 +40,6 @@ def test_failed_tool_raises_its_output(kafka1: LocalKafka) -> None:
         kafka1.run_tool("org.apache.kafka.tools.TopicCommand", "--no-such-option")
 
 
-def test_topics_are_created_with_settings(kafka1: LocalKafka) -> None:
-    kafka1.create_topic("made-with-settings", partitions=3, settings={"retention.ms": 12345})
-    output = kafka1.run_tool(
-        "org.apache.kafka.tools.TopicCommand",
-        *("--bootstrap-server", kafka1.bootstrap_servers, "--describe", "--topic", "made-with-settings"),
-    )
-    assert "PartitionCount: 3" in output
-    assert "retention.ms=12345" in output
-
-
-def test_metadata_of_missing_topic_does_not_create_it(kafka1: LocalKafka) -> None:
-    kafka1_topics = admin(kafka1).list_topics("no-such-topic", timeout=10).topics
-    assert kafka1_topics["no-such-topic"].error is not None
-
-
 # -- what can happen to a broker --------------------------------------------------------------
 
 
@@ -69,11 +54,6 @@ def test_paused_broker_responds_after_resume_only(kafka1: LocalKafka) -> None:
     finally:
         kafka1.resume(1)
     assert asking.list_topics(timeout=10).brokers.keys() == {1}
-
-
-def test_unknown_broker_id_fails_with_known_ids(kafka1: LocalKafka) -> None:
-    with pytest.raises(UsageError, match=r"no broker 7; the brokers are \[1\]"):
-        kafka1.kill(7)
 
 
 # -- how a cluster is set up ------------------------------------------------------------------

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.librdkafka import admin, consumer, produce, values_of
+from tests.support.librdkafka import admin, produce, values_of
 from tests.support.soak import SOAK
-from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -29,34 +26,6 @@ def test_brokers_listen_on_the_loopback_address_only(kafka: LocalKafka) -> None:
         sockets = psutil.Process(kafka.pid(broker_id)).net_connections()
         listening = {socket.laddr.ip.removeprefix("::ffff:") for socket in sockets if socket.status == "LISTEN"}
         assert listening == {"127.0.0.1"}
-
-
-def test_describe_group_prints_offsets_and_lag(kafka: LocalKafka, topic: Callable[..., str]) -> None:
-    name = topic()
-    produce(kafka, name, "a", "b", "c")
-    member = consumer(kafka, f"group-of-{name}")
-    member.commit(offsets=[TopicPartition(name, 0, 2)], asynchronous=False)
-    member.close()
-
-    header, row = kafka.describe_group(f"group-of-{name}").strip().splitlines()
-    columns = dict(zip(header.split(), row.split(), strict=True))
-    assert (columns["CURRENT-OFFSET"], columns["LOG-END-OFFSET"], columns["LAG"]) == ("2", "3", "1")
-
-
-def test_internal_topics_have_replica_on_every_broker(kafka: LocalKafka) -> None:
-    reader = consumer(kafka, "any")
-    wait_until(lambda: "__consumer_offsets" in made_by(reader), every_s=0.05)
-    partitions = admin(kafka).list_topics("__consumer_offsets", timeout=10).topics["__consumer_offsets"].partitions
-    reader.close()
-    assert len(partitions) == 4
-    assert all(len(partition.replicas) == 3 for partition in partitions.values())
-
-
-def made_by(reader: Consumer) -> dict[str, object]:
-    """Fetch a group's offsets, which creates `__consumer_offsets`; return the topics."""
-    with contextlib.suppress(KafkaException):
-        reader.committed([TopicPartition("none", 0)], timeout=5)
-    return dict(reader.list_topics(timeout=10).topics)
 
 
 # tests/spark/test_broker_outage.py kills brokers under a query.
