@@ -21,6 +21,13 @@ def test_kafka_properties_reach_the_producer() -> None:
     assert (options.producer.compression_type, options.producer.linger_ms) == ("zstd", 5)
 
 
+@pytest.mark.parametrize(
+    ("java", "name"), [("internals.DefaultPartitioner", "murmur2"), ("RoundRobinPartitioner", "round_robin")]
+)
+def test_partitioner_may_be_a_class_of_java(java: str, name: str) -> None:
+    assert sink(**{"kafka.partitioner.class": f"org.apache.kafka.clients.producer.{java}"}).producer.partitioner == name
+
+
 def test_delivery_guarantee_none_means_acks_0(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options = sink(deliveryGuarantee="none")

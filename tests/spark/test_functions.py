@@ -17,7 +17,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.errors import ConfigurationError
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source import from_registry, functions, to_registry
 from spark_kafka_source.local_kafka import LocalKafka
@@ -160,28 +160,11 @@ def test_protobuf_and_json_of_a_registry_are_read_and_written(
     assert [row.again for row in again] == [row.v for row in again]
 
 
-def test_schema_is_fixed_at_the_call_although_a_newer_version_comes(
-    spark: SparkSession, registry: FakeSchemaRegistry
-) -> None:
-    column = from_registry("value", options(registry))
-    newest = {**NEWER, "fields": [*NEWER["fields"], {"name": "more", "type": "string", "default": ""}]}
-    registry.register(SUBJECT, json.dumps(newest))
-    read = frame(spark, framed(3, newest, order(1, note="x", more="y"))).select(column.alias("v")).select("v.*")
-    assert read.columns == ["id", "lines", "paid", "note"]
-    assert read.collect()[0].note == "x"
-
-
 def test_invalid_value_fails_the_task_with_reason_and_remedy(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
     read = frame(spark, b"not framed").select(from_registry("value", options(registry)))
     with pytest.raises(Exception, match="from_registry: a value does not decode: it does not begin") as failed:
         read.collect()
     assert "set onDecodeError=null" in str(failed.value)
-
-
-def test_invalid_value_is_null_beside_valid_ones(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
-    column = from_registry("value", options(registry, onDecodeError="null"))
-    read = frame(spark, b"not framed", framed(1, ORDER, order(1)), b"\0\0\0\0\x63").select("n", column.alias("v"))
-    assert [row.v and row.v.id for row in read.orderBy("n").collect()] == [None, 1, None]
 
 
 def test_written_values_are_read_by_confluents_deserializer(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
@@ -247,17 +230,6 @@ def test_wrong_option_is_refused_at_the_call(
     with pytest.raises(ConfigurationError, match=message) as refused:
         from_registry("value", options(registry, **more))
     assert "hunter2" not in str(refused.value)
-
-
-def test_missing_option_or_subject_is_named(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
-    url = {"schema.registry.url": registry.url}
-    with pytest.raises(ConfigurationError, match="valueFormat is missing"):
-        from_registry("value", url)
-    for call in (from_registry, to_registry):
-        with pytest.raises(ConfigurationError, match=r"set .*valueSubject|valueSubject is missing"):
-            call("value", {**url, "valueFormat": "confluent-avro"})
-        with pytest.raises(RegistryFailed, match="subject other"):
-            call("value", options(registry, valueSubject="other"))
 
 
 def test_old_pyspark_is_refused_with_the_alternative(

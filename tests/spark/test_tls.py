@@ -14,14 +14,9 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from pyspark.errors import PythonException, StreamingQueryException
 
 from spark_kafka_source.local_kafka.jars import find_java
-from tests.spark.test_equal_to_jvm_connector import WHERE, assert_same_rows
-from tests.support import awkward_topics
 from tests.support.documents import block
 from tests.support.librdkafka import produce
 from tests.support.secured_kafka import SecuredKafka
-from tests.support.soak import SOAK
-
-pytestmark = pytest.mark.soak
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,52 +122,20 @@ def certificates(text: str) -> str:
     return text[text.index("-----BEGIN CERTIFICATE") :]
 
 
-SUITES = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+# tests/protocol/security reads these stores in more forms.
 VARIANTS: dict[str, tuple[str, Callable[[Stores], Options]]] = {
     "PEM": ("SSL", pem),
-    "PEM, inline": ("SSL", inline),
-    "PEM, on one line": (
-        "SSL",
-        lambda stores: {**inline(stores), "ssl.truststore.certificates": " ".join(stores.ca.read_text().split("\n"))},
-    ),
     "JKS": ("SSL", lambda stores: truststore(stores.trust_jks, "JKS")),
-    "JKS by default": ("SSL", lambda stores: truststore(stores.trust_jks, None)),
-    "JKS without its password": ("SSL", lambda stores: truststore(stores.trust_jks, "JKS", None)),
     "PKCS12": ("SSL", lambda stores: truststore(stores.trust_p12, "PKCS12")),
-    "PKCS12 that is called JKS": ("SSL", lambda stores: truststore(stores.trust_p12, None)),
-    "TLS 1.2 and cipher suites": (
-        "SSL",
-        lambda stores: {**pem(stores), "ssl.enabled.protocols": "TLSv1.2", "ssl.cipher.suites": SUITES},
-    ),
-    "ssl.protocol": ("SSL", lambda stores: {**pem(stores), "ssl.protocol": "TLSv1.2"}),
-    "a key in PKCS12": ("MUTUAL", lambda stores: {**pem(stores), **keystore(stores.key_p12, "PKCS12")}),
     "a key in JKS": (
         "MUTUAL",
         lambda stores: {**truststore(stores.trust_jks, "JKS"), **keystore(stores.key_jks, "JKS", KEY_PASSWORD)},
-    ),
-    "a key in PEM": (
-        "MUTUAL",
-        lambda stores: {**pem(stores), "ssl.keystore.type": "PEM", "ssl.keystore.location": str(stores.mine)},
     ),
     "an encrypted key, inline": ("MUTUAL", inline_key),
 }
 
 
-# tests/protocol/security tests that these stores can be read.
-_ONLY_IN_SOAK = {
-    "PEM, inline",
-    "PEM, on one line",
-    "JKS by default",
-    "JKS without its password",
-    "PKCS12 that is called JKS",
-    "TLS 1.2 and cipher suites",
-    "ssl.protocol",
-    "a key in PKCS12",
-    "a key in PEM",
-}
-
-
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if SOAK or name not in _ONLY_IN_SOAK])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_tls_options_read_same_rows_as_jvm_connector(
     spark: SparkSession, secured: SecuredKafka, stores: Stores, topic: str, variant: str
 ) -> None:
@@ -185,20 +148,6 @@ def test_tls_options_read_same_rows_as_jvm_connector(
     )
     assert ours == expected
     assert [row.value for row in ours] == [str(number).encode() for number in range(10)]
-
-
-@pytest.mark.skipif(
-    not SOAK, reason="the topics take a minute to write; test_equal_to_jvm_connector reads them without TLS"
-)
-def test_awkward_topics_over_tls_equal_jvm_connector(spark: SparkSession, secured: SecuredKafka) -> None:
-    topics = awkward_topics.write_all(secured.kafka.bootstrap_servers, secured.kafka.data_folder(1), spark)
-    values = {f"kafka.{name}": value for name, value in secured.properties("SASL_SSL").items()}
-    options = {**values, "subscribe": ",".join(topics), "includeHeaders": "true", "startingOffsets": "earliest"}
-    ours, expected = (
-        spark.read.format(name).options(**options).load().toArrow().sort_by([(key, "ascending") for key in WHERE])
-        for name in ("pykafka-group", "kafka")
-    )
-    assert_same_rows(ours, expected)
 
 
 def test_query_continues_with_replaced_certificates(spark: SparkSession, secured: SecuredKafka, tmp_path: Path) -> None:

@@ -111,16 +111,6 @@ def test_values_are_columns_with_the_types_of_the_schema(
     assert only.where("value.country = 'FR'").select("value").collect()[0][0].asDict() == {"country": "FR"}
 
 
-def test_version_that_load_has_declared_is_read_although_a_newer_one_comes(
-    spark: SparkSession, topic1: Any, write: Write, options: Any
-) -> None:
-    topic = topic1()
-    write(topic, FIRST, orders(1))
-    frame = read(spark, options(topic))
-    write(topic, SECOND, [{"id": 2, "country": "FR", "note": "fragile"}])
-    assert [tuple(row) for row in frame.select("value.*").orderBy("id").collect()] == [(1, "DE"), (2, "FR")]
-
-
 def test_stream_reads_on_while_the_schema_evolves_and_keeps_its_version(
     spark: SparkSession, topic1: Any, write: Write, options: Any, tmp_path: Path
 ) -> None:
@@ -147,21 +137,6 @@ def test_invalid_value_fails_the_query_with_its_place_and_the_remedy(
     with pytest.raises(StreamingQueryException, match=message) as failed:
         run(spark, options(topic), tmp_path)
     assert "onDecodeError=null" in str(failed.value)
-
-
-def test_invalid_values_are_null_beside_their_bytes_and_error(
-    spark: SparkSession, topic1: Any, write: Write, options: Any
-) -> None:
-    topic = topic1()
-    write(topic, FIRST, [*orders(1), b"not framed", b"\0\0\0\0\1\2", *orders(4)])
-    inputs = options(topic, onDecodeError="null", columns="offset,value,_raw,_error")
-    rows = read(spark, inputs).orderBy("offset").collect()
-    assert [None if row["value"] is None else row["value"]["id"] for row in rows] == [1, None, None, 4]
-    assert [row["_raw"] for row in rows] == [None, b"not framed", b"\0\0\0\0\1\2", None]
-    assert [row["_error"] for row in rows][1:3] == [
-        "value: it does not begin with a zero byte and a schema id",
-        "value: schema id 1, field country: the value ends in the middle of the field",
-    ]
 
 
 def test_record_that_does_not_decode_is_a_dead_letter_and_no_row(

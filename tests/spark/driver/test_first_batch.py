@@ -1,6 +1,6 @@
 """A query's first batch, whose start is not in Spark's checkpoint: its replay after a failure, and `availableNow`.
 
-Without Spark: the tests call a reader as a query does. `test_first_batch_scripts` uses Spark.
+Without Spark: the tests call a reader as a query does. `test_topic_changes` compares with Spark's own connector.
 """
 
 from __future__ import annotations
@@ -139,8 +139,11 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("newest_spark", [True, False], ids=["newest PySpark", "PySpark before 4.2"])
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize(
+    ("start", "newest_spark"),
+    [*((start, True) for start in STARTS.values()), (STARTS["latest"], False), (STARTS["group"], False)],
+    ids=[*STARTS, "latest, PySpark before 4.2", "group, PySpark before 4.2"],
+)
 def test_failed_first_batch_is_replayed_from_its_start(
     kafka1: LocalKafka, topic1: TopicFactory, start: Start, newest_spark: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,10 +91,7 @@ PAST, BEFORE = 99, 2
     ("committed", "options", "begins", "skipped"),
     [
         (PAST, {"kafka.auto.offset.reset": "earliest"}, 4, 0),
-        (PAST, {"kafka.auto.offset.reset": "latest"}, 10, 6),
         (PAST, {"failOnDataLoss": "false"}, 10, 6),
-        (PAST, {"kafka.auto.offset.reset": "earliest", "failOnDataLoss": "false"}, 4, 0),
-        (BEFORE, {"kafka.auto.offset.reset": "earliest"}, 4, 2),
         (BEFORE, {"kafka.auto.offset.reset": "latest"}, 10, 8),
         (BEFORE, {"failOnDataLoss": "false"}, 4, 2),
     ],
@@ -118,9 +115,9 @@ def test_committed_offset_out_of_range_is_reset_by_option_and_logged(
     assert next(iter(options)) in warning
 
 
-@pytest.mark.parametrize("committed", [PAST, BEFORE])
 @pytest.mark.parametrize(
-    "options", [{}, {"kafka.auto.offset.reset": "none"}, {"kafka.auto.offset.reset": "none", "failOnDataLoss": "false"}]
+    ("committed", "options"),
+    [(PAST, {}), (BEFORE, {"kafka.auto.offset.reset": "none", "failOnDataLoss": "false"})],
 )
 def test_committed_offset_out_of_range_fails_query_without_reset(
     kafka1: LocalKafka, log_of_4_to_10: str, committed: int, options: dict[str, str]

@@ -6,7 +6,6 @@ Batch reads are compared with Spark's JVM connector if it has the option, otherw
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,9 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from protocol.errors import DataLoss
-from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import TopicFactory
 from tests.support.noop_queries import row_count, run_query, start_query
-from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
 
 OURS, JVM = "pykafka-group", "kafka"
@@ -65,30 +60,8 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         spark.conf.unset(name)
 
 
-def offsets(rows: DataFrame) -> list[tuple[int, int]]:
-    return sorted((row[0], row[1]) for row in rows.select("partition", "offset").collect())
-
-
 def content(rows: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in rows.collect())
-
-
-def checkpointed(checkpoint: Path) -> dict[str, Any]:
-    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    rows: dict[str, Any] = json.loads(newest.read_text().splitlines()[-1])
-    return rows
-
-
-def reader_of(kafka: LocalKafka, **options: object) -> KafkaStreamReader:
-    texts = {key: str(value) for key, value in options.items()}
-    given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **texts}
-    return KafkaStreamReader(parse_source_options(given, streaming=True))
-
-
-def read_again(kafka: LocalKafka, start_json: Any, end_json: Any, **options: object) -> int:
-    """Replay a batch; return the number of rows."""
-    reader = reader_of(kafka, **options)
-    return sum(batch.num_rows for task in reader.partitions(start_json, end_json) for batch in reader.read(task))
 
 
 # -- timestamps -----------------------------------------------------------------------------------
@@ -106,33 +79,6 @@ def timed(kafka1: LocalKafka, topic1: TopicFactory) -> str:
 
 def each(topic: str, *times: object) -> str:
     return json.dumps({topic: {str(number): when for number, when in enumerate(times)}})
-
-
-def test_batch_by_timestamps_reads_offsets_of_jvm_connector(
-    spark: SparkSession, kafka1: LocalKafka, timed: str
-) -> None:
-    latest = {"startingOffsetsByTimestampStrategy": "latest"}
-    cases: list[dict[str, Any]] = [
-        {"startingTimestamp": T0_MS + 305, "endingTimestamp": T0_MS + 700, **latest},
-        {
-            "startingOffsetsByTimestamp": each(timed, T0_MS + 1, T0_MS + 600, T0_MS + 400, 0),
-            "endingOffsetsByTimestamp": each(timed, T0_MS + 991, T0_MS + 800, T0_MS + 401, 5),
-            **latest,
-        },
-    ]
-    for case in cases:
-        ours, expected = (offsets(batch(spark, kafka1, name, subscribe=timed, **case)) for name in (OURS, JVM))
-        assert ours == expected, case
-        assert ours, case
-
-
-def test_stream_by_timestamp_resumes_at_checkpoint(
-    spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
-) -> None:
-    options = {"subscribe": timed, "startingTimestamp": T0_MS + 700, "startingOffsetsByTimestampStrategy": "latest"}
-    assert row_count(run_query(stream(spark, kafka1, **options), tmp_path)) == 30 + 4
-    produce(kafka1, timed, 3, [T0_MS, T0_MS])
-    assert row_count(run_query(stream(spark, kafka1, **{**options, "startingTimestamp": 0}), tmp_path)) == 2
 
 
 def test_timestamp_after_last_record_fails_unless_strategy_is_latest(
@@ -238,30 +184,3 @@ def test_dataframe_with_filter_pushdown_has_all_rows_without_filter(
 
 
 # -- topics recreated -----------------------------------------------------------------------------
-
-
-def test_recreated_topic_is_read_from_beginning_with_earliest(
-    spark: SparkSession,
-    kafka1: LocalKafka,
-    topic1: TopicFactory,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    name = topic1(1, config=NO_RETENTION)
-    options: dict[str, object] = {"subscribe": name, "startingOffsets": "earliest"}
-    produce(kafka1, name, 0, [T0_MS] * 5)
-    assert row_count(run_query(stream(spark, kafka1, **options), tmp_path)) == 5
-    before = checkpointed(tmp_path)
-    recreate(kafka1, name)
-    produce(kafka1, name, 0, [int(time.time() * 1000)] * 9)
-    with pytest.raises(Exception, match=r"\[KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED\] topic .* was deleted and"):
-        row_count(run_query(stream(spark, kafka1, **options, failOnDataLoss=False, onTopicRecreated="fail"), tmp_path))
-    assert row_count(run_query(stream(spark, kafka1, **options, onTopicRecreated="earliest"), tmp_path)) == 9
-
-    # A batch of the old topic is replayed after recreation: its records no longer exist.
-    nothing_read = {name: {"0": 0}, "@ids": before["@ids"]}
-    assert read_again(kafka1, nothing_read, before, **options, onTopicRecreated="earliest") == 0
-    assert f"{name}-0: the topic was deleted and created again" in caplog.text
-    assert "(onTopicRecreated=earliest: 5 offsets are skipped)" in caplog.text
-    with pytest.raises(DataLoss, match="onTopicRecreated=earliest"):
-        read_again(kafka1, nothing_read, before, **options)

@@ -11,6 +11,7 @@ from threading import Event
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
@@ -19,6 +20,8 @@ from tests.support.consumer_groups import wait_for_lag_zero
 from tests.support.noop_queries import row_count, run_query
 from tests.support.topic_changes import delete_topics
 from tests.support.wait_for_brokers import wait_until_known
+
+Rows = list[tuple[int, int]]
 
 
 def admin(kafka: LocalKafka) -> AdminClient:
@@ -112,3 +115,37 @@ def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
     assert set(offsets) == {name, "@ids", "@epochs", "@joined", "@cluster"}
     assert list(offsets["@ids"]) == [name]
     assert offsets["@joined"] == {name: {"0": 0, "1": 0}}
+
+
+def test_replay_of_failed_first_batch_has_rows_of_jvm_connector(
+    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Partition 1 has no row in the first batch, and more when it is replayed: its start is the former end."""
+    name = topic(2)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": name}
+    options["startingOffsets"] = f'{{"{name}": {{"0": 3, "1": -1}}}}'
+    delivered: dict[str, dict[int, Rows]] = {"pykafka-group": {}, "kafka": {}}
+    failed: dict[str, dict[int, Rows]] = {source: {} for source in delivered}
+
+    def run(source: str, batches: dict[int, Rows], error: Exception | None = None) -> None:
+        def keep(batch: DataFrame, batch_id: int) -> None:
+            batches[batch_id] = sorted((row[0], row[1]) for row in batch.select("partition", "offset").collect())
+            if error:
+                raise error
+
+        writer = spark.readStream.format(source).options(**options).load().writeStream.foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(tmp_path / source)).trigger(availableNow=True)
+        assert writer.start().awaitTermination(120)
+
+    for partition in range(2):
+        produce(kafka, name, partition, 5)
+    for source, batches in failed.items():
+        with pytest.raises(StreamingQueryException):
+            run(source, batches, RuntimeError("on purpose"))
+    for partition in range(2):
+        produce(kafka, name, partition, 3)
+    for source, batches in delivered.items():
+        run(source, batches)
+        assert batches[0] == failed[source][0] == [(0, 3), (0, 4)]
+        rows = sorted(row for batch in batches.values() for row in batch)
+        assert rows == [*((0, offset) for offset in range(3, 8)), *((1, offset) for offset in range(5, 8))]

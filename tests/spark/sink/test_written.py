@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -77,21 +76,6 @@ class TestBatch:
             0: (b"tombstone", None, (("", b"empty name"),), at_ms),
         }
 
-    def test_null_timestamp_or_partition_is_chosen_by_producer(
-        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
-    ) -> None:
-        name = topic1(2)
-        before_ms = time.time_ns() // 1_000_000
-        frame = spark.createDataFrame(
-            [("same key", "1", 0, None), ("same key", "2", 1, None), ("same key", "3", None, None)],
-            "key string, value string, partition int, timestamp timestamp",
-        )
-        write(frame.coalesce(1), kafka1, topic=name)
-        records = {record.value: record for record in read_back(kafka1, name)}
-        assert [records[value].partition for value in (b"1", b"2")] == [0, 1]
-        after_ms = time.time_ns() // 1_000_000
-        assert all(before_ms <= record.timestamp_ms <= after_ms for record in records.values())
-
     def test_rows_go_to_their_topic_unless_the_option_is_set(
         self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory
     ) -> None:
@@ -137,11 +121,6 @@ class TestBatch:
         write(rows, kafka1, topic=name, **{"kafka.max.request.size": "6000000"})
         sizes = {int(record.key or b""): len(record.value or b"") for record in read_back(kafka1, name)}
         assert sizes == {size: size for size in (0, 1, 700_000, 5_000_000)}
-
-    def test_write_without_rows_succeeds(self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-        name = topic1(1)
-        write(spark.range(0).selectExpr("cast(id AS string) AS value"), kafka1, topic=name)
-        assert read_back(kafka1, name) == []
 
 
 class RowSink(DataSource):
