@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,10 @@ pytestmark = pytest.mark.soak
 
 @pytest.mark.timeout(300)
 @variants(
-    "how",
-    ["subscribePattern", "subscribe", "assign", "classic", "consumer"],
-    *("subscribePattern", "assign", "consumer"),
+    ("how", "fail_on_data_loss"),
+    list(product(["subscribePattern", "subscribe", "assign", "classic", "consumer"], ["true", "false"])),
+    *(("subscribePattern", "true"), ("consumer", "false")),
 )
-@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
 def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
     how: str, fail_on_data_loss: str, spark: SparkSession, secured: SecuredKafka, tmp_path: Path
 ) -> None:

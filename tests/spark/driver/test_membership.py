@@ -9,7 +9,6 @@ import contextlib
 import re
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -135,26 +134,6 @@ def test_query_takes_over_partitions_after_librdkafka_leaves(
     assert set(ours.rows) | set(librdkafka.rows) == every
 
 
-@protocols(CONSUMER)
-def test_query_without_partitions_stays_active_and_takes_over(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
-) -> None:
-    name, group = topic1(1), new_group()
-    fill(kafka1, name, 1, 10)
-    with query_of(spark, kafka1, name, group, protocol, tmp_path / "a") as first:
-        first.await_(lambda: len(first.rows) == 10)
-        with query_of(spark, kafka1, name, group, protocol, tmp_path / "b") as second:
-            second.await_(lambda: len(members_of(kafka1, group)) == 2)
-            # Either query may own the only partition.
-            fill(kafka1, name, 1, 10)
-            second.await_(lambda: len(first.rows) + len(second.rows) == 20)
-            wait_for_lag_zero(kafka1, group, 1)
-            first.query.stop()
-            fill(kafka1, name, 1, 10)
-            second.await_(lambda: len(first.rows) + len(second.rows) == 30)
-    assert sorted(first.rows + second.rows) == [(0, offset) for offset in range(30)]
-
-
 @protocols(CLASSIC, CONSUMER)
 def test_batch_with_gained_partitions_is_replayed_as_planned(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
@@ -184,27 +163,6 @@ def test_batch_with_gained_partitions_is_replayed_as_planned(
 
 
 @protocols(CLASSIC)
-def test_batch_longer_than_max_poll_interval_keeps_offset_of_new_owner(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
-) -> None:
-    name, group = topic1(1), new_group()
-    fill(kafka1, name, 1, 10)
-    with query_of(spark, kafka1, name, group, protocol, tmp_path, kafka_max_poll_interval_ms="2000") as ours:
-        ours.may_continue.clear()
-        ours.await_(lambda: len(ours.rows) == 10)
-        with Librdkafka(kafka1, name, group, protocol) as librdkafka:
-            fill(kafka1, name, 1, 10)
-            ours.await_(lambda: len(librdkafka.rows) == 20)
-            ours.may_continue.set()
-            ours.await_(lambda: len(members_of(kafka1, group)) == 2)
-            assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 1)] == [20]
-        fill(kafka1, name, 1, 10)
-        ours.await_(lambda: len(ours.rows) == 20)
-        wait_for_lag_zero(kafka1, group, 1)
-    assert ours.rows == [(0, offset) for offset in [*range(10), *range(20, 30)]]
-
-
-@protocols(CLASSIC)
 def test_resumed_driver_reads_no_row_of_new_owner(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
 ) -> None:
@@ -229,20 +187,6 @@ def test_resumed_driver_reads_no_row_of_new_owner(
         ours.await_(lambda: len(ours.rows) == 40)
         assert [row.current_offset for row in wait_for_lag_zero(kafka1, group, 2)] == [30, 30]
     assert set(ours.rows) & set(librdkafka.rows) == set()
-
-
-@protocols(CONSUMER)
-def test_topics_matching_pattern_later_are_read(
-    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: str
-) -> None:
-    prefix, group = f"match{uuid.uuid4().hex[:6]}", new_group()
-    first = topic1(1, prefix=prefix)
-    fill(kafka1, first, 1, 5)
-    options = {"subscribePattern": f"{prefix}.*", "kafka_metadata_max_age_ms": "500"}
-    with query_of(spark, kafka1, first, group, protocol, tmp_path, **options) as ours:
-        ours.await_(lambda: len(ours.rows) == 5)
-        fill(kafka1, topic1(2, prefix=prefix), 2, 5)
-        ours.await_(lambda: len(ours.rows) == 15)
 
 
 @protocols(CONSUMER)

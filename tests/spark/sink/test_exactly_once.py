@@ -15,9 +15,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from protocol.transaction.coordinator import init_producer_id
 from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
 from tests.conftest import TopicFactory
 from tests.support import read_committed
 from tests.support.console_consumer import console_command
@@ -71,25 +69,15 @@ SMALL_BATCHES = {
 }
 
 
-# One point per phase of a batch: tasks write, the driver decides and commits, Spark writes its commit log. `make soak`
-# tests all points; the scenario exactly_once_sink kills at any line.
-SOME_POINTS = [
-    "while a task writes",
-    "when the decision is written, and not committed",
-    "after the last EndTxn",
-    "after Spark's commit log",
-]
+# `make soak` tests all points; the scenario exactly_once_sink kills at any line.
+SOME_POINTS = ["while a task writes", "when the decision is written, and not committed"]
 
 
 # Deterministic rows must keep their order; of other rows, those of two attempts must not be mixed.
 @pytest.mark.timeout(120 + 120 * KILLS)
 @pytest.mark.parametrize(
     ("options", "points"),
-    [
-        ({}, list(POINTS) if SOAK else SOME_POINTS),
-        ({"shuffled": "3"}, list(POINTS) if SOAK else ["between the EndTxn calls"]),
-    ],
-    ids=["as they lie", "shuffled"],
+    [({}, list(POINTS)), ({"shuffled": "3"}, list(POINTS))] if SOAK else [({}, SOME_POINTS)],
 )
 def test_killed_processes_leave_every_row_once(copy: CopyFactory, options: dict[str, str], points: list[str]) -> None:
     """Slow: each kill ends Spark's workers, and the batch is written again."""
@@ -119,18 +107,6 @@ def test_killed_driver_and_workers_leave_every_row_once(copy: CopyFactory) -> No
 
 def _kill_all(job: subprocess.Popen[bytes], _: int) -> None:
     os.killpg(job.pid, signal.SIGKILL)
-
-
-def test_timed_out_transaction_of_decided_batch_is_written_again(copy: CopyFactory) -> None:
-    copied = copy(maxOffsetsPerTrigger="4000")
-    copied.run_into(POINTS["between the EndTxn calls"]())
-    with copied.client() as client:
-        identities = list_open_transactions(client, "copy-", client.deadline())
-        assert identities
-        for identity in identities:  # as the coordinator does after the transaction timeout
-            init_producer_id(client, identity.transactional_id, 60_000, client.deadline())
-    assert copied.run()[0] == 0, "it was to be replayed"
-    copied.check()
 
 
 @pytest.mark.parametrize(
