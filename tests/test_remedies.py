@@ -108,8 +108,8 @@ def test_options_say_what_is_lost_without_a_failure(
             return iter(())
 
     monkeypatch.setattr(range_reader, "BoundedReader", Consumer)
-    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **options}
-    reading = range_reader.read_range(parse_source_options(given, streaming=True), [Range("t", 0, 5, 9)])
+    settings = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **options}
+    reading = range_reader.read_range(parse_source_options(settings, streaming=True), [Range("t", 0, 5, 9)])
     if message is None:
         assert list(reading) == []
         option = "onTopicRecreated=earliest" if loss is RECREATED else "failOnDataLoss=false"

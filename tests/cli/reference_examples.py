@@ -48,7 +48,7 @@ class Run:
     ----------
     kafka : LocalKafka
         `broker-1` of the examples.
-    other : FakeKafka
+    test_cluster : FakeKafka
         `test-broker-1` of the examples.
     folder : Path
         Folder of the files that the examples name.
@@ -61,7 +61,7 @@ class Run:
     """
 
     kafka: LocalKafka
-    other: FakeKafka
+    test_cluster: FakeKafka
     folder: Path
     opened: ExitStack
     outputs: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Run:
     def places(self) -> Mapping[str, str]:
         """Replacements of the names in the examples. A name comes before the names that it contains."""
         return {
-            "test-broker-1:9092": self.other.bootstrap_servers,
+            "test-broker-1:9092": self.test_cluster.bootstrap_servers,
             "broker-1:9092": self.kafka.bootstrap_servers,
             "http://registry:8081": self.kafka.schema_registry_url,
             "--port 19092": "--port 0",
@@ -117,14 +117,14 @@ class Run:
                 ["bash", "-c", f'pykafka() {{ "{sys.executable}" -m spark_kafka_source.cli "$@"; }}; {actual}'],
                 capture_output=True, text=True, timeout=60, input=typed,
             )  # fmt: skip
-            found, output = ended.returncode, ended.stdout + ended.stderr
+            exit_code, output = ended.returncode, ended.stdout + ended.stderr
         elif typed.startswith(_PASSWORD):
-            found, output = on_terminal(shlex.split(actual)[1:], typed)
+            exit_code, output = on_terminal(shlex.split(actual)[1:], typed)
         else:
             with _interrupted() if follows else ExitStack():
                 result = CliRunner().invoke(pykafka, shlex.split(actual)[1:], input=typed or None)
-            found, output = result.exit_code, result.output
-        assert found == code, f"{line}: {found}\n{output}"
+            exit_code, output = result.exit_code, result.output
+        assert exit_code == code, f"{line}: {exit_code}\n{output}"
         assert _PASSWORD not in output
         self.tried.add(line)
         if shown:
@@ -270,7 +270,7 @@ def _topics(run: Run) -> None:
         run.kafka.create_topic(name, 2)
     run.kafka.create_topic("orders-copy", 12)
     run.kafka.create_topic("payments-test", 1)
-    run.other.create_topic("orders", 12)
+    run.test_cluster.create_topic("orders", 12)
     _produce(run, "orders", 3_000, 2)
     run.example("pykafka topics alter orders --partitions 12", shown=True)
     run.example("pykafka topics alter orders --config retention.ms=86400000 --delete-config cleanup.policy")

@@ -90,8 +90,8 @@ def test_configs_of_broker_are_listed_and_described(run: Any, kafka1: LocalKafka
     run("configs", "set", "broker", "1", "log.cleaner.backoff.ms=600")
 
     def seen() -> set[tuple[str, str, str]]:
-        found = rows(run("configs", "describe", "broker", "1", "-o", "json"))
-        return {(row["setting"], row["value"], row["source"]) for row in found}
+        entries = rows(run("configs", "describe", "broker", "1", "-o", "json"))
+        return {(row["setting"], row["value"], row["source"]) for row in entries}
 
     try:
         wait_until(lambda: ("log.cleaner.backoff.ms", "600", "DYNAMIC_BROKER_CONFIG") in seen(), seen)
@@ -133,8 +133,8 @@ def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path
     assert SECRET not in "".join(line.output for line in output)
 
     def seen() -> set[tuple[str, int]]:
-        found = rows(run("users", "list", "-o", "json"))
-        return {(row["mechanism"], row["iterations"]) for row in found if row["user"] == user}
+        entries = rows(run("users", "list", "-o", "json"))
+        return {(row["mechanism"], row["iterations"]) for row in entries if row["user"] == user}
 
     wait_until(lambda: seen() == {("SCRAM-SHA-256", 8192), ("SCRAM-SHA-512", 4096)}, seen)
     assert len(rows(run("users", "list", user, "-o", "json"))) == 2
@@ -175,8 +175,8 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
     named = "client-id (default), user cli-quota"
 
     def seen() -> list[tuple[str, str, float]]:
-        found = rows(run("quotas", "list", "-o", "json"))
-        return [tuple(row.values()) for row in found if "cli-quota" in row["entity"]]
+        entries = rows(run("quotas", "list", "-o", "json"))
+        return [tuple(row.values()) for row in entries if "cli-quota" in row["entity"]]
 
     wait_until(lambda: len(seen()) == 2)
     shown = tool(
@@ -207,8 +207,8 @@ def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
         return invoke(kafka, "acls", *arguments, **further)
 
     def seen(*arguments: str) -> set[tuple[str, ...]]:
-        found = rows(run("list", "--principal", principal, *arguments, "-o", "json"))
-        return {tuple(row[name] for name in ("resource_type", "resource", "operation", "pattern")) for row in found}
+        entries = rows(run("list", "--principal", principal, *arguments, "-o", "json"))
+        return {tuple(row[name] for name in ("resource_type", "resource", "operation", "pattern")) for row in entries}
 
     run("create", "--principal", principal, "--consumer", "--topic", "cli-orders", "--group", "cli-etl")
     run("create", "--principal", principal, "--operation", "describe", "--topic", "cli-", "--prefixed", "--cluster")

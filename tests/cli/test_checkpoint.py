@@ -105,8 +105,8 @@ def test_checkpoint_of_query_matches_its_progress(
 
 
 def test_start_offsets_come_from_the_batch_before_and_the_connector(tmp_path: Path) -> None:
-    found = rows(run(None, "inspect", str(OLDER / "connector" / "checkpoint"), "--partitions", "-o", "json"))
-    assert [(row["batch"], row["committed"], row["start_offset"], row["end_offset"]) for row in found] == [
+    inspected = rows(run(None, "inspect", str(OLDER / "connector" / "checkpoint"), "--partitions", "-o", "json"))
+    assert [(row["batch"], row["committed"], row["start_offset"], row["end_offset"]) for row in inspected] == [
         (0, True, 0, 5),
         (0, True, 0, 0),
         (1, False, 5, 8),
@@ -151,8 +151,8 @@ def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactor
         admin.create_partitions({topics["good"]: 2})
     wait_until(lambda: "a new partition" in run(kafka1, "diff", str(tmp_path), code=1).stdout)
     result = run(kafka1, "diff", str(tmp_path), "--group", group, "-o", "json", code=1)
-    found = {(row["topic"], row["partition"]): row for row in rows(result)}
-    assert {key: row["finding"] for key, row in found.items()} == {
+    inspected = {(row["topic"], row["partition"]): row for row in rows(result)}
+    assert {key: row["finding"] for key, row in inspected.items()} == {
         (topics["trimmed"], 0): "2 offsets were deleted",
         (topics["shorter"], 0): "the log is 6 offsets shorter",
         (topics["recreated"], 0): "the topic was recreated",
@@ -161,7 +161,7 @@ def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactor
         ("no-such-topic", 0): "the topic or partition does not exist",
     }
     assert "4 partitions cannot be resumed" in result.stderr
-    trimmed = found[topics["trimmed"], 0]
+    trimmed = inspected[topics["trimmed"], 0]
     assert (trimmed["completed"], trimmed["log_start_offset"], trimmed["log_end_offset"], trimmed["lag"]) == (
         6,
         8,

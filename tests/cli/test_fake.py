@@ -55,8 +55,8 @@ def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> N
         topics = AdminClient(client).list_topics(timeout=30).topics
         assert {name: len(topic.partitions) for name, topic in topics.items()} == {"orders": 3, "bills": 1}
         producer = confluent_kafka.Producer(client)
-        for each in range(100):
-            producer.produce("orders", b"%d" % each)
+        for value in range(100):
+            producer.produce("orders", b"%d" % value)
         assert producer.flush(30) == 0
         consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.subscribe(["orders"])

@@ -152,13 +152,13 @@ def test_lag_is_summed_by_topic(run: Any, kafka1: LocalKafka, topic1: TopicFacto
     produce(kafka1, second, "a", "b")
     group = f"g-{first}"
     commit(kafka1, group, {(first, 0): 1, (second, 0): 2})
-    found = {row["topic"]: row for row in rows(run("lag", group, "-o", "json"))}
-    assert {topic: (row["lag"], row["max_lag"], row["partitions"]) for topic, row in found.items()} == {
+    lags = {row["topic"]: row for row in rows(run("lag", group, "-o", "json"))}
+    assert {topic: (row["lag"], row["max_lag"], row["partitions"]) for topic, row in lags.items()} == {
         first: (2, 2, 1),
         second: (0, 0, 1),
     }
-    assert (found[first]["state"], found[first]["members"]) == ("Empty", 0)
-    assert found[first]["max_lag_seconds"] > 0 == found[second]["max_lag_seconds"]
+    assert (lags[first]["state"], lags[first]["members"]) == ("Empty", 0)
+    assert lags[first]["max_lag_seconds"] > 0 == lags[second]["max_lag_seconds"]
 
 
 def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

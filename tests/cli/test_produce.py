@@ -128,12 +128,12 @@ def test_tables_are_records_or_rows_as_json(
     save(orders)
     run(topic, str(path), "--key-column", "id")
     run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", typed=path.read_bytes())
-    found = read(kafka1, topic)
-    assert found[1].timestamp() == (1, 1769839200001)
+    messages = read(kafka1, topic)
+    assert messages[1].timestamp() == (1, 1769839200001)
     rows = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
     if suffix == ".csv":  # keys are text there
         rows = [row.replace("7", '"7"').replace("8", '"8"') for row in rows]
-    assert pairs(found) == [
+    assert pairs(messages) == [
         *((b"a", b"1"), (b"b", b"2")),
         *((b"7", rows[0].encode()), (b"8", rows[1].encode())),
         *((b"7", b"x"), (b"8", "naïve".encode())),

@@ -108,8 +108,8 @@ def test_json_line_has_text_or_base64() -> None:
 def test_json_lines_hold_any_text(records: list[tuple[str | None, str | None]]) -> None:
     rows = [tuple(None if cell is None else cell.encode(errors="ignore") for cell in row) for row in records]
     lines = json_format().render("t", 0, batch_of(*((*row, None) for row in rows))).split(b"\n")[:-1]
-    found = [json.loads(line) for line in lines]
-    assert [(record["key"], record["value"]) for record in found] == [
+    printed = [json.loads(line) for line in lines]
+    assert [(record["key"], record["value"]) for record in printed] == [
         tuple(None if cell is None else cell.decode() for cell in row) for row in rows
     ]
 

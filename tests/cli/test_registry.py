@@ -56,9 +56,9 @@ def fake() -> Iterator[FakeKafka]:
             running.create_topic(name, 1)
             values = [value(1, ORDER, 1), value(2, NEWER, 2, note="x"), None, *([b"bad"] if name == "orders" else ())]
             with Producer({"bootstrap.servers": running.bootstrap_servers}) as producer:
-                for number, each in enumerate(values):
+                for number, payload in enumerate(values):
                     headers = [("h", b"1")] if number == 1 else []
-                    producer.send(name, each, key=b"k", partition=0, timestamp_ms=number, headers=headers)
+                    producer.send(name, payload, key=b"k", partition=0, timestamp_ms=number, headers=headers)
         yield running
 
 
@@ -205,8 +205,8 @@ def test_values_are_decoded_by_the_schema_of_a_file(
     with FakeKafka() as fake:
         fake.create_topic("t", 1)
         with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
-            for each in (value, None, b"\xff"):
-                producer.send("t", each, key=b"\0" + key_id.to_bytes(4, "big") + b"\x0e")
+            for payload in (value, None, b"\xff"):
+                producer.send("t", payload, key=b"\0" + key_id.to_bytes(4, "big") + b"\x0e")
         message = ("--value-message", "Order") if format == "protobuf" else ()
         inputs = ("--bootstrap-server", fake.bootstrap_servers, "--value-schema", str(file), "--value-format", format)
         result = run("consume", "t", "-e", "--decode", *inputs, *message, code=1)

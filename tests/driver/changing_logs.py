@@ -64,8 +64,8 @@ class Cluster(FakeKafka):
 
     def options(self, **options: object) -> SourceOptions:
         topics = ",".join(self.controller.image.topics)
-        given = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
-        chosen = {key: value for key, value in {**given, **options}.items() if value is not None}
+        defaults = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
+        chosen = {key: value for key, value in {**defaults, **options}.items() if value is not None}
         return parse_source_options(chosen, streaming=True)
 
 

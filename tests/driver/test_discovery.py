@@ -185,8 +185,8 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(
     cluster: Cluster, numbers: str, streaming: bool
 ) -> None:
     """Spark's connector skips it: a misspelled number would read nothing."""
-    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": f'{{"a": [{numbers}]}}'}
-    options = parse_source_options(given, streaming=streaming)
+    settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": f'{{"a": [{numbers}]}}'}
+    options = parse_source_options(settings, streaming=streaming)
     client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as raised:
         discover(client, options, client.deadline())
@@ -200,8 +200,8 @@ def test_pattern_without_a_topic_is_a_warning(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
     once.reset()
-    given = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribePattern": "paid.*"}
-    options = parse_source_options(given, streaming=streaming)
+    settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribePattern": "paid.*"}
+    options = parse_source_options(settings, streaming=streaming)
     client = PROCESS.client(options.client)
     assert discover(client, options, client.deadline()) == {}
     (line,) = caplog.messages

@@ -38,9 +38,9 @@ ORDERS = TopicSubscription(frozenset({"orders"}))
 
 
 def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | None) -> KafkaStreamReader:
-    given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
-    given |= {"kafka.group.protocol": "classic", "kafka.auto.offset.reset": "earliest"}
-    chosen = {name: value for name, value in {**given, **options}.items() if value is not None}
+    settings = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+    settings |= {"kafka.group.protocol": "classic", "kafka.auto.offset.reset": "earliest"}
+    chosen = {name: value for name, value in {**settings, **options}.items() if value is not None}
     return KafkaStreamReader(parse_source_options(chosen, streaming=True))
 
 

@@ -34,8 +34,8 @@ def batch_read(options: Options) -> None:
 
 
 def exactly_once(options: Options) -> None:
-    given = {**options, "topic": "t", "deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
-    guarantee.task_writer(parse_sink_options(given), SinkPlan("t", frozenset({"value"})), streaming=False)
+    settings = {**options, "topic": "t", "deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "p"}
+    guarantee.task_writer(parse_sink_options(settings), SinkPlan("t", frozenset({"value"})), streaming=False)
 
 
 QUERIES: dict[str, Callable[[Options], None]] = {

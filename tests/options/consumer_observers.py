@@ -27,10 +27,10 @@ from tests.support.small_cluster import SmallCluster, small_batch
 from tests.support.wait_until import comes_true
 
 
-def first_batch(cluster: SmallCluster, given: Properties) -> JsonDict:
+def first_batch(cluster: SmallCluster, properties: Properties) -> JsonDict:
     """Return the end of a query's first batch, which also has its start (`@joined`)."""
     where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
-    options = {**where, **{f"kafka.{name}": value for name, value in given.items()}}
+    options = {**where, **{f"kafka.{name}": value for name, value in properties.items()}}
     reader = KafkaStreamReader(parse_source_options(options, streaming=True))
     try:
         return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())

@@ -59,8 +59,8 @@ def test_kafka_properties_reach_client_and_consumer() -> None:
 
 
 def test_options_pickle_and_are_compared_by_value() -> None:
-    given = {**BROKERS, "subscribePattern": "o.*", "startingOffsets": '{"orders": {"0": 1}}'}
-    options = parse_source_options(given, streaming=True)
+    settings = {**BROKERS, "subscribePattern": "o.*", "startingOffsets": '{"orders": {"0": 1}}'}
+    options = parse_source_options(settings, streaming=True)
     assert pickle.loads(pickle.dumps(options)) == options
     assert pickle.loads(pickle.dumps(sink(topic="t"))) == sink(topic="t")
 

@@ -51,8 +51,8 @@ def batch(cluster: SmallCluster, options: Options, **more: str) -> KafkaBatchRea
     return KafkaBatchReader(parse_source_options(complete(cluster, options, more), streaming=False))
 
 
-def complete(cluster: SmallCluster, given: Options, more: Options) -> dict[str, str]:
-    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **given}
+def complete(cluster: SmallCluster, inputs: Options, more: Options) -> dict[str, str]:
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **inputs}
     chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
     return options if chosen else {**options, "subscribe": "orders"}
 
@@ -164,10 +164,10 @@ HALVES = json.dumps({"type": "record", "name": "R", "fields": [
 MESSAGES = 'syntax = "proto3"; message A { int32 a = 1; } message B { int32 b = 1; }'
 
 
-def decoded(cluster: SmallCluster, given: dict[str, str], **more: str) -> KafkaBatchReader:
+def decoded(cluster: SmallCluster, inputs: dict[str, str], **more: str) -> KafkaBatchReader:
     """Return a reader that decodes keys or values. Values of the cluster have ten bytes; keys are null."""
-    formats = {} if {"keyFormat", "valueFormat"} & {*given, *more} else {"valueFormat": "avro"}
-    options = complete(cluster, given, {**formats, **more})
+    formats = {} if {"keyFormat", "valueFormat"} & {*inputs, *more} else {"valueFormat": "avro"}
+    options = complete(cluster, inputs, {**formats, **more})
     return KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
 
 
@@ -185,21 +185,21 @@ def column_type(part: str, **more: str) -> Observe:
     return observe
 
 
-def protobuf_row(cluster: SmallCluster, given: dict[str, str]) -> str:
+def protobuf_row(cluster: SmallCluster, inputs: dict[str, str]) -> str:
     """Return the decoded row of a message with enum value 1, the largest uint32, a wrapped 5 and empty messages."""
     text = (
         'syntax = "proto3"; import "google/protobuf/wrappers.proto"; enum E { ZERO = 0; ONE = 1; } message Empty {} '
         "message A { E e = 1; uint32 n = 2; google.protobuf.Int64Value w = 3; Empty m = 4; int32 z = 5; A a = 6; }"
     )
     more = {"valueFormat": "protobuf", "valueSchema": text, "valueMessageName": "A", "recursive.fields.max.depth": "1"}
-    options = with_schemas(parse_source_options(complete(cluster, given, more), streaming=False))
+    options = with_schemas(parse_source_options(complete(cluster, inputs, more), streaming=False))
     message = b"\x08\1\x10\xff\xff\xff\xff\x0f\x1a\2\x08\5\x22\0\x32\0"
     (row,) = ColumnDecoder(dict(options.schemas)["value"]).decode(pa.array([message]))[0].to_pylist()
     return str(row)
 
 
-def fetched(cluster: SmallCluster, given: dict[str, str]) -> list[str]:
-    options = complete(cluster, given, {"valueFormat": "confluent-avro", "schema.registry.url": "http://r:1"})
+def fetched(cluster: SmallCluster, inputs: dict[str, str]) -> list[str]:
+    options = complete(cluster, inputs, {"valueFormat": "confluent-avro", "schema.registry.url": "http://r:1"})
     parsed = parse_source_options({**options, "valueSchema": HALVES, "columns": "value"}, streaming=False)
     return fetched_columns(with_schemas(parsed))
 
@@ -215,14 +215,14 @@ def dead_letters(cluster: SmallCluster, options: dict[str, str]) -> object:
     return [name for name in cluster.names if any(cluster.log(name, number).end_offset > END for number in range(2))]
 
 
-def times_out_late(cluster: SmallCluster, given: dict[str, str]) -> bool:
+def times_out_late(cluster: SmallCluster, inputs: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
-    options = parse_source_options(complete(cluster, given, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
+    options = parse_source_options(complete(cluster, inputs, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
     return took_long(lambda: list(read_range(options, first.ranges)))
 
 
-def offset_retries_take_long(cluster: SmallCluster, given: dict[str, str]) -> list[bool]:
+def offset_retries_take_long(cluster: SmallCluster, inputs: dict[str, str]) -> list[bool]:
     """Return if query start, trigger and batch read each retry for a long time when no broker replies."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         unreachable = f"127.0.0.1:{server.getsockname()[1]}"
@@ -231,7 +231,7 @@ def offset_retries_take_long(cluster: SmallCluster, given: dict[str, str]) -> li
         "kafka.default.api.timeout.ms": "200",
         "kafka.retry.backoff.max.ms": "50",
     }
-    options = {"fetchOffset.numRetries": "1", "fetchOffset.retryIntervalMs": "0", **short, **given}
+    options = {"fetchOffset.numRetries": "1", "fetchOffset.retryIntervalMs": "0", **short, **inputs}
     readers = stream(cluster, options), stream(cluster, options), batch(cluster, options)
     start: JsonDict = {"orders": dict(ORDERS)}
     calls = lambda: first_batch(readers[0]), lambda: plan(readers[1], start), readers[2].partitions
@@ -242,8 +242,8 @@ def offset_retries_take_long(cluster: SmallCluster, given: dict[str, str]) -> li
 # -- writes ---------------------------------------------------------------------------------------
 
 
-def write(cluster: SmallCluster, given: dict[str, str]) -> list[dict[str, Any]]:
-    options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **given})
+def write(cluster: SmallCluster, inputs: dict[str, str]) -> list[dict[str, Any]]:
+    options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **inputs})
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))

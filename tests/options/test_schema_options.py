@@ -106,8 +106,8 @@ def refusal(url: str, **more: str) -> str:
 def test_wrong_option_is_one_line_with_its_name_and_remedy(
     registry: FakeSchemaRegistry, more: dict[str, str], message: str
 ) -> None:
-    found = refusal(registry.url, **more)
-    assert re.search(message, found), found
+    shown = refusal(registry.url, **more)
+    assert re.search(message, shown), shown
 
 
 def test_registry_that_cannot_be_reached_is_one_line_with_the_option(registry: FakeSchemaRegistry) -> None:

@@ -69,11 +69,11 @@ def test_secret_value_is_in_no_output(name: str, caplog: pytest.LogCaptureFixtur
     shown: list[str] = []
     for text in (JAAS, "hunter2", "me:hunter2@broker", "hunter2\n"):
         for measure, (options, read) in READERS.items():
-            given = {**options, name: text}
+            settings = {**options, name: text}
             try:
-                shown.append(repr(read(given)))
+                shown.append(repr(read(settings)))
                 # foreachBatch creates a new query for each batch, from all of its options.
-                shown.append("" if measure == "foreachBatch" else repr(cloudpickle.dumps(read(given))))
+                shown.append("" if measure == "foreachBatch" else repr(cloudpickle.dumps(read(settings))))
             except ConfigurationError as error:
                 shown += everything_of(error)
     shown += [f"{record.getMessage()} {vars(record)}" for record in caplog.records]

@@ -96,9 +96,9 @@ def test_json_has_an_offset_per_partition() -> None:
 )
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
 def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, message: str) -> None:
-    found = refusal({"subscribe": "orders", option: value}, streaming=False)
-    assert found.removeprefix("[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] ").startswith(f"{option} is ")
-    assert message in found
+    shown = refusal({"subscribe": "orders", option: value}, streaming=False)
+    assert shown.removeprefix("[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] ").startswith(f"{option} is ")
+    assert message in shown
 
 
 @pytest.mark.parametrize(

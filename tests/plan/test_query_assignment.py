@@ -147,11 +147,11 @@ def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> N
         read: list[Offsets] = [Offsets({}), Offsets({})]
         delivered: list[tuple[int, int, int]] = []
         for at, owners in enumerate(rounds, 1):
-            for each in (0, 1):
-                keys = [key for key, owner in zip(three, owners, strict=True) if owner == each]
-                end = next_end(read[each], member(keys, group, three), dict.fromkeys(three, 10 * at))
+            for reader in (0, 1):
+                keys = [key for key, owner in zip(three, owners, strict=True) if owner == reader]
+                end = next_end(read[reader], member(keys, group, three), dict.fromkeys(three, 10 * at))
                 if end is not None:
-                    delivered += ranges(read[each], end)
-                    read[each] = end
-                group.update({key: read[each].ends[key] for key in keys})
+                    delivered += ranges(read[reader], end)
+                    read[reader] = end
+                group.update({key: read[reader].ends[key] for key in keys})
         assert sorted(delivered) == [(number, 10 * at, 10 * at + 10) for number in range(3) for at in range(3)]

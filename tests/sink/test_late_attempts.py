@@ -203,9 +203,9 @@ def test_late_attempt_waits_for_a_decision_that_is_being_written(cluster: FakeKa
             cluster.hold_markers(False)
 
     def meanwhile() -> None:
-        other = query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other"))
+        attempts = query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other"))
         cluster.hold_markers()
-        query.commit(*other)
+        query.commit(*attempts)
         cluster.before[OFFSET_FETCH] = release_markers
 
     with (

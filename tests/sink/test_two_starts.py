@@ -76,7 +76,7 @@ def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query)
 
 def test_reused_worker_reads_ledger_again_before_takeover(query: Query) -> None:
     first = query.tasks("A")
-    query.held["B"] = query.held.pop("A")  # executors of A are reused by the driver of B
+    query.identities["B"] = query.identities.pop("A")  # executors of A are reused by the driver of B
     query.decide(*first)
     query.commit(*query.tasks("B"))
     assert query.committed_values() == ["A0", "A1"]
@@ -147,17 +147,17 @@ def test_start_behind_running_older_start_fails_with_remedy(query: Query) -> Non
 
 
 def test_queries_with_one_prefix_are_independent(query: Query) -> None:
-    other = Query(query.bootstrap_servers)
-    other_tasks = [other.task("X", 0, task, (TOPIC, f"X{task}")) for task in (0, 1)]
+    second_query = Query(query.bootstrap_servers)
+    other_tasks = [second_query.task("X", 0, task, (TOPIC, f"X{task}")) for task in (0, 1)]
     first = query.task("A", 0, 0, (TOPIC, "A0"))
     query.abort(query.task("B", 0, 0, (TOPIC, "B0")), None)  # the newer start B has aborted A's open transaction
     query.abort(first, None)
-    assert other.left_open() == ["0", "1"]
-    other.commit(*other_tasks)
+    assert second_query.left_open() == ["0", "1"]
+    second_query.commit(*other_tasks)
     second = query.task("B", 0, 0, (TOPIC, "B0"))
-    third = other.task("X", 1, 0, (TOPIC, "X2"))
+    third = second_query.task("X", 1, 0, (TOPIC, "X2"))
     query.commit(second)
-    other.commit(third)
+    second_query.commit(third)
     assert query.committed_values() == ["B0", "X0", "X1", "X2"]
 
 

@@ -12,11 +12,11 @@ CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 def console_command(kafka: LocalKafka, topic: str, group: str, **properties: str) -> list[str]:
     """Return the command. `properties` are consumer properties with `_` for `.`."""
-    given = {"auto_commit_interval_ms": "100", "heartbeat_interval_ms": "100", **properties}
-    if given.get("group_protocol") == "consumer":
-        del given["heartbeat_interval_ms"]  # brokers set it in this protocol, and Java rejects the property
+    settings = {"auto_commit_interval_ms": "100", "heartbeat_interval_ms": "100", **properties}
+    if settings.get("group_protocol") == "consumer":
+        del settings["heartbeat_interval_ms"]  # brokers set it in this protocol, and Java rejects the property
     where = ("--bootstrap-server", kafka.bootstrap_servers, "--topic", topic, "--group", group)
-    options = [f"--consumer-property={name.replace('_', '.')}={value}" for name, value in given.items()]
+    options = [f"--consumer-property={name.replace('_', '.')}={value}" for name, value in settings.items()]
     tool = tool_class(kafka.cluster_config, CONSOLE, "kafka.tools.ConsoleConsumer")
     return tool_command(kafka.cluster_config, tool, *where, "--from-beginning", *options)
 

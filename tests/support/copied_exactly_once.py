@@ -110,7 +110,9 @@ class Copy:
         for read in (read_committed.by_librdkafka, read_committed.by_this_project):
             values = read(self.kafka.bootstrap_servers, self.target)
             if "shuffled" in self.options:
-                assert sorted(int(value) for each in values.values() for value in each) == list(range(self.rows))
+                assert sorted(int(value) for of_partition in values.values() for value in of_partition) == list(
+                    range(self.rows)
+                )
             else:
                 assert values == {
                     p: [b"%d" % n for n in range(p, self.rows, self.partitions)] for p in range(self.partitions)

@@ -31,7 +31,7 @@ class Query:
     bootstrap_servers: str
     query_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     settings: dict[str, str] = field(default_factory=dict)
-    held: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    identities: dict[str, dict[Any, Any]] = field(default_factory=dict)
     """State of each start, which would run in a separate process."""
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Query:
             batch_commit.decide(self.client, messages, batch, 60_000)
 
     def process_of(self, start: str) -> AbstractContextManager[object]:
-        return patch.object(PROCESS, "ledger_identities", self.held.setdefault(start, {}))
+        return patch.object(PROCESS, "ledger_identities", self.identities.setdefault(start, {}))
 
     def transactional_id(self, task: int | None = None) -> str:
         """Return the transactional id of a task, or of the driver."""

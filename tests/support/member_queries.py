@@ -43,13 +43,13 @@ class Run:
         **options: str,
     ) -> None:
         """Start a query. `options` have `_` for `.`."""
-        given = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.group.id": group}
-        given |= {"kafka.group.protocol": protocol, "kafka.auto.offset.reset": "earliest"}
-        given |= {} if "subscribePattern" in options else {"subscribe": topic}
+        settings = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "kafka.group.id": group}
+        settings |= {"kafka.group.protocol": protocol, "kafka.auto.offset.reset": "earliest"}
+        settings |= {} if "subscribePattern" in options else {"subscribe": topic}
         if protocol == "classic":
-            given |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "200"}
-        given |= {name.replace("_", "."): value for name, value in options.items()}
-        rows = spark.readStream.format("pykafka-group").options(**given).load()
+            settings |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "200"}
+        settings |= {name.replace("_", "."): value for name, value in options.items()}
+        rows = spark.readStream.format("pykafka-group").options(**settings).load()
         writer = rows.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(checkpoint))
         self.query = writer.trigger(processingTime="100 milliseconds").start()
 

@@ -24,8 +24,8 @@ def message_type(fields: Mapping[str, tuple[Any, ...]], name: str = "Order", pac
     """
     file = descriptor_pb2.FileDescriptorProto(name=f"{name.lower()}{next(_numbers)}.proto", package=package)
     file.syntax = "proto3"
-    for each in more.get("before", ()):
-        file.message_type.add(name=each).field.add(name="x", number=1, type=Field.TYPE_INT32, label=1)
+    for first in more.get("before", ()):
+        file.message_type.add(name=first).field.add(name="x", number=1, type=Field.TYPE_INT32, label=1)
     message = file.message_type.add(name=name)
     for field, (number, kind, *label) in fields.items():
         made = message.field.add(name=field, number=number, label=label[0] if label else 1)

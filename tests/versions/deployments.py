@@ -172,7 +172,7 @@ def run(wheel: Path, spark: str, folder: Path, bootstrap: str) -> Run:
     requirements = environments.packages(spark, PYTHON, oldest=False) + environments.extras(home, LIBRARIES)
     python = environments.make_environment(folder, interpreter, home, requirements)
     environments.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
-    found = Run(spark, PYTHON, environments.versions(python))
+    started = Run(spark, PYTHON, environments.versions(python))
     for name, deployment in DEPLOYMENTS.items():
         began_s = time.monotonic()
         work = folder / f"{name}-{int(time.time())}"
@@ -191,10 +191,10 @@ def run(wheel: Path, spark: str, folder: Path, bootstrap: str) -> Run:
             result = {"missing": str(missing)}
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}"[:1000]}
-        found.jobs[name] = {**result, "seconds": round(time.monotonic() - began_s)}
+        started.jobs[name] = {**result, "seconds": round(time.monotonic() - began_s)}
         if "error" not in result:
             shutil.rmtree(work)
-    return found
+    return started
 
 
 def copy_and_check(place: Place, start: Start, bootstrap: str) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def run(kafka: LocalKafka, *arguments: str, input: str | None = None) -> Result:
 def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
     result = run(kafka, *arguments, "--output", "json")
     assert result.exit_code == 0, result.output
-    found: list[Row] = json.loads(result.stdout)
-    return found
+    parsed: list[Row] = json.loads(result.stdout)
+    return parsed
 
 
 def tool(kafka: LocalKafka, *arguments: str) -> str:

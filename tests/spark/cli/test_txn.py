@@ -74,8 +74,8 @@ def run(kafka: LocalKafka, *arguments: str) -> Result:
 def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
     result = run(kafka, *arguments, "--output", "json")
     assert result.exit_code == 0, result.output
-    found: list[Row] = json.loads(result.stdout)
-    return found
+    listed: list[Row] = json.loads(result.stdout)
+    return listed
 
 
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
@@ -95,8 +95,8 @@ def test_listed_transactions_equal_kafka_transactions(kafka1: LocalKafka, open_:
         assert {key: str(value) for key, value in ours[name].items()} == expected[name]
 
     def listed(*arguments: str) -> list[str]:
-        found = rows(kafka1, "list", "--prefix", open_.prefix, *arguments)
-        return [row["transactional_id"].removeprefix(f"{open_.prefix}-") for row in found]
+        transactions = rows(kafka1, "list", "--prefix", open_.prefix, *arguments)
+        return [row["transactional_id"].removeprefix(f"{open_.prefix}-") for row in transactions]
 
     assert listed() == ["done", "open"]
     assert listed("--state", "Ongoing") == ["open"]
@@ -171,16 +171,16 @@ def test_hanging_transaction_is_found_and_aborted(
     version = LAST_BEFORE_TRANSACTION_V2
     row = produce(client, name, records, version=version, transactional_id=raw.transactional_id)
     assert row["error_code"] == 0
-    (found,) = rows(kafka1, "hanging", name)
-    assert (found["start_offset"], found["producer_id"], found["transactional_id"]) == (1, raw.producer_id, None)
+    (listed,) = rows(kafka1, "hanging", name)
+    assert (listed["start_offset"], listed["producer_id"], listed["transactional_id"]) == (1, raw.producer_id, None)
     place = ("--topic", name, "--partition", "0", "--start-offset")
     wrong = run(kafka1, "abort", *place, "0", "--execute")
     assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert f"Could not find any open transactions starting at offset 0 on partition {name}-0" in wrong.stderr
     assert run(kafka1, "abort", *place, "1").exit_code == 0
-    assert rows(kafka1, "hanging", f"{name}:0") == [found]
-    del found["transactional_id"]
-    assert rows(kafka1, "abort", *place, "1", "--execute") == [found]
+    assert rows(kafka1, "hanging", f"{name}:0") == [listed]
+    del listed["transactional_id"]
+    assert rows(kafka1, "abort", *place, "1", "--execute") == [listed]
     assert rows(kafka1, "hanging", name) == []
     wait_until_decided(kafka1, [(name, 0)])
 

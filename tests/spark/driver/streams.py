@@ -124,9 +124,9 @@ class SparkStream:
 
     def run(self, **options: str) -> list[Row]:
         batches = Batches()
-        given = {"subscribe": self.topic, "startingOffsets": "earliest", "kafka.group.id": self.group, **options}
+        settings = {"subscribe": self.topic, "startingOffsets": "earliest", "kafka.group.id": self.group, **options}
         servers = self.kafka.bootstrap_servers
-        query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **given)
+        query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **settings)
         assert query.awaitTermination(60)
         self.skipped = lag_of_query(query).skipped
         return [(offset, value) for partition, offset, value in batches.all() if partition == 0]

@@ -46,8 +46,8 @@ def offsets(rows: list[tuple[int, str]]) -> list[int]:
 
 
 def batch_offsets(stream: Stream, **options: str) -> list[int]:
-    given = {**stream.options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
-    reader = KafkaBatchReader(parse_source_options(given, streaming=False))
+    settings = {**stream.options(GROUP | options), "kafka.auto.offset.reset": "earliest"}
+    reader = KafkaBatchReader(parse_source_options(settings, streaming=False))
     return [row for task in reader.partitions() for value in reader.read(task) for row in value["offset"].to_pylist()]
 
 

@@ -148,15 +148,15 @@ def test_lag_of_query_equals_jvm_connector(
         return query
 
     expected, ours = run("kafka"), run("pykafka-group")
-    wanted = [
+    expected_metrics = [
         {key: float(value) for key, value in progress["sources"][0]["metrics"].items() if "OffsetsBehind" in key}
         for progress in expected.recentProgress
         if progress["sources"][0]["metrics"]
     ]
     batches = [progress for progress in ours.recentProgress if progress.numInputRows]
     assert len(batches) == 3
-    assert [lag_of_query(progress).metrics() for progress in batches] == wanted[: len(batches)]
-    assert lag_of_query(expected.recentProgress[0]).metrics() == wanted[0]
+    assert [lag_of_query(progress).metrics() for progress in batches] == expected_metrics[: len(batches)]
+    assert lag_of_query(expected.recentProgress[0]).metrics() == expected_metrics[0]
     assert lag_of_query(ours).offsets_behind == 0
     assert lag_of_query(batches[0]).offsets_behind == 60
 

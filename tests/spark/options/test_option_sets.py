@@ -123,17 +123,17 @@ def last_line_of_python(error: BaseException) -> str:
 
 @pytest.mark.parametrize("name", ["stream", "batch"])
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("wrong", "message"),
     [
         ({"maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger is '-1'"),
         ({"startingOffsets": "erliest"}, "startingOffsets is 'erliest'"),
     ],
 )
 def test_load_with_wrong_option_fails_with_configuration_error(
-    spark: SparkSession, name: str, given: dict[str, str], message: str
+    spark: SparkSession, name: str, wrong: dict[str, str], message: str
 ) -> None:
     reader = {"stream": spark.readStream, "batch": spark.read}[name].format(OURS)  # type: ignore[attr-defined]
-    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **given}
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", **wrong}
     with pytest.raises(AnalysisException, match="PYTHON_DATA_SOURCE_ERROR") as caught:
         reader.options(**options).load()
     assert last_line_of_python(caught.value).startswith(f"protocol.errors.ConfigurationError: {message}")

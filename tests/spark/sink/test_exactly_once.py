@@ -140,7 +140,7 @@ def test_batch_write_is_atomic(spark: SparkSession, kafka1: LocalKafka, topic1: 
     assert read_committed.by_librdkafka(kafka1.bootstrap_servers, name) == {p: [] for p in range(PARTITIONS)}
     write("string(id)")
     values = read_committed.by_librdkafka(kafka1.bootstrap_servers, name).values()
-    assert sorted(int(value) for each in values for value in each) == list(range(ROWS))
+    assert sorted(int(value) for of_partition in values for value in of_partition) == list(range(ROWS))
 
 
 def test_example_of_docs_copies_every_row_once(copy: CopyFactory) -> None:
@@ -159,4 +159,4 @@ def test_example_of_docs_copies_every_row_once(copy: CopyFactory) -> None:
     query.processAllAvailable()
     query.stop()
     values = read_committed.by_librdkafka(copied.kafka.bootstrap_servers, copied.target).values()
-    assert sorted(int(value) for each in values for value in each) == list(range(ROWS))
+    assert sorted(int(value) for of_partition in values for value in of_partition) == list(range(ROWS))

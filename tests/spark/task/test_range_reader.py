@@ -33,8 +33,8 @@ def test_fetch_of_known_topic_is_limited_to_range_of_task(
     # Lift the limit of first fetches, so that only known record sizes bound them.
     monkeypatch.setattr(range_reader, "FIRST_FETCH_BYTES", 1 << 30)
     # A new client without record sizes from other tests.
-    given = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
-    options = parse_source_options(given | {"subscribe": name}, streaming=True)
+    settings = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "kafka.client.id": uuid.uuid4().hex}
+    options = parse_source_options(settings | {"subscribe": name}, streaming=True)
     for until_offset in (10_000, 20_000):
         expected = Range(name, 0, until_offset - 10_000, until_offset)
         assert sum(batch.num_rows for batch in range_reader.read_range(options, [expected])) == 10_000
