@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
-import shlex
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from click.testing import CliRunner
 
 from protocol import Producer, TopicPartition, TransactionalProducer
 from protocol.cluster.client import Client
@@ -27,169 +18,12 @@ from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import ProducerFenced
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import acl_settings
-from tests.cli.reference_page import every_command, shortened
+from tests.cli.reference_run import PASSWORD, Run
 from tests.support.documents import ROOT
-from tests.support.wait_until import wait_until
 
 _TIME_MS = 1_769_835_600_000  # 2026-01-31T05:00:00Z
-_PASSWORD = "secret-of-the-examples"
-_SHELL = re.compile(r"[|>$]")
-_FOLLOWS_S = 1.5
-
-
-@dataclass
-class Run:
-    """A run of the examples.
-
-    Attributes
-    ----------
-    kafka : LocalKafka
-        `broker-1` of the examples.
-    test_cluster : FakeKafka
-        `test-broker-1` of the examples.
-    folder : Path
-        Folder of the files that the examples name.
-    opened : ExitStack
-        Producers that stay open until the end of the run.
-    outputs : dict
-        The last shown example and its output, by command.
-    tried : set of str
-        The examples that have run.
-    """
-
-    kafka: LocalKafka
-    test_cluster: FakeKafka
-    folder: Path
-    opened: ExitStack
-    outputs: dict[str, tuple[str, str]] = field(default_factory=dict)
-    tried: set[str] = field(default_factory=set)
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """Properties of a client."""
-        return {"bootstrap.servers": self.kafka.bootstrap_servers}
-
-    @property
-    def places(self) -> Mapping[str, str]:
-        """Replacements of the names in the examples. A name comes before the names that it contains."""
-        return {
-            "test-broker-1:9092": self.test_cluster.bootstrap_servers,
-            "broker-1:9092": self.kafka.bootstrap_servers,
-            "http://registry:8081": self.kafka.schema_registry_url,
-            "--port 19092": "--port 0",
-            "/checkpoints/": f"{self.folder}/checkpoints/",
-            "/run/secrets/": f"{self.folder}/secrets/",
-        }
-
-    def shown_once(self, line: str, changed: str) -> None:
-        """Run an example for the page once its output contains `changed`: brokers apply changes with a delay."""
-        wait_until(lambda: changed in _output(line))
-        self.example(line, shown=True)
-
-    def until_gone(self, line: str, deleted: str) -> None:
-        """Repeat a command until its output no longer contains `deleted`."""
-        wait_until(lambda: deleted not in _output(line))
-
-    def example(self, line: str, *, shown: bool = False, code: int = 0, typed: str = "", follows: bool = False) -> None:
-        """Run an example, and check its exit code.
-
-        Parameters
-        ----------
-        line : str
-            The example as in the command's help.
-        shown : bool
-            Keep the output for the page.
-        code : int
-            Expected exit code.
-        typed : str
-            Standard input.
-        follows : bool
-            The command runs until Ctrl-C; SIGINT is sent after 1.5 s.
-        """
-        actual = line
-        for name, place in self.places.items():
-            actual = actual.replace(name, place)
-        if _SHELL.search(re.sub(r"'[^']*'", "", actual)) or actual.startswith("echo"):
-            ended = subprocess.run(
-                ["bash", "-c", f'pykafka() {{ "{sys.executable}" -m spark_kafka_source.cli "$@"; }}; {actual}'],
-                capture_output=True, text=True, timeout=60, input=typed,
-            )  # fmt: skip
-            exit_code, output = ended.returncode, ended.stdout + ended.stderr
-        elif typed.startswith(_PASSWORD):
-            exit_code, output = on_terminal(shlex.split(actual)[1:], typed)
-        else:
-            with _interrupted() if follows else ExitStack():
-                result = CliRunner().invoke(pykafka, shlex.split(actual)[1:], input=typed or None)
-            exit_code, output = result.exit_code, result.output
-        assert exit_code == code, f"{line}: {exit_code}\n{output}"
-        assert _PASSWORD not in output
-        self.tried.add(line)
-        if shown:
-            self.outputs[_path(line)] = (line, shortened(self._with_names(output)))
-
-    def _with_names(self, output: str) -> str:
-        """Return an output with the names of the examples instead of addresses and folders, in aligned columns."""
-        host, _, port = self.kafka.bootstrap_servers.partition(":")
-        replaced = {
-            **{place: name for name, place in self.places.items()},
-            sys.executable: "/usr/bin/python3",
-            str(ROOT): "/usr/lib/python3/site-packages",
-            **dict.fromkeys(re.findall(r"/\S+(?=/broker-1/data)", output), "/var/lib/kafka"),
-        }
-        output = re.sub(rf"\b{re.escape(host)}( +){port}\b", r"broker-1 \g<1>9092 ", output)
-        for place, name in replaced.items():
-            output = re.sub(
-                rf"{re.escape(place)}(  +)?",
-                lambda result, name=name: name.ljust(len(result[0])) if result[1] else name,
-                output,
-            )
-        return "\n".join(line.rstrip() for line in output.splitlines())
-
-
-def _output(line: str) -> str:
-    return CliRunner().invoke(pykafka, shlex.split(line)[1:]).output
-
-
-def _path(line: str) -> str:
-    """Return the command of an example: `topics create`, or `consume`."""
-    first, second, *_ = line[line.index("pykafka") :].replace(")", " ").split()[1:]
-    paths = {path for path, _ in every_command()}
-    return next(path for path in (f"{first} {second}", first) if path in paths)
-
-
-@contextmanager
-def _interrupted() -> Iterator[None]:
-    timer = threading.Timer(_FOLLOWS_S, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def on_terminal(arguments: list[str], typed: str) -> tuple[int, str]:
-    """Run `pykafka` on a terminal, type `typed`, and return the exit code and what the terminal shows."""
-    number, terminal = pty.fork()
-    if number == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "spark_kafka_source.cli", *arguments])
-    shown = b""
-    try:
-        for line in typed.splitlines(keepends=True):
-            prompt = b""
-            while not prompt.endswith(b": "):
-                prompt += os.read(terminal, 4096)
-            os.write(terminal, line.encode())
-            shown += prompt
-        while chunk := os.read(terminal, 4096):
-            shown += chunk
-    except OSError:  # EIO: the process has closed the terminal
-        pass
-    _, status = os.waitpid(number, 0)
-    os.close(terminal)
-    return os.waitstatus_to_exitcode(status), shown.decode().replace("\r\n", "\n")
 
 
 def run_examples() -> Run:
@@ -223,12 +57,12 @@ def _prepare(run: Run) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     for name in (".config/pykafka", ".config/fish/completions", "secrets"):
         (run.folder / name).mkdir(parents=True)
-    (run.folder / "secrets" / "alice").write_text(_PASSWORD)
-    (run.folder / "secrets" / "keystore").write_text(_PASSWORD)
+    (run.folder / "secrets" / "alice").write_text(PASSWORD)
+    (run.folder / "secrets" / "keystore").write_text(PASSWORD)
     (run.folder / "prod.properties").write_text(f"bootstrap.servers={run.kafka.bootstrap_servers}\n")
     (run.folder / ".config" / "pykafka" / "config.toml").write_text(
         f'[profiles.prod]\nbootstrap.servers = "{run.kafka.bootstrap_servers}"\nsecurity.protocol = "PLAINTEXT"\n'
-        f'sasl.password = "{_PASSWORD}"\n[profiles.test]\nbootstrap.servers = "{run.other.bootstrap_servers}"\n'
+        f'sasl.password = "{PASSWORD}"\n[profiles.test]\nbootstrap.servers = "{run.other.bootstrap_servers}"\n'
     )
 
 
@@ -389,9 +223,9 @@ def _security(run: Run) -> None:
     run.example("pykafka acls list --topic orders --pattern match -o csv")
     run.example("pykafka acls delete --principal User:alice --topic orders", typed="y\n", shown=True)
     run.example("pykafka acls delete --topic orders-test --yes")
-    run.example("pykafka users set alice", typed=f"{_PASSWORD}\n{_PASSWORD}\n", shown=True)
+    run.example("pykafka users set alice", typed=f"{PASSWORD}\n{PASSWORD}\n", shown=True)
     run.example("pykafka users set alice --mechanism SCRAM-SHA-256 --password-from file:/run/secrets/alice")
-    os.environ["BOB"] = _PASSWORD
+    os.environ["BOB"] = PASSWORD
     for name in ("alice", "bob"):
         run.example(f"pykafka users set {name} --mechanism SCRAM-SHA-256 --password-from env:BOB")
     run.shown_once("pykafka users list", "bob")

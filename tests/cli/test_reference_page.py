@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from tests.cli.reference_examples import Run, run_examples
+from tests.cli.reference_examples import run_examples
 from tests.cli.reference_page import PAGE, every_command, examples, markdown, outputs_of_page
+from tests.cli.reference_run import Run
 
 
 @pytest.fixture(scope="module")

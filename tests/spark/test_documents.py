@@ -143,9 +143,14 @@ BLOCKS_NOT_RUN = {
     ("troubleshooting.md", "WARN PythonWorkerFactory"),
 }
 OPTIONS_TESTS = "tests/options/test_options.py::"
+WHEEL = HERE + "test_wheel_contains_package_extras_and_entry_points"
+EXTRAS = "notebook spark spark,cli tls prometheus opentelemetry simulation cli azure aws google"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
-        ("make demo", "make demo SECURITY=sasl_ssl", "python -m spark_kafka_source.demo"),
+        (
+            *("make demo", "make demo SECURITY=sasl_ssl", "python -m spark_kafka_source.demo"),
+            "python -m spark_kafka_source.demo --picture docs/images/demo.png",
+        ),
         "tests/spark/demo/test_demo.py::test_demo_ends_with_correct_results_lag_zero_and_picture",
     ),
     **dict.fromkeys(
@@ -187,20 +192,10 @@ COMMANDS: dict[str, str] = {
     "python -m tests.simulation NAME --seed N": "",  # tests/simulation/test_world.py runs scenarios
     "make clean": "tests/test_makefile.py::test_clean_leaves_nothing_that_git_ignores",
     "make clean-downloads": "tests/test_makefile.py::test_clean_downloads_leaves_other_files_of_the_folder",
-    "pip install": "",  # downloads packages; README describes it
-    "make test": "",  # runs this test
-    # Run for hours; results are docs/versions.md.
-    **dict.fromkeys(("make matrix", "make soak"), ""),
-    "make dist": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "python -m tests.simulation.coverage --page docs/simulation-coverage.md": "tests/simulation/test_coverage.py::"
     "test_page_names_what_no_seed_has_reached",
     "python -m tests.simulation --broken all --page docs/deliberate-faults.md": "tests/simulation/test_broken.py::"
     "test_scenarios_find_quick_faults_by_their_first_seeds",
-    "make versions": "",  # downloads each Spark; its results are docs/versions.md
-    "%pip install": "",  # exists in Databricks only, which the tests do not use (see README)
-    "python -m spark_kafka_source.demo --picture docs/images/demo.png": "tests/spark/demo/test_demo.py::"
-    "test_demo_ends_with_correct_results_lag_zero_and_picture",
-    "pip install '.[notebook]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
     "make docs": "tests/test_site.py::test_site_has_every_page_and_no_broken_link",
     "make bench": HERE + "test_benchmarks_of_the_docs_run",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
@@ -209,19 +204,10 @@ COMMANDS: dict[str, str] = {
     "test_docs_page_of_properties_is_current",
     "python -m tests.protocol.metrics.metrics_page > docs/metrics.md": "tests/protocol/metrics/test_metrics_page.py::"
     "test_docs_page_of_metrics_is_current",
-    "pip install .": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[spark]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[spark,cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[tls]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[prometheus]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[opentelemetry]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    **{
-        f"pip install '.[{extra}]'": HERE + "test_wheel_contains_package_extras_and_entry_points"
-        for extra in ("azure", "aws", "google")
-    },
-    "pip install '.[simulation]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip install '.[cli]'": HERE + "test_wheel_contains_package_extras_and_entry_points",
-    "pip wheel . --no-deps": HERE + "test_wheel_contains_package_extras_and_entry_points",
+    # They run this test, run for hours, download packages, or exist in Databricks only.
+    **dict.fromkeys(("make test", "make matrix", "make soak", "make versions", "pip install", "%pip install"), ""),
+    **dict.fromkeys(("make dist", "pip install .", "pip wheel . --no-deps"), WHEEL),
+    **{f"pip install '.[{extra}]'": WHEEL for extra in EXTRAS.split()},
 }
 BENCHMARK = "python -m benchmarks.run"
 # tests/cli/test_usage.py checks commands of the docs, and tests/cli/test_reference_page.py runs examples of each.
