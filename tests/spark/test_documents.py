@@ -39,16 +39,12 @@ PYTHON = {
     ("consuming.md", "class Hot("): "tests/protocol/fetch/test_examples.py::test_assignor_of_the_page_assigns",
     ("consuming.md", "def consume("): "tests/protocol/fetch/test_examples.py::"
     "test_handled_records_are_committed_and_others_are_redelivered",
-    (
-        "delivery.md",
-        "exactly-once",
-    ): "tests/spark/sink/test_exactly_once.py::test_example_of_docs_copies_every_row_once",
+    ("delivery.md", "exactly-once"): "tests/spark/sink/test_exactly_once.py::"
+    "test_example_of_docs_copies_every_row_once",
     ("delta.md", ""): "tests/spark/test_delta.py::"
     "test_queries_of_the_page_write_each_record_once_while_they_are_killed",
-    (
-        "groups.md",
-        "group.protocol",
-    ): "tests/spark/driver/test_membership.py::test_example_of_docs_reads_as_group_member",
+    ("groups.md", "group.protocol"): "tests/spark/driver/test_membership.py::"
+    "test_example_of_docs_reads_as_group_member",
     ("filters.md", "orders = ("): "tests/spark/test_filters.py::test_example_of_the_page_runs",
     ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
@@ -58,15 +54,11 @@ PYTHON = {
     "test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch",
     ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
     ("migrating.md", "foreach_batch_writer("): HERE + "test_migrating_examples_write_batches_and_updates",
-    (
-        "troubleshooting.md",
-        "ThreadPoolExecutor(2",
-    ): "tests/spark/sink/test_new_threads.py::test_example_of_troubleshooting_writes_from_threads",
+    ("troubleshooting.md", "ThreadPoolExecutor(2"): "tests/spark/sink/test_new_threads.py::"
+    "test_example_of_troubleshooting_writes_from_threads",
     ("security.md", "readStream"): "tests/spark/test_tls.py::test_tls_example_of_docs_reads_rows",
-    (
-        "security.md",
-        "${dir:/run/secrets/kafka:",
-    ): "tests/spark/test_sasl.py::test_sasl_example_of_docs_reads_writes_and_commits",
+    ("security.md", "${dir:/run/secrets/kafka:"): "tests/spark/test_sasl.py::"
+    "test_sasl_example_of_docs_reads_writes_and_commits",
     ("security.md", "confluent_cloud"): "tests/options/test_options.py::test_options_for_managed_clusters_are_accepted",
     **{
         ("clouds.md", words): "tests/protocol/clouds/test_documents.py::test_options_of_clouds_are_accepted"
@@ -85,19 +77,15 @@ PYTHON = {
     ("migrating.md", "def enrich("): "tests/spark/test_migrating.py::"
     "test_second_action_reads_offsets_of_first_until_new_load",
     ("migrating.md", "crc"): "tests/spark/test_migrating.py::test_checkpoint_moves_from_jvm_connector_and_back",
-    (
-        "processing.md",
-        "processor = Processor(",
-    ): "tests/protocol/processing/test_processor.py::test_example_of_the_page_runs",
+    ("processing.md", "processor = Processor("): "tests/protocol/processing/test_processor.py::"
+    "test_example_of_the_page_runs",
     **{
         ("metrics.md", words): "tests/protocol/metrics/test_metrics_page.py::"
         "test_examples_of_the_page_read_metrics_of_consumer"
         for words in ("consumer.subscribe(", "MetricsReporter(", "start_http_server(", "observe(consumer)")
     },
-    (
-        "properties.md",
-        "consumer = KafkaConsumer(",
-    ): "tests/protocol/test_property_page.py::test_example_of_the_page_runs",
+    ("properties.md", "consumer = KafkaConsumer("): "tests/protocol/test_property_page.py::"
+    "test_example_of_the_page_runs",
     **{
         ("testing.md", words): "tests/protocol/testing/test_testing_page.py::" + test
         for words, test in (
@@ -212,9 +200,7 @@ COMMANDS: dict[str, str] = {
 BENCHMARK = "python -m benchmarks.run"
 # tests/cli/test_usage.py checks commands of the docs, and tests/cli/test_reference_page.py runs examples of each.
 COMMAND_LINE = (
-    "pykafka ",
-    "echo 'customer-7:paid' | pykafka ",
-    "PYKAFKA_PROFILE=test pykafka ",
+    *("pykafka ", "echo 'customer-7:paid' | pykafka ", "PYKAFKA_PROFILE=test pykafka "),
     'eval "$(pykafka completion ',
 )
 
