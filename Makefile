@@ -84,12 +84,14 @@ FIRST_SEED = $(or $(FIRST),$(shell printf '%d' 0x$$(git rev-parse 'HEAD^{tree}' 
 simulation: setup ## each scenario of tests/simulation with new seeds (SEEDS), for a minute at most
 	$(BIN)/python -m tests.simulation --seeds $${SEEDS:-6} --minutes 0.9 --first $(FIRST_SEED)
 
-# Runs of one commit add up, so that a command that was stopped continues.
+# Runs of one commit add up: stages that have passed are not repeated (tests/support/stages.py).
 soak: setup ## the tests that kill, cut off, count and spoil, for longer; simulations for an hour (MINUTES), or SEEDS of each
-	MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt \
-		--log build/simulation-$$(git describe --always --dirty).jsonl
-	SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200 -o faulthandler_timeout=7300
-	$(BIN)/python -m tests.simulation --broken all
+	@printf '%s\n' \
+		"simulation: MINUTES=$${MINUTES:-60} $(BIN)/python -m tests.simulation --failures build/failed-seeds.txt \
+			--log build/simulation-$$(git describe --always --dirty).jsonl" \
+		"tests: SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -s -m soak --timeout 7200 -o faulthandler_timeout=7300" \
+		"deliberate faults: $(BIN)/python -m tests.simulation --broken all" \
+	| $(BIN)/python -m tests.support.stages soak
 
 same-seed: setup ## equal digests in processes with other hash seeds: SEEDS="1 2", REPETITIONS, INTERPRETERS, VIRTUAL_SECONDS of a run
 	for python in $${INTERPRETERS:-$(BIN)/python}; do \
@@ -101,18 +103,17 @@ same-seed: setup ## equal digests in processes with other hash seeds: SEEDS="1 2
 simulation-coverage: setup ## docs/simulation-coverage.md: what no seed has reached, after SEEDS more of each scenario
 	$(BIN)/python -m tests.simulation.coverage --seeds $${SEEDS:-20} --page docs/simulation-coverage.md
 
+MATRIX_CLIENT := $(addprefix tests/protocol/,fetch cluster producer group consumer transaction sasl security) \
+	tests/cli/test_broker_versions.py
+MATRIX_GROUPS := tests/driver $(patsubst %,tests/spark/driver/test_%.py,membership group_commits group_start other_members)
+
 matrix: setup ## the client's tests, and those of Spark's groups, against Kafka 2.8, 3.9 and 4.1 to 4.4 (KAFKA_VERSIONS)
-	for version in $(KAFKA_VERSIONS); do \
-		echo "Kafka $$version"; \
-		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version $(BIN)/python -m pytest -q -m kafka \
-			tests/protocol/fetch tests/protocol/cluster tests/protocol/producer tests/protocol/group \
-			tests/protocol/consumer tests/protocol/transaction \
-			tests/protocol/sasl tests/protocol/security tests/cli/test_broker_versions.py || exit 1; \
-		SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version SPARK_KAFKA_SOURCE_SOAK=1 \
-		$(BIN)/python -m pytest -q -m kafka -rs --timeout 900 -o faulthandler_timeout=1000 \
-			tests/driver tests/spark/driver/test_membership.py tests/spark/driver/test_group_commits.py \
-			tests/spark/driver/test_group_start.py tests/spark/driver/test_other_members.py || exit 1; \
-	done
+	@for version in $(KAFKA_VERSIONS); do \
+		kafka="SPARK_KAFKA_SOURCE_KAFKA_VERSION=$$version"; \
+		echo "$$version, client: $$kafka $(BIN)/python -m pytest -q -m kafka $(MATRIX_CLIENT)"; \
+		echo "$$version, groups: $$kafka SPARK_KAFKA_SOURCE_SOAK=1 $(BIN)/python -m pytest -q -m kafka -rs \
+			--timeout 900 -o faulthandler_timeout=1000 $(MATRIX_GROUPS)"; \
+	done | $(BIN)/python -m tests.support.stages matrix
 
 dist: setup ## wheel and source distribution in dist/, checked as the package index does
 	rm -rf dist
