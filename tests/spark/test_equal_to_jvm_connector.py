@@ -170,7 +170,7 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
         (499, {TRANSACTIONS: [0, 1, 2], OPEN_TRANSACTION: [0], COMPACTED: [0, 1, 2], EMPTY_CONTROL_BATCHES: [0]}),
         (3, {TRANSACTIONS: [2], OPEN_TRANSACTION: [0]}),
     ],
-    (97, {TRANSACTIONS: [0, 2], OPEN_TRANSACTION: [0], COMPACTED: [1], EMPTY_CONTROL_BATCHES: [0]}),
+    (499, {TRANSACTIONS: [0, 2], OPEN_TRANSACTION: [0], COMPACTED: [1], EMPTY_CONTROL_BATCHES: [0]}),
 )
 def test_triggers_ending_within_batches_and_gaps_miss_no_row(
     spark: SparkSession,
@@ -181,7 +181,7 @@ def test_triggers_ending_within_batches_and_gaps_miss_no_row(
 ) -> None:
     """Triggers end within record batches, transactions and gaps, and on markers; some contain no row.
 
-    Slow: runs hundreds of small triggers, and Spark's connector over the same rows.
+    Slow: runs many small triggers, and Spark's connector over the same rows.
     """
     assign = json.dumps({topic.name: partitions for topic, partitions in assigned.items()})
     options: Options = {"subscribe": None, "assign": assign, "kafka.isolation.level": "read_committed"}

@@ -199,7 +199,7 @@ def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
 
 
 # All losses are tested without Spark above.
-@variants("label", list(LOSSES), "some records are deleted", "recreated, shorter")
+@variants("label", list(LOSSES), "recreated, shorter")
 def test_data_loss_fails_query(
     label: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:

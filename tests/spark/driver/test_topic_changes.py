@@ -18,7 +18,6 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import wait_for_lag_zero
 from tests.support.noop_queries import row_count, run_query
-from tests.support.topic_changes import delete_topics
 from tests.support.wait_for_brokers import wait_until_known
 
 Rows = list[tuple[int, int]]
@@ -86,21 +85,6 @@ def test_pattern_reads_topics_created_later(
     second = topic(2, prefix=prefix)
     produce(kafka, second, 1, 4)
     assert row_count(run_query(rows, tmp_path)) == 4
-
-
-def test_deleted_topic_fails_query_with_its_name(
-    spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
-) -> None:
-    retained, deleted = topic(1), topic(1)
-    for name in (retained, deleted):
-        produce(kafka, name, 0, 2)
-    options = {"subscribe": f"{retained},{deleted}", "startingOffsets": "earliest"}
-    assert row_count(run_query(stream(spark, kafka, **options), tmp_path)) == 4
-    delete_topics(kafka, deleted)
-    # One back-off is longer than the time for which brokers must repeatedly report the topic as unknown.
-    options |= {"kafka.retry.backoff.ms": "20000", "kafka.retry.backoff.max.ms": "20000"}
-    with pytest.raises(Exception, match=f"{deleted}-0 no longer exists: the topic was deleted"):
-        row_count(run_query(stream(spark, kafka, **options), tmp_path))
 
 
 def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(

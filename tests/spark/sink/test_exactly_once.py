@@ -78,6 +78,7 @@ SOME_POINTS = ["while a task writes", "when the decision is written, and not com
 @pytest.mark.parametrize(
     ("options", "points"),
     [({}, list(POINTS)), ({"shuffled": "3"}, list(POINTS))] if SOAK else [({}, SOME_POINTS)],
+    ids=["as they lie", "shuffled"] if SOAK else ["as they lie"],
 )
 def test_killed_processes_leave_every_row_once(copy: CopyFactory, options: dict[str, str], points: list[str]) -> None:
     """Slow: each kill ends Spark's workers, and the batch is written again."""
