@@ -1,7 +1,7 @@
 """Options as users write them: names and kinds of values found in public notebooks and jobs for `format("kafka")`.
 
 BROKERS, TOPIC (two partitions), OTHER (one partition) and PATTERN are placeholders for names of a test; offsets and
-times match its records. `rows`: the query must read or write the same rows as with Spark's own connector.
+times match its records. The query must read or write the same rows as with Spark's own connector.
 """
 
 from __future__ import annotations
@@ -18,34 +18,28 @@ EARLIEST = {**READ, "startingOffsets": "earliest"}
 LATEST = {**READ, "startingOffsets": "latest"}
 WRITE = {**CONNECT, "topic": TOPIC}
 STRING = "org.apache.kafka.common.serialization.StringDeserializer"
-JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="hunter2";'
 
 
 @dataclass(frozen=True)
 class OptionSet:
-    """Options of one query. `warnings`: the options without effect here. `error`: a part of the refusal."""
+    """Options of one query. `warnings`: the options without effect here."""
 
     name: str
     use: Literal["stream", "batch", "sink"]
     options: dict[str, str]
     warnings: tuple[str, ...] = ()
-    error: str = ""
-
-    @property
-    def rows(self) -> bool:
-        return not self.error
 
 
-def stream(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
-    return OptionSet(name, "stream", options, warnings, error)
+def stream(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
+    return OptionSet(name, "stream", options, warnings)
 
 
-def batch(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
-    return OptionSet(name, "batch", options, warnings, error)
+def batch(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
+    return OptionSet(name, "batch", options, warnings)
 
 
-def sink(name: str, options: dict[str, str], *warnings: str, error: str = "") -> OptionSet:
-    return OptionSet(name, "sink", options, warnings, error)
+def sink(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
+    return OptionSet(name, "sink", options, warnings)
 
 
 PLAIN = [
@@ -170,18 +164,6 @@ STRAYS = [
         "maxRatePerPartition",
         "stopGracefullyOnShutdown",
     ),
-    stream(
-        "of the rate source, of Spark",
-        {
-            **READ,
-            "rowsPerSecond": "5",
-            "spark.default.parallelism": "2",
-            "spark.streaming.kafka.maxRatePerPartition": "9",
-        },
-        "rowsPerSecond",
-        "spark.default.parallelism",
-        "spark.streaming.kafka.maxRatePerPartition",
-    ),
     stream("of files", {**EARLIEST, "mode": "PERMISSIVE", "inferSchema": "true"}, "mode", "inferSchema"),
     stream(
         "deserializers",
@@ -190,21 +172,6 @@ STRAYS = [
         "value.deserializer",
         "enable.auto.commit",
     ),
-    stream("a topic and a checkpoint", {**EARLIEST, "topic": "t", "checkpointLocation": "/tmp/c"}, "topic"),
-    stream(
-        "partitions at most", {**LATEST, "maxPartitions": "10", "kafkaConsumer.pollTimeoutMs": "512"}, "maxPartitions"
-    ),
-    stream(
-        "a way to ask for offsets",
-        {**READ, "minPartitions": "1", "useDeprecatedOffsetFetching": "false"},
-        "useDeprecatedOffsetFetching",
-    ),
-    stream(
-        "another client's and a producer's",
-        {**EARLIEST, "kafka.fetch.message.max.bytes": "5242880", "kafka.batch.size": "5000"},
-        "kafka.fetch.message.max.bytes",
-        "kafka.batch.size",
-    ),
     sink(
         "a source's",
         {**WRITE, "failOnDataLoss": "false", "kafka.session.timeout.ms": "60000", "kafka.group.id": "$Default"},
@@ -212,14 +179,6 @@ STRAYS = [
         "kafka.session.timeout.ms",
         "kafka.group.id",
     ),
-    sink("where to begin", {**WRITE, "auto.offset.reset": "earliest"}, "auto.offset.reset"),
-    sink(
-        "serializers",
-        {**WRITE, "key.serializer": STRING, "value.serializer": STRING},
-        "key.serializer",
-        "value.serializer",
-    ),
-    sink("of the console", {**WRITE, "truncate": "false", "numRows": "10"}, "truncate", "numRows"),
     sink(
         "of old clients",
         {
@@ -236,60 +195,9 @@ STRAYS = [
     ),
 ]
 
-REFUSED = [
-    stream(
-        "a group without the prefix", {**LATEST, "group.id": "g", "failOnDataLoss": "false"}, error="kafka.group.id"
-    ),
-    stream(
-        "a registry and a group",
-        {**READ, "group.id": "g", "schema.registry.url": "http://r:8081"},
-        error="kafka.group.id",
-    ),
-    stream("a reset without the prefix", {**LATEST, "auto.offset.reset": "latest"}, error="startingOffsets"),
-    batch("a reset in a batch", {**EARLIEST, "auto.offset.reset": "earliest"}, error="startingOffsets"),
-    stream("a slip", {**READ, "maxOffsetperTrigger": "1000000"}, error="did you mean maxOffsetsPerTrigger?"),
-    sink("acks without the prefix", {**WRITE, "acks": "all"}, error="kafka.acks"),
-    # Spark's own connector refuses these five, too.
-    stream(
-        "a reset and auto-commit",
-        {**LATEST, "kafka.group.id": "g", "kafka.auto.offset.reset": "latest", "kafka.enable.auto.commit": "false"},
-        error="kafka.enable.auto.commit is forbidden",
-    ),
-    stream("a reset", {**LATEST, "kafka.auto.offset.reset": "latest"}, error="Set startingOffsets instead"),
-    stream("an end", {**EARLIEST, "endingOffsets": "latest"}, error="endingOffsets is an option of batch reads"),
-    stream("a deserializer", {**READ, "kafka.key.deserializer": STRING}, error="kafka.key.deserializer is forbidden"),
-    stream("nothing to read", CONNECT, error="exactly one"),
-    sink("a partitioner", {**WRITE, "kafka.partitioner.class": "com.example.Mine"}, error="kafka.partitioner.class"),
-]
-
-_SASL = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": JAAS}
-SECURE = [
-    stream("no mechanism", {**EARLIEST, **_SASL}, error="kafka.sasl.mechanism is missing"),
-    stream(
-        "a password for tokens",
-        {**EARLIEST, **_SASL, "kafka.sasl.mechanism": "OAUTHBEARER"},
-        error="whose login module does not support",
-    ),
-    stream(
-        "scram and no truststore",
-        {
-            **EARLIEST,
-            **_SASL,
-            "maxOffsetsPerTrigger": "20",
-            "kafka.sasl.mechanism": "SCRAM-SHA-512",
-            "kafka.ssl.truststore.type": "none",
-        },
-        error="kafka.ssl.truststore.type",
-    ),
-    batch("a service credential", {**READ, "databricks.serviceCredential": "mine"}, error="is not supported"),
-    sink(
-        "a handler", {**WRITE, **_SASL, "kafka.sasl.login.callback.handler.class": "com.example.Mine"}, error="package"
-    ),
-]
-
-OPTION_SETS = [*PLAIN, *TUNED, *STRAYS, *REFUSED, *SECURE]
-READS = [option_set for option_set in OPTION_SETS if option_set.rows and option_set.use != "sink"]
-SINKS = [option_set for option_set in OPTION_SETS if option_set.rows and option_set.use == "sink"]
+OPTION_SETS = [*PLAIN, *TUNED, *STRAYS]
+READS = [option_set for option_set in OPTION_SETS if option_set.use != "sink"]
+SINKS = [option_set for option_set in OPTION_SETS if option_set.use == "sink"]
 
 
 def filled(option_set: OptionSet, names: Mapping[str, str]) -> dict[str, str]:

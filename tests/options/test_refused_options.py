@@ -201,6 +201,11 @@ def test_option_forbidden_by_sparks_connector_is_refused_with_alternative(name: 
     assert instead in message
 
 
+def test_reset_without_a_group_is_refused() -> None:
+    message = refusal({"subscribe": "orders", "kafka.auto.offset.reset": "latest"})
+    assert "Set startingOffsets instead" in message
+
+
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
 def test_sink_forbids_serializers_and_interceptors(name: str) -> None:
     assert f"kafka.{name} is forbidden" in sink_refusal({f"kafka.{name}": "x"})
