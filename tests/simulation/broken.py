@@ -141,6 +141,12 @@ FAULTS = {
         "        batch = self._queue[self.in_flight]\n",
         "        batch = self._queue[-1] if not self.in_flight else self._queue[self.in_flight]\n",
     ),
+    "the halves of a split batch have the first offsets": DeliberateFault(
+        "idempotent_producer",
+        "protocol/producer/partition_producer.py",
+        "                first_row=batch.first_row + first,\n",
+        "                first_row=batch.first_row,\n",
+    ),
     # -- transactions ---------------------------------------------------------------------------------
     "sequence numbers continue in a new epoch": DeliberateFault(
         "transactions",
@@ -190,6 +196,12 @@ FAULTS = {
         "protocol/fetch/bounded_reader.py",
         "self._columns, reading.name, reading.until_offset)",
         "self._columns, reading.name, reading.until_offset + 1)",
+    ),
+    "a refused position counts as lost": DeliberateFault(
+        "assigned_consumer",
+        "protocol/fetch/fetch_failures.py",
+        "    if bounds.start <= offset <= bounds.latest.offset:\n",
+        "    if False:\n",
     ),
     # -- a changing cluster ---------------------------------------------------------------------------
     "an acknowledged record has another offset": DeliberateFault(
