@@ -103,8 +103,9 @@ def main() -> int:
     for (python, scenario, seed, _), counts in unequal.items():
         print(f"Python {python}: {scenario} --seed {seed} has different digests: {counts}")
     seeds = len({repetition[:4] for repetition in logged})
-    print(f"{len(logged)} repetitions of {seeds} seeds, {len(unequal)} with different digests")
-    return 1 if unequal else 0
+    not_run = sum(not repetition.digest for repetition in logged)
+    print(f"{len(logged)} repetitions of {seeds} seeds, {len(unequal)} with different digests, {not_run} did not run")
+    return 1 if unequal or not_run else 0
 
 
 if __name__ == "__main__":
