@@ -22,7 +22,6 @@ import pyarrow as pa
 from protocol.base.listing import listed
 from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
-from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import SentColumns, SentRows
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
@@ -70,7 +69,7 @@ class ReadyBatches:
     order : ndarray of int64, optional
         Row numbers in `rows`, in the order of the record batches; None: all of `rows` in their order.
     held_bytes : int
-        Buffer memory held for the rows, which the receiver frees.
+        Bytes of rows that have waited, as in `Accumulator.waiting_bytes` before.
     """
 
     rows: Callable[[], pa.RecordBatch]
@@ -93,8 +92,7 @@ class _PartitionRows:
 class Accumulator:
     """Collects rows until a partition has `batch_size_bytes` or `batch_rows`. Not thread-safe."""
 
-    def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32, memory: BufferMemory | None = None) -> None:
-        self._memory = memory or BufferMemory()
+    def __init__(self, batch_size_bytes: int, batch_rows: int = MAX_INT32) -> None:
         self._limit_bytes = max(1, batch_size_bytes - HEADER_BYTES)
         self._limit_rows = batch_rows
         self._waiting: dict[TopicPartition, _PartitionRows] = {}
@@ -154,7 +152,6 @@ class Accumulator:
             waiting.count += count
             waiting.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
-            self._memory.hold(size_bytes)
             if self._is_full(waiting.size_bytes, waiting.count):
                 completed.append((key, self._waiting.pop(key)))
         # First the rows of earlier calls, to keep the order.

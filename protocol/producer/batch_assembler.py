@@ -1,8 +1,8 @@
 """Turn rows and messages into encoded record batches: choose partitions, accumulate, encode, pass to the sender.
 
-Runs in the callers' threads, and in the `sender` thread for batches that have waited for `linger.ms`. One thread at a
-time, to keep the order of rows within a partition. The sender never waits for this lock: a caller that holds it also
-hands over the batches that have lingered.
+Runs in the callers' threads, and in `producer_thread` for batches that have waited for `linger.ms`. One thread at a
+time, to keep the order of rows within a partition. The producer's thread never waits for this lock: a caller that holds
+it wakes that thread afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -27,19 +27,13 @@ from protocol.config import ProducerConfig
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.kafka_terms import NO_PARTITION, TopicPartition
 from protocol.metrics.client_sensors import ClientSensors
-from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches, too_large_errors
-from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
+from protocol.producer.accumulator import Accumulator, ReadyBatches, too_large_errors
 from protocol.producer.messages import MessageBuffer, TopicMessages, already_sending
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partition_producer import Encode
-from protocol.producer.results import (
-    BatchResult,
-    OnResult,
-    RecordMetadata,
-    SentColumns,
-    SentRows,
-    UnfinishedCalls,
-)
+from protocol.producer.pending_rows import PendingRows
+from protocol.producer.producer_batch import ProducerBatch
+from protocol.producer.results import BatchResult, OnResult, RecordMetadata, SentColumns, SentRows
 from protocol.producer.sender import Sender
 from protocol.records.arrow_numpy import to_arrow, to_numpy
 from protocol.records.encode import Lengths, record_sizes
@@ -54,11 +48,7 @@ _Prepared = tuple[pa.RecordBatch, npt.NDArray[np.int32], Lengths, float, SentCol
 
 
 class BatchAssembler:
-    """Accepts rows and messages of one producer.
-
-    The thread of the sender calls `hand_over_due`, and `close` at its end. `on_failure` is called with errors of rows
-    and messages before they are handed over, `on_result` with the results of rows.
-    """
+    """Accepts rows and messages of one producer. `on_result` is called with the results of rows."""
 
     def __init__(
         self,
@@ -67,44 +57,32 @@ class BatchAssembler:
         sensors: ClientSensors,
         choice: PartitionChoice,
         encode: Encode,
-        incomplete: IncompleteBatches,
+        pending: PendingRows,
         sender: Sender,
-        on_failure: Callable[[KafkaError], None] = lambda error: None,
         on_result: OnResult | None = None,
     ) -> None:
-        self._memory = incomplete.memory
-        self._unfinished = UnfinishedCalls()
         # At most half of the memory, or callers would wait for memory held by unsent messages.
         self.messages = MessageBuffer(
-            min(config.batch_size_bytes, config.buffer_memory_bytes // 2),
-            config.batch_num_messages,
-            self._memory,
-            self._unfinished,
+            min(config.batch_size_bytes, config.buffer_memory_bytes // 2), config.batch_num_messages, pending
         )
         self._config = config
         self._clock = clock
         self._sensors = sensors
         self.choice = choice
-        self._incomplete = incomplete
+        self._pending = pending
         self._sender = sender
-        self._on_failure = on_failure
         self._on_result = on_result
         self._accumulator = self._new_accumulator()
         self.encode = encode
-        self._checked_partitions: set[tuple[str, int | None]] = set()
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = Lock()
-        self._inside = False
-        # True if the sender's thread could not hand over what was due.
+        # True if the producer's thread could not hand over what was due.
         self._missed = False
-        self._close_error: KafkaError | None = None
-        # Set when `close` has nothing left to do but to fail the unfinished calls.
-        self._ended: KafkaError | None = None
-        # By thread, while it aborts a transaction.
-        self._refusals: dict[int, KafkaError] = {}
+        # Of the threads that abort a transaction.
+        self._refusals: list[KafkaError] = []
 
     def _new_accumulator(self) -> Accumulator:
-        return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages, self._memory)
+        return Accumulator(self._config.batch_size_bytes, self._config.batch_num_messages)
 
     # -- input --------------------------------------------------------------------------------
 
@@ -125,18 +103,16 @@ class BatchAssembler:
             rows, sizes, given_partitions = _select_rows(kept_rows, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
-            self.raise_if_closed()
+            self._pending.raise_if_closed()
             self._append_waiting_messages()
             if rows.num_rows:
                 partitions[kept_rows] = self.choice.choose(metadata, rows, sizes, given_partitions)
-            sent = SentColumns(
-                topic, partitions, timestamps_ms, self._incomplete.mark_reported, on_result=self._on_result
-            )
+            sent = SentColumns(topic, partitions, timestamps_ms, self._pending.mark_reported, on_result=self._on_result)
             with self._moving():
                 self._begin(sent)
-                self._fail_each(topic, sent, refused.values())
                 if refused:
-                    self._incomplete.failed(next(iter(refused.values())), [sent])
+                    self._fail_unplaced(sent, refused.values())
+                    self._pending.failed(next(iter(refused.values())), [sent])
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
             append = partial(self._accumulator.append, topic, rows, partitions[kept_rows], sizes, now_s, sent)
@@ -144,28 +120,7 @@ class BatchAssembler:
             self._hand_over(partial(self._due, now_s))
         if raised is not None:
             raise raised
-        self._incomplete.wake()
         return sent
-
-    def check_partition(
-        self, topic: str, partition: int | None, *, wait: bool, deadline: Deadline | None = None
-    ) -> None:
-        """Check that topic and partition exist; each pair is checked once. Raises as in `PartitionChoice`.
-
-        `wait` allows waiting for a missing topic, until the deadline at most.
-        """
-        if (topic, partition) not in self._checked_partitions:
-            if wait:
-                numbers = None if partition is None else np.array([partition], np.int32)
-                self.choice.resolve_topic(topic, 1, numbers, deadline)
-            else:
-                self.choice.check_partition(topic, partition)
-            self._checked_partitions.add((topic, partition))
-
-    def accepts(self, topic: str, partition: int | None, size_bytes: int) -> bool:
-        """Return True if `check_partition` and `wait_for_room` return at once."""
-        has_room = self._memory.held_bytes + size_bytes <= self._config.buffer_memory_bytes
-        return has_room and (topic, partition) in self._checked_partitions
 
     def wait_for_room(
         self, size_bytes: int, records: int = 1, *, columns: bool = False, deadline: Deadline | None = None
@@ -184,8 +139,8 @@ class BatchAssembler:
         limit_bytes = self._config.buffer_memory_bytes
 
         def fits() -> bool:
-            has_room = self._memory.held_bytes + min(size_bytes, limit_bytes) <= limit_bytes
-            return has_room or (columns and self._incomplete.empty) or self._close_error is not None
+            has_room = self._pending.has_room(min(size_bytes, limit_bytes), columns=columns)
+            return has_room or self._pending.closed is not None
 
         block_s = self._config.max_block_ms / 1000
         if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns, deadline=deadline):
@@ -196,7 +151,7 @@ class BatchAssembler:
         else:
             why = f"buffer.memory is {limit_bytes}, and nothing was acknowledged for {block_s:.1f} s (max.block.ms)"
         raise DeadlineExceeded(
-            f"{self._memory.held_bytes} bytes are not acknowledged, {why}. Nothing of this call was sent",
+            f"{self._pending.held_bytes} bytes are not acknowledged, {why}. Nothing of this call was sent",
             settings=("buffer.memory", "max.block.ms"),
         )
 
@@ -209,7 +164,6 @@ class BatchAssembler:
             raised = self._hand_over(self._accumulator.drain)
         if raised is not None:
             raise raised
-        self._incomplete.wake()
         return True
 
     def hand_over_due(self) -> float | None:
@@ -225,56 +179,36 @@ class BatchAssembler:
             if not free:
                 return None
             self._missed = False
-            held_bytes, now_s = self._memory.held_bytes, self._clock.now_s()
+            now_s = self._clock.now_s()
             if self._messages_are_due(now_s):
                 self._append_waiting_messages()
             self._hand_over(partial(self._due, now_s))
             # Lingered rows that are still there are handed over after the next reply.
             oldest_s = self._accumulator.oldest_s(now_s - self._linger_s), self.messages.oldest_s
             waiting_s = [at_s for at_s in oldest_s if at_s is not None]
-        if self._memory.held_bytes < held_bytes:  # compressed, or refused
-            self._incomplete.wake()
         return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
-        """Fail all rows and messages without a result, and refuse further ones. May be repeated.
+        """Fail all rows and messages without a result, and refuse further ones.
 
-        Without the lock, whose owner may wait for memory. `flush` raises the error if some rows have no result object
-        that can report it.
+        Without the lock, whose owner may wait for memory: it goes on with the accumulator that it has.
         """
-        self._report_unfinished(error)  # first: others look at `_close_error`
-        self._close_error = self._close_error or error
-        self.messages.close(error)
-        self._report_unfinished(error)  # calls that have begun meanwhile
-        self._ended = error  # for calls that begin later
-        self._unfinished.fail(error)
-        self._incomplete.abandon()
-        self.free_memory()
-
-    def _report_unfinished(self, error: KafkaError) -> None:
-        """Let `flush` raise the error, and let a transaction fail before its rows."""
-        if self._unfinished:
-            self._on_failure(error)
-        self._incomplete.failed(error, self._unfinished.sent_columns)
-
-    def free_memory(self, timeout_s: float = 0.0) -> None:
-        """Free the memory of a closed producer's rows; a thread still inside after the timeout does so later."""
-        with self._exclusive(timeout_s):
-            pass
-
-    def _forget_rows(self) -> None:
+        self._pending.close(error)
         self._accumulator = self._new_accumulator()
-        self.messages.take()
-        self._memory.reset()
+        try:
+            self.messages.take()  # afterwards, no thread adds one
+        finally:
+            self._pending.end(error)
 
-    def refuse(self, error: KafkaError) -> None:
-        """Let calls that are handing over their columns fail with this error, until this thread calls `accept`."""
-        self._refusals[threading.get_ident()] = error
-        self._incomplete.wake()
-
-    def accept(self) -> None:
-        """End the effect of this thread's `refuse`."""
-        self._refusals.pop(threading.get_ident(), None)
+    @contextmanager
+    def refusing(self, error: KafkaError) -> Iterator[None]:
+        """Let calls that are handing over their columns fail with this error during the block."""
+        self._refusals.append(error)
+        try:
+            self._pending.wake()
+            yield
+        finally:
+            self._refusals.remove(error)
 
     def discard(self, error: KafkaError, deadline: Deadline) -> None:
         """Pass all rows and messages to the sender as failed. No batch is in flight.
@@ -285,7 +219,8 @@ class BatchAssembler:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
             with self._moving():
-                self._fail_messages(self.messages.take(), error)
+                for messages in self.messages.take():
+                    self._fail_messages(messages, error)
                 self._fail_rows(self._accumulator.drain(), error)
 
     # -- one thread at a time -----------------------------------------------------------------
@@ -303,40 +238,34 @@ class BatchAssembler:
         if not acquire(self._lock, timeout_s):
             yield False
             return
-        self._inside = True
         try:
             yield True
         finally:
-            if self._ended is not None:
-                self._forget_rows()
-            self._inside = False
             self._lock.release()
             if self._missed:
                 self._sender.wake()
-            if self._ended is not None:  # looked at after the calls have begun, as `close` does the reverse
-                self._report_unfinished(self._ended)
-                self._unfinished.fail(self._ended)
+            self._pending.fail_calls()  # calls that have begun after the end
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Stop the producer after an error: rows may be in no place. The sender's thread then fails all rows."""
+        """Stop the producer after an error: rows may be in no place. Its thread then fails all rows."""
         try:
             yield
         except Exception as error:
-            if self._close_error is None:
-                cause = self._close_error = UsageError(
+            if self._pending.closed is None:
+                cause = UsageError(
                     f"this producer cannot continue, make a new one: {error!r} while rows were put into batches"
                 )
                 log.error("%s", cause, exc_info=error)
+                self._pending.close(cause)
+                self._pending.failed(cause)
                 self._sender.stop(cause)
-                self.messages.close(cause)
-                self._incomplete.failed(cause)
             raise
 
     def refuse_within_send(self) -> None:
         """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
         lock: Any = self._lock
-        if self._inside and lock._is_owned():
+        if lock._is_owned():
             raise already_sending()
         self.messages.refuse_within_append()
 
@@ -352,15 +281,15 @@ class BatchAssembler:
         takes longer than `linger.ms` for each batch in flight.
         """
         much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
-        if much or self._incomplete.waiting_for_room:
+        if much or self._pending.waiting_for_room:
             return self._accumulator.drain()
         return self._accumulator.take_lingered(now_s - self._linger_s, self._has_queue)
 
     def _has_queue(self, key: TopicPartition) -> bool:
-        return self._incomplete.count(key) > self._config.max_in_flight_requests_per_connection
+        return self._pending.count(key) > self._config.max_in_flight_requests_per_connection
 
     def _messages_are_due(self, now_s: float) -> bool:
-        oldest_s, full = self.messages.oldest_s, self.messages.full or self._incomplete.waiting_for_room > 0
+        oldest_s, full = self.messages.oldest_s, self.messages.full or self._pending.waiting_for_room > 0
         return oldest_s is not None and (full or now_s >= oldest_s + self._linger_s)
 
     def _wait_for_room(
@@ -373,7 +302,7 @@ class BatchAssembler:
     ) -> bool:
         started_s = self._clock.now_s()
         try:
-            return self._incomplete.wait_for_room(
+            return self._pending.wait_for_room(
                 fits, timeout_s, despite_failures=despite_failures, deadline=deadline, on_wait=self._sender.wake
             )
         finally:
@@ -385,21 +314,19 @@ class BatchAssembler:
             self._sensors.record_sizes.record((self._clock.now_s(), int(sizes.max()), int(sizes.sum()), len(sizes)))
 
     def _append_waiting_messages(self) -> None:
-        if self._close_error is not None:
-            return  # `close` fails them
+        if self._pending.closed is not None:
+            return  # the end fails them
         interrupt: BaseException | None = None
         with self._moving():
-            taken = self.messages.take()
-            for number, messages in enumerate(taken):
+            for messages in self.messages.take():
                 try:
+                    if interrupt is not None:
+                        raise interrupt
                     prepared, refused = self._prepare(messages)
                 except BaseException as error:  # of a partitioner, which Ctrl-C may interrupt
                     interrupt = None if isinstance(error, Exception) else error
                     cause = error if isinstance(error, KafkaError) else UsageError(f"{messages.topic}: {error!r}")
-                    self._on_failure(cause)
-                    self._fail_messages(taken[number : number + 1] if interrupt is None else taken[number:], cause)
-                    if interrupt is not None:
-                        break
+                    self._fail_messages(messages, cause)
                 else:
                     self._append_messages(messages, prepared, refused)
         if interrupt is not None:
@@ -410,17 +337,20 @@ class BatchAssembler:
     ) -> None:
         if refused:
             futures = messages.futures
-            sent = self._unplaced(messages.topic, [futures[row] for row in refused])
-            self._fail_each(messages.topic, sent, refused.values())
+            self._fail_unplaced(self._unplaced(messages.topic, [futures[row] for row in refused]), refused.values())
         if prepared is not None:
             self._begin(prepared[-1])
             self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
-        self._unfinished.end(messages)
-        self._memory.free(messages.size_bytes)
+        self._end_messages(messages)
+
+    def _end_messages(self, messages: TopicMessages) -> None:
+        """Forget messages whose futures belong to `SentColumns` now."""
+        self._pending.end_call(messages)
+        self._pending.hold(-messages.size_bytes)
 
     def _begin(self, sent: SentColumns) -> None:
-        sent.on_done = self._unfinished.end
-        self._unfinished.begin(sent)
+        sent.on_done = self._pending.end_call
+        self._pending.begin(sent)
 
     def _prepare(self, messages: TopicMessages) -> tuple[_Prepared | None, dict[int, KafkaError]]:
         """Convert messages to arguments of `Accumulator.append`; return also the errors of those not to be sent."""
@@ -453,31 +383,29 @@ class BatchAssembler:
             earlier calls as well. None if they have failed because the producer is closed, or
             its transaction is aborted: their results say so.
         """
-        if self._close_error is not None:  # `close` fails all rows; the accumulator may be inconsistent
+        if self._pending.closed is not None:  # the end fails all rows; the accumulator may be inconsistent
             return None
         with self._moving():
-            max_bytes, moved, raised = self._config.buffer_memory_bytes, deque(move()), None
+            before_bytes, raised = self._accumulator.waiting_bytes, None
+            moved = deque(move())
+            left_bytes = sum(rows_of_batches.held_bytes for rows_of_batches in moved)
+            self._pending.hold(self._accumulator.waiting_bytes + left_bytes - before_bytes)
             while moved and raised is None:
-                rows_of_batches = moved[0]
                 if (refusal := self._refusal(wait)) is not None:
-                    self._on_failure(refusal)
                     self._fail_rows(moved, refusal)
                     break
                 try:
-                    batches = self._encoded(rows_of_batches)
-                    free_bytes = max_bytes + rows_of_batches.held_bytes - sum(batch.size_bytes for batch in batches)
-                    if wait and not self._holds_at_most(free_bytes):
-                        self._wait_for_room(partial(self._holds_at_most, free_bytes), _FOREVER_S, despite_failures=True)
+                    batches = self._encoded(moved[0])
+                    more_bytes = sum(batch.size_bytes for batch in batches) - moved[0].held_bytes
+                    if wait and not self._fits(more_bytes):
+                        self._wait_for_room(partial(self._fits, more_bytes), _FOREVER_S, despite_failures=True)
                 except BaseException as error:
                     raised = error
                 else:
-                    moved.popleft()  # frees its columns
-                    self._incomplete.begin(batches, rows_of_batches.held_bytes)
-                    self._sender.put(batches)
+                    self._sender.put(batches, moved.popleft().held_bytes)
             if raised is not None:
                 topic = moved[0].batch_slices[0].topic
                 cause = UsageError(f"rows of {topic} were not sent because of another error: {raised!r}")
-                self._on_failure(cause)
                 self._fail_rows(moved, cause)
         return raised
 
@@ -499,24 +427,27 @@ class BatchAssembler:
 
     # -- failures ---------------------------------------------------------------------------
 
-    def _fail_rows(self, ready: Iterable[ReadyBatches], error: KafkaError) -> None:
+    def _fail_rows(self, ready: Collection[ReadyBatches], error: KafkaError) -> None:
         """Fail rows together: if the sender took some of them later, `flush` would raise their error twice."""
-        taken = list(ready)
-        slices = [batch_slice for rows_of_batches in taken for batch_slice in rows_of_batches.batch_slices]
-        self._fail(slices, error, sum(batches.held_bytes for batches in taken))
+        slices = [batch_slice for rows_of_batches in ready for batch_slice in rows_of_batches.batch_slices]
+        self._sender.put(
+            [self._failed(part.topic, part.partition, part.count, part.sent, error) for part in slices],
+            sum(rows_of_batches.held_bytes for rows_of_batches in ready),
+        )
 
-    def _fail_messages(self, taken: Sequence[TopicMessages], error: KafkaError) -> None:
-        for messages in taken:
-            futures = messages.futures
-            rows = SentRows(self._unplaced(messages.topic, futures), 0, len(futures))
-            self._fail([BatchSlice(messages.topic, NO_PARTITION, len(futures), 0, (rows,))], error, messages.size_bytes)
-            self._unfinished.end(messages)
+    def _fail_messages(self, messages: TopicMessages, error: KafkaError) -> None:
+        sent = self._unplaced(messages.topic, messages.futures)
+        self._fail_unplaced(sent, [error], len(messages.pairs))
+        self._end_messages(messages)
 
-    def _fail_each(self, topic: str, sent: SentColumns, errors: Iterable[KafkaError]) -> None:
-        """Fail the rows without a partition, each with its own error."""
-        for nth, error in enumerate(errors):
-            self._on_failure(error)
-            self._fail([BatchSlice(topic, NO_PARTITION, 1, 0, (SentRows(sent, nth, 1),))], error)
+    def _fail_unplaced(self, sent: SentColumns, errors: Collection[KafkaError], rows: int = 1) -> None:
+        """Fail the rows without a partition; each error fails `rows` of them."""
+        self._sender.put(
+            [
+                self._failed(sent.topic, NO_PARTITION, rows, (SentRows(sent, nth * rows, rows),), error)
+                for nth, error in enumerate(errors)
+            ]
+        )
 
     def _unplaced(self, topic: str, futures: Sequence[Future[RecordMetadata]]) -> SentColumns:
         count = len(futures)
@@ -524,36 +455,20 @@ class BatchAssembler:
         self._begin(sent)
         return sent
 
-    def _fail(self, slices: Sequence[BatchSlice], error: KafkaError, held_bytes: int = 0) -> None:
-        """Let the sender's thread fail rows: callbacks of users must not run within the lock."""
-        now_s, result = self._clock.now_s(), BatchResult(error=error)
-        batches = [
-            ProducerBatch(
-                batch_slice.topic,
-                batch_slice.partition,
-                bytearray(),
-                batch_slice.count,
-                now_s,
-                batch_slice.sent,
-                result=result,
-            )
-            for batch_slice in slices
-        ]
-        self._incomplete.begin(batches, held_bytes)
-        self._sender.put(batches)
+    def _failed(
+        self, topic: str, partition: int, rows: int, sent: Sequence[SentRows], error: KafkaError
+    ) -> ProducerBatch:
+        """Return a batch with which the sender fails rows: callbacks of users must not run within the lock."""
+        result = BatchResult(error=error)
+        return ProducerBatch(topic, partition, bytearray(), rows, self._clock.now_s(), sent, result=result)
 
-    def _holds_at_most(self, size_bytes: int) -> bool:
-        has_room = self._memory.held_bytes <= size_bytes or self._incomplete.empty
-        return has_room or self._refusal(True) is not None
+    def _fits(self, size_bytes: int) -> bool:
+        """Return True if a call may go on: its bytes fit, or it is refused."""
+        return self._pending.has_room(size_bytes, columns=True) or self._refusal(True) is not None
 
     def _refusal(self, wait: bool) -> KafkaError | None:
-        refusals = list(self._refusals.values()) if wait else []
-        return self._close_error or (refusals[-1] if refusals else None)
-
-    def raise_if_closed(self) -> None:
-        """Raise the error of `close`, or the one that has stopped the producer."""
-        if (error := self._close_error) is not None:
-            raise UsageError(str(error)) from error  # a new one, since raising adds a traceback
+        refusals = list(self._refusals) if wait else []
+        return self._pending.closed or (refusals[-1] if refusals else None)
 
 
 def _select_rows(

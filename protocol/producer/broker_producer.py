@@ -23,8 +23,8 @@ from protocol.errors import Corrupt, KafkaError, ProtocolError, TransportError
 from protocol.kafka_terms import NO_REPLICA, NO_TOPIC_ID
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import ProducerSession
-from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.partition_producer import PartitionProducer
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.records.encode import finalize_header
 from protocol.settings.secret import forget_frames
 from protocol.wire.messages.m00_produce import LAST_WITH_TOPIC_NAMES, PRODUCE

@@ -17,8 +17,8 @@ import pyarrow as pa
 from protocol.base.condition import Lock
 from protocol.checked_values import encoded
 from protocol.errors import KafkaError, UsageError
-from protocol.producer.incomplete_batches import BufferMemory
-from protocol.producer.results import MessageFuture, RecordMetadata, UnfinishedCalls, fail_futures
+from protocol.producer.pending_rows import PendingRows
+from protocol.producer.results import MessageFuture, RecordMetadata, fail_futures
 from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 from protocol.settings.property_kinds import MAX_INT32
 
@@ -130,13 +130,11 @@ def already_sending() -> UsageError:
 class MessageBuffer:
     """Collects messages by topic, in order. `full` at `full_bytes` or `full_count`."""
 
-    def __init__(self, full_bytes: int, full_count: int, memory: BufferMemory, unfinished: UnfinishedCalls) -> None:
-        self._memory = memory
-        self._unfinished = unfinished
+    def __init__(self, full_bytes: int, full_count: int, pending: PendingRows) -> None:
+        self._pending = pending
         self._full_bytes = full_bytes
         self._full_count = full_count
         self._count = 0
-        self._close_error: KafkaError | None = None
         self._topics: dict[str, TopicMessages] = {}
         # Reentrant, so that a signal handler within `append` raises instead of deadlocking.
         self._lock = Lock()
@@ -165,7 +163,7 @@ class MessageBuffer:
         Raises
         ------
         UsageError
-            The buffer is closed, or a signal handler within this method has called it.
+            The producer is closed, or a signal handler within this method has called it.
         """
         self.refuse_within_append()
         future = MessageFuture()
@@ -174,16 +172,15 @@ class MessageBuffer:
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._lock:
-            if self._close_error is not None:
-                raise UsageError(str(self._close_error)) from self._close_error
+            self._pending.raise_if_closed()
             wake = not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
             if messages is None:
                 messages = self._topics[topic] = TopicMessages(topic, now_s)
-            self._unfinished.begin(messages)
+            self._pending.begin(messages)
             messages.pairs.append((message, future))
-            self._memory.messages_bytes += message.size_bytes
+            self._pending.messages_bytes += message.size_bytes
             self._count += 1
             wake |= self.full and not was_full
         return future, wake
@@ -191,7 +188,7 @@ class MessageBuffer:
     @property
     def full(self) -> bool:
         """True if the messages should be sent without waiting for `linger.ms`."""
-        return self._memory.messages_bytes >= self._full_bytes or self._count >= self._full_count
+        return self._pending.messages_bytes >= self._full_bytes or self._count >= self._full_count
 
     @property
     def oldest_s(self) -> float | None:
@@ -200,17 +197,12 @@ class MessageBuffer:
             return min((topic.oldest_s for topic in self._topics.values()), default=None)
 
     def take(self) -> list[TopicMessages]:
-        """Remove and return all messages, grouped by topic. The caller releases their `size_bytes` of buffer memory."""
+        """Remove and return all messages, grouped by topic. The caller frees their `size_bytes` of buffer memory."""
         with self._lock:
             taken, self._topics = list(self._topics.values()), {}
-            self._memory.hold(sum(messages.size_bytes for messages in taken))
-            self._memory.messages_bytes = self._count = 0
+            self._pending.hold(sum(messages.size_bytes for messages in taken))
+            self._pending.messages_bytes = self._count = 0
         return taken
-
-    def close(self, error: KafkaError) -> None:
-        """Refuse further messages with this error."""
-        with self._lock:
-            self._close_error = error
 
 
 def _header_lists(headers: Sequence[Headers]) -> pa.Array:

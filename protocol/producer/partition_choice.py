@@ -32,7 +32,13 @@ GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no t
 
 
 class PartitionChoice:
-    """Partition choice of one producer. `busy` has the partitions with waiting batches."""
+    """Partition choice of one producer. `busy` has the partitions with waiting batches.
+
+    Attributes
+    ----------
+    checked : set
+        Topics and partitions that `check_partition` has seen.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class PartitionChoice:
         self._partitioners: dict[str, Partitioner] = {}
         self._cached_topics: dict[str, Topic] = {}
         self._missing = MissingTopics(client)
+        self.checked: set[tuple[str, int | None]] = set()
 
     def resolve_topic(
         self, topic: str, rows: int, requested_partitions: GivenPartitions | None, until: Deadline | None = None
@@ -78,11 +85,21 @@ class PartitionChoice:
             raise
         return metadata, partitions
 
-    def check_partition(self, topic: str, partition: int | None) -> None:
-        """Check one partition, as `resolve_topic`, without waiting for missing topics: for the sender's thread."""
-        if topic not in self._cached_topics:
-            self._cached_topics[topic] = self._client.topic(topic, create=True)
-        require_partition(self.cached_topic(topic), partition)
+    def check_partition(self, topic: str, partition: int | None, *, wait: bool, until: Deadline | None = None) -> None:
+        """Check that topic and partition exist, as `resolve_topic`; each pair is checked once.
+
+        Without `wait` it does not wait for missing topics: for the producer's thread.
+        """
+        if (topic, partition) in self.checked:
+            return
+        if wait:
+            numbers = None if partition is None else np.array([partition], np.int32)
+            self.resolve_topic(topic, 1, numbers, until)
+        else:
+            if topic not in self._cached_topics:
+                self._cached_topics[topic] = self._client.topic(topic, create=True)
+            require_partition(self.cached_topic(topic), partition)
+        self.checked.add((topic, partition))
 
     def cached_topic(self, topic: str) -> Topic:
         """Return the cached topic of an earlier `resolve_topic`, without a request."""

@@ -23,7 +23,7 @@ from protocol.broker_errors import ErrorCode, broker_error, error_row
 from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.kafka_terms import NO_SEQUENCE, NO_TIMESTAMP_MS
 from protocol.producer.idempotence import ProducerIdentity, Sequences, comes_before, sequence_after
-from protocol.producer.incomplete_batches import ProducerBatch
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import BatchResult, ProducedRange
 from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch

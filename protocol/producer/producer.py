@@ -1,8 +1,8 @@
 """A producer for Arrow columns and single messages: sarama's `AsyncProducer`, with a blocking call beside it.
 
 `batch_assembler` partitions, batches and encodes rows in the caller's thread; a thread pool compresses several record
-batches in parallel. The `sender` thread sends them to the partitions' leaders, with several requests in flight per
-broker, and handles replies, retries and deadlines.
+batches in parallel. In `producer_thread`, `sender` sends them to the partitions' leaders, with several requests in
+flight per broker, and handles replies, retries and deadlines. `pending_rows` counts what has no result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from protocol.metrics.sensor import timed
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.compressors import Compressors
 from protocol.producer.idempotence import AnonymousSession, IdempotentSession, ProducerSession
-from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.interceptors import Interceptors, ProducerInterceptor
 from protocol.producer.messages import Headers, Message, ProducerMessage
 from protocol.producer.partition_choice import GivenPartitions, PartitionChoice
 from protocol.producer.partitioner import PartitionFunction
+from protocol.producer.pending_rows import PendingRows
+from protocol.producer.producer_batch import ProducerBatch
+from protocol.producer.producer_thread import ProducerThread
 from protocol.producer.results import ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.producer.retry_backoff import BackoffFunction
 from protocol.producer.sender import Sender
@@ -107,31 +109,33 @@ class Producer:
         )
         interceptors_in_order = tuple(interceptors)
         self._interceptors = Interceptors(interceptors_in_order) if interceptors_in_order else None
-        self._incomplete = IncompleteBatches(format_error=self._client.format_error, clock=self._client.clock)
+        self._pending = PendingRows(
+            settings.buffer_memory_bytes, self._session.failed, self._client.format_error, self._client.clock
+        )
         encode = partial(encode_batches, compression=settings.compression_type, level=settings.compression_level)
         self._compressors = Compressors()
         encode_together = partial(encode, map_each=self._compressors.map)
-        self._sender = Sender(self._client, settings, self._session, self._incomplete, encode, retry_backoff)
-        choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
+        self._sender = Sender(self._client, settings, self._session, self._pending, encode, retry_backoff)
+        self._choice = PartitionChoice(self._client, settings, self._sender.busy, partitioner)
         self._assembler = BatchAssembler(
             settings,
             self._client.clock,
             self._client.sensors,
-            choice,
+            self._choice,
             encode_together,
-            self._incomplete,
+            self._pending,
             self._sender,
-            self._session.failed,
             None if self._interceptors is None else self._interceptors.rows_done,
         )
+        self._thread = ProducerThread(self._assembler, self._sender, self._client.clock)
         self._flushed = False
         self._closed = False
         self._add_gauges()
         with Deferred():
-            self._sender.start(self._assembler.hand_over_due, self._assembler.close)
+            self._thread.start()
             # The threads hold no reference to this object, so it can be collected; then they end. Any thread may
             # collect it, within any lock: nothing here takes one. Code at the end of the program may still flush.
-            weakref.finalize(self, self._sender.stop).atexit = False
+            weakref.finalize(self, self._thread.stop).atexit = False
 
     def __enter__(self) -> Producer:
         return self
@@ -262,10 +266,10 @@ class Producer:
             raise UsageError(f"topic is {topic!r}; it must be a str")
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
-        if not self._assembler.accepts(topic, partition, message.size_bytes):
+        if (topic, partition) not in self._choice.checked or not self._pending.has_room(message.size_bytes):
             with Deferred():
-                in_callback = self._sender.is_current_thread
-                self._assembler.check_partition(topic, partition, wait=not in_callback, deadline=deadline)
+                in_callback = self._thread.is_current
+                self._choice.check_partition(topic, partition, wait=not in_callback, until=deadline)
                 if not in_callback:
                     self._assembler.wait_for_room(message.size_bytes, deadline=deadline)
         # Not deferred, which would take a quarter of the time of `send`.
@@ -301,7 +305,6 @@ class Producer:
         deadline = self._flush_deadline(timeout_ms)
         future = self._send(deadline, topic, value, **fields)
         self._assembler.drain(deadline)
-        self._sender.wake()
         try:
             return future.result(deadline.remaining_s())
         except FutureTimeout as error:
@@ -342,7 +345,6 @@ class Producer:
             except KafkaError as error:
                 outcomes.append(error)
         self._assembler.drain(deadline)
-        self._sender.wake()
         return results_of(outcomes, deadline)
 
     # -- results ------------------------------------------------------------------------------
@@ -355,14 +357,14 @@ class Producer:
     @property
     def held_bytes(self) -> int:
         """Bytes of `buffer.memory` in use: approximately those of unacknowledged rows and messages."""
-        return self._incomplete.memory.held_bytes
+        return self._pending.held_bytes
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
         """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
-        if not self._sender.in_this_process:
+        if not self._thread.in_this_process:
             raise UsageError(_FORKED)
-        return self._incomplete.acknowledged_now()
+        return self._pending.acknowledged_now()
 
     @property
     def requests(self) -> int:
@@ -408,11 +410,11 @@ class Producer:
             self._flush(deadline, despite_failures=True)
         except BaseException as error:
             self._abort(deadline, wait=isinstance(error, Exception))
-            if self._sender.in_this_process:  # as in `_abort`
-                self._incomplete.log_failures()
+            if self._thread.in_this_process:  # as in `_abort`
+                self._pending.log_failures()
             raise
         self._abort(deadline)
-        self._incomplete.raise_failures()  # the sender may have failed after the flush
+        self._pending.raise_failures()  # the sender may have failed after the flush
 
     @deferred
     def abort(self) -> None:
@@ -430,20 +432,19 @@ class Producer:
         """
         self._assembler.refuse_within_send()  # the sender's thread would wait for this one
         self._closed = True
-        if not self._sender.in_this_process:  # a forked child must not touch locks, which may be held forever there
+        if not self._thread.in_this_process:  # a forked child must not touch locks, which may be held forever there
             return
-        self._sender.stop()
-        least_ms = _LEAST_STOP_MS if wait else 0
+        self._thread.stop()
         try:
             if wait:
-                self._sender.join(self._client.deadline(min(_STOP_MS, max(least_ms, deadline.remaining_ms()))))
+                self._thread.join(self._client.deadline(min(_STOP_MS, max(_LEAST_STOP_MS, deadline.remaining_ms()))))
         finally:
             self._compressors.stop()
             if self._interceptors is not None:
                 self._interceptors.close()
             if self._owns_client:
                 self._client.close()
-            self._assembler.free_memory(least_ms / 1000)
+            self._pending.fail_calls()  # again: those of which the thread could not fail all rows
 
     @deferred
     def reset_sequences(self, deadline: Deadline) -> None:
@@ -459,16 +460,13 @@ class Producer:
         """
         self._require_alive()
         error = UsageError("this was not sent: the transaction was aborted")
-        try:
-            self._assembler.refuse(error)
+        with self._assembler.refusing(error):
             # In this order: a thread that waits for memory blocks `discard` until the sender has dropped its batches.
             self._sender.reset_sequences(deadline)
             self._assembler.discard(error, deadline)
             # Again: meanwhile the sender may have taken over rows, which the next transaction would include.
             self._sender.reset_sequences(deadline)
-        finally:
-            self._assembler.accept()
-        self._incomplete.take_failures()
+        self._pending.take_failures()
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -482,9 +480,7 @@ class Producer:
         deadline = deadline or self._flush_deadline()
         if not self._assembler.drain(deadline):
             raise DeadlineExceeded("flush: another thread is still sending its columns")
-        # Wake-ups may have been consumed by batches of other threads.
-        self._sender.wake()
-        while late := self._incomplete.wait(deadline, despite_failures=despite_failures):
+        while late := self._pending.wait(deadline, despite_failures=despite_failures):
             if not (deadline.passed and despite_failures):  # else `close` drops these rows, and logs the failures
                 self._raise_if_unusable("flush", closing=despite_failures)
             if deadline.passed:
@@ -492,7 +488,7 @@ class Producer:
             # The failure that ended the wait was raised in another thread.
         self._raise_if_unusable("flush", closing=despite_failures)
         if not despite_failures:
-            self._assembler.raise_if_closed()
+            self._pending.raise_if_closed()
         self._flushed = True
 
     def _flush_deadline(self, timeout_ms: float | None = None) -> Deadline:
@@ -504,7 +500,7 @@ class Producer:
         sensors, total_bytes = self._client.sensors, self._config.buffer_memory_bytes
         sensors.use(PRODUCER_GROUPS)
         sensors.add_gauge("requests-in-flight", self, lambda producer: [((), producer._sender.in_flight)])
-        sensors.add_gauge("waiting-threads", self, lambda producer: [((), producer._incomplete.waiting_for_room)])
+        sensors.add_gauge("waiting-threads", self, lambda producer: [((), producer._pending.waiting_for_room)])
         sensors.add_gauge("buffer-total-bytes", self, lambda _: [((), total_bytes)])
         sensors.add_gauge(
             "buffer-available-bytes", self, lambda producer: [((), max(0, total_bytes - producer.held_bytes))]
@@ -513,22 +509,22 @@ class Producer:
     def _begin_account(self) -> None:
         if self._flushed:
             self._flushed = False
-            self._incomplete.begin_account()
+            self._pending.begin_account()
 
     def _require_alive(self) -> None:
-        if not self._sender.in_this_process:
+        if not self._thread.in_this_process:
             raise UsageError(_FORKED)
         if self._closed:
             raise UsageError("this producer is closed")
 
     def _require_caller(self, call: str) -> None:
-        if self._sender.is_current_thread:
+        if self._thread.is_current:
             raise UsageError(f"{call} would wait for its own thread: a callback of a future may only send")
 
     def _raise_if_unusable(self, call: str, *, closing: bool = False) -> None:
         self._require_caller(call)
-        if self._sender.in_this_process:
-            self._incomplete.raise_failures()
+        if self._thread.in_this_process:
+            self._pending.raise_failures()
             if closing:  # another thread may have closed it meanwhile
                 return
         self._require_alive()

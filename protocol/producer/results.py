@@ -6,14 +6,13 @@ requests a result, only a few numbers per record batch are kept.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +23,6 @@ from protocol.base.condition import Condition, Event, Lock
 from protocol.errors import DeadlineExceeded, KafkaError, SendFailed
 from protocol.producer.partitioner import Partitions
 from protocol.records.arrow_numpy import to_arrow
-
-log = logging.getLogger(__name__)
 
 _SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64())])
 
@@ -300,49 +297,6 @@ def fail_futures(futures: Iterable[Future[RecordMetadata]], error: KafkaError) -
     for future in futures:
         with suppress(InvalidStateError):
             future.set_exception(error)
-
-
-class Call(Protocol):
-    """Accepted rows or messages, which get their results together or one by one."""
-
-    def fail_rest(self, error: KafkaError) -> None:
-        """Fail all that have no result. May be repeated."""
-
-
-class UnfinishedCalls:
-    """All calls of a producer that have rows or messages without a result, wherever these are. Thread-safe.
-
-    A call begins before its rows can get lost, so the end of the producer can give each row a result. A dictionary
-    changes in one step, without a lock.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[Call, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def begin(self, call: Call) -> None:
-        """Add a call, once."""
-        self._calls[call] = None
-
-    def end(self, call: Call) -> None:
-        """Remove a call that has all results."""
-        self._calls.pop(call, None)
-
-    @property
-    def sent_columns(self) -> list[SentColumns]:
-        """Those of them whose rows have a partition."""
-        return [call for call in list(self._calls) if isinstance(call, SentColumns)]
-
-    def fail(self, error: KafkaError) -> None:
-        """Fail all rows without a result. May be repeated."""
-        for call in list(self._calls):
-            try:
-                call.fail_rest(error)
-                self.end(call)
-            except Exception:  # the other calls need results, too
-                log.exception("a call has no result after the end of its producer")
 
 
 class SentRows(NamedTuple):

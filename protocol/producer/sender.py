@@ -1,22 +1,18 @@
-"""The thread of a producer: sends record batches, and handles replies, retries and deadlines.
+"""Sends record batches, and handles replies, retries and deadlines.
 
-Java's `Sender`, sarama's dispatcher. Only this thread uses the partitions' queues and the brokers' connections, so they
-need no lock. Callers put batches into its inbox and wake it (`SelfPipe`). One poll waits for replies, for callers, and
-for the next time at which something is due.
+Java's `Sender`, sarama's dispatcher. Only `producer_thread` uses the partitions' queues and the brokers' connections,
+so they need no lock. Callers put batches into the inbox and wake the thread (`SelfPipe`). One poll waits for replies,
+for callers, and for the next time at which something is due. Results go to `pending_rows`.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from protocol.base.clock import Backoff, Deadline, StoppableClock
 from protocol.base.condition import Event
-from protocol.base.interrupts import join
 from protocol.cluster.client import PRODUCE, Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
@@ -26,12 +22,11 @@ from protocol.kafka_terms import TopicPartition
 from protocol.net.readiness import SelfPipe, ready
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.idempotence import ProducerSession
-from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.partition_producer import Encode, PartitionProducer
+from protocol.producer.pending_rows import PendingRows
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.retry_backoff import BackoffFunction, FunctionBackoff
 from protocol.producer.topics import Leaders
-
-log = logging.getLogger(__name__)
 
 # Interval of the checks for unresponsive brokers while requests are in flight.
 _MAX_WAIT_S = 1.0
@@ -40,10 +35,16 @@ _numbers = itertools.count()
 
 
 class Sender:
-    """Runs from `start` until `stop` or an internal error, which is reported to callers.
+    """The batches of one producer from `put` to their result.
 
-    `hand_over_due` hands over batches that have waited for `linger.ms`, and returns the time of its next call (None: on
-    the next wake-up). `on_end` is called at the end of the thread with the reason.
+    Attributes
+    ----------
+    busy : dict
+        Partitions with unsent or unacknowledged batches. Other threads may read it.
+    purpose : str
+        Name of the connections in the pool, and of the thread.
+    stop_error : KafkaError
+        Why the thread stops, unless it fails.
     """
 
     def __init__(
@@ -51,48 +52,38 @@ class Sender:
         client: Client,
         config: ProducerConfig,
         session: ProducerSession,
-        incomplete: IncompleteBatches,
+        pending: PendingRows,
         encode: Encode,
         retry_backoff: BackoffFunction | None = None,
     ) -> None:
         self.busy: dict[TopicPartition, PartitionProducer] = {}
-        """Partitions with unsent or unacknowledged batches. Other threads may read it."""
         self._client = client
         self._config = config
         self._session = session
-        self._incomplete = incomplete
+        self._pending = pending
         self._encode = encode
         self._retry_backoff = retry_backoff
         self._clock = StoppableClock(client.clock)
         # Replies of a connection are ordered: with its own connections, it never waits for another producer's replies.
-        self._purpose = f"{PRODUCE}-{next(_numbers)}"
+        self.purpose = f"{PRODUCE}-{next(_numbers)}"
         self._partitions: dict[TopicPartition, PartitionProducer] = {}
         self._brokers: dict[Broker, BrokerProducer] = {}
         self._requests_to_departed = 0
         self._expired_at_s: dict[str, float] = {}  # by topic, within the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
         self._end: KafkaError | None = None
-        self._stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
+        self.stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
         self._resets: deque[Event] = deque()
         self._self_pipe = SelfPipe()
-        self._process_id = os.getpid()
-        self._hand_over_due: Callable[[], float | None] = lambda: None
-        self._on_end: Callable[[KafkaError], None] = lambda error: None
-        self.thread = threading.Thread(target=self._run, name=self._purpose, daemon=True)
-        """The thread that sends and receives."""
 
     # -- for callers --------------------------------------------------------------------------
 
-    def start(self, hand_over_due: Callable[[], float | None], on_end: Callable[[KafkaError], None]) -> None:
-        """Start the thread."""
-        self._hand_over_due, self._on_end = hand_over_due, on_end
-        self.thread.start()
-
-    def put(self, batches: Sequence[ProducerBatch]) -> None:
+    def put(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
         """Add record batches, in order within each partition, or batches that have failed already. Thread-safe.
 
-        Without effect after the end of the thread: `on_end` fails all rows.
+        Their memory replaces `freed_bytes`. Without effect after the end of the thread: it fails all rows.
         """
+        self._pending.add(batches, freed_bytes)
         self._inbox.extend(batches)
         self.wake()
 
@@ -101,17 +92,15 @@ class Sender:
         self._self_pipe.wake()
 
     def stop(self, error: UsageError | None = None) -> None:
-        """Stop, and fail unacknowledged batches with this error. Does not wait. Thread-safe."""
-        if self.in_this_process:
-            self._stop_error = error or self._stop_error
-            self._clock.stop()
-            self._self_pipe.wake()
+        """Let the thread stop, and fail unacknowledged batches with this error. Thread-safe, without a lock."""
+        self.stop_error = error or self.stop_error
+        self._clock.stop()
+        self.wake()
 
-    def join(self, deadline: Deadline) -> None:
-        """Wait for the end of the thread, at most until the deadline."""
-        in_other_thread = self.in_this_process and not self.is_current_thread
-        if in_other_thread and not join(self.thread, deadline.remaining_s()):
-            log.warning("%s still waits for a broker; it ends with the reply or its timeout", self._purpose)
+    @property
+    def stopped(self) -> bool:
+        """True after `stop`."""
+        return self._clock.stopped
 
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
@@ -134,16 +123,6 @@ class Sender:
             raise self._end
 
     @property
-    def in_this_process(self) -> bool:
-        """False after a fork, which does not copy threads."""
-        return self._process_id == os.getpid()
-
-    @property
-    def is_current_thread(self) -> bool:
-        """True in a callback."""
-        return threading.current_thread() is self.thread
-
-    @property
     def in_flight(self) -> int:
         """Number of unanswered requests."""
         return sum(broker.in_flight for broker in list(self._brokers.values()))
@@ -155,54 +134,30 @@ class Sender:
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        end: KafkaError | None = None
-        try:
-            while not self._clock.stopped:
-                looked_at_s = self._client.clock.now_s()
-                self._take_in()
-                if self._resets:
-                    self._reset_sequences()
-                else:
-                    self._work()
-                # After the work, which may have completed a batch that rows wait for. `put` ends the wait.
-                self._wait(self._hand_over_due(), looked_at_s)
-        except BaseException as error:
-            log.exception("%s: the sender has failed", self._purpose)
-            end = UsageError(
-                "this producer cannot continue: its sender has failed, unacknowledged rows may be written or not: "
-                f"{error!r}"
-            )
-        finally:
-            self._finish(end or self._stop_error)
+    def work(self) -> None:
+        """Take in batches, handle arrived replies, and send until no broker accepts more."""
+        self._take_in()
+        if self._resets:
+            self._reset_sequences()
+        else:
+            self._work()
 
-    def _finish(self, end: KafkaError) -> None:
-        """Give every row a result, so that no caller waits forever. Each step comes also after an error of another."""
+    def fail_batches(self, end: KafkaError) -> None:
+        """Fail all batches, and refuse resets of sequence numbers."""
         self._end = end
-        on_end = self._on_end
-        del self._hand_over_due, self._on_end  # a cycle of references, which would keep the rows in memory
-        steps: list[Callable[[], object]] = [
-            lambda: self._drop_all(end),
-            lambda: on_end(end),  # fails what is left
-            self._end_resets,
-            lambda: self._client.hang_up(self._purpose),
-            self._self_pipe.close,
-        ]
-        for step in steps:
-            try:
-                step()
-            except Exception:
-                log.exception("%s: the sender cannot end in order", self._purpose)
-
-    def _end_resets(self) -> None:
-        for done in list(self._resets):
-            done.set()
-
-    def _drop_all(self, end: KafkaError) -> None:
         self._take_in()
         for partition in self._partitions.values():
             partition.drop(end)
         self._tell(self._partitions.values())
+
+    def close(self) -> None:
+        """End waiting resets, and close the connections."""
+        for done in list(self._resets):
+            done.set()
+        try:
+            self._client.hang_up(self.purpose)
+        finally:
+            self._self_pipe.close()
 
     def _complete(self, completed: Sequence[ProducerBatch]) -> None:
         if completed:
@@ -210,7 +165,7 @@ class Sender:
                 if batch.result is not None and batch.result.error is not None:
                     failed = self._client.sensors.failed[batch.topic]
                     failed.record((self._client.clock.now_s(), batch.record_count))
-            self._incomplete.end(completed)
+            self._pending.complete(completed)
 
     def _take_in(self) -> None:
         failed: list[ProducerBatch] = []
@@ -255,7 +210,6 @@ class Sender:
         return Deadline.after_ms(min(config.default_api_timeout_ms, left_ms), self._clock)
 
     def _work(self) -> None:
-        """Handle arrived replies, and send until no broker accepts more."""
         self._take_replies()
         while not self._clock.stopped and self._send_round():
             self._take_replies()
@@ -280,11 +234,7 @@ class Sender:
             self._resets.popleft().set()
 
     def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
-        completed = [batch for partition in partitions for batch in partition.take_completed()]
-        for error in dict.fromkeys(batch.result.error for batch in completed if batch.result is not None):
-            if error is not None:
-                self._session.failed(error)
-        self._complete(completed)
+        self._complete([batch for partition in partitions for batch in partition.take_completed()])
 
     def _send_round(self) -> bool:
         """Send at most one request to each broker; return True if any was sent."""
@@ -347,7 +297,7 @@ class Sender:
         if producer is None:
             self._forget_departed()
             producer = self._brokers[broker] = BrokerProducer(
-                self._client, broker, self._config, self._session, self._clock, self._purpose, self._stale
+                self._client, broker, self._config, self._session, self._clock, self.purpose, self._stale
             )
         return producer
 
@@ -375,7 +325,7 @@ class Sender:
                 broker.receive_reply()
             wait_s, deadline, self_pipe = 0.0, None, None
 
-    def _wait(self, due_s: float | None, looked_at_s: float) -> None:
+    def wait(self, due_s: float | None, looked_at_s: float) -> None:
         """Wait for a reply, a wake-up, or the next due time after `looked_at_s`."""
         moments = [due_s, *(partition.due_s(looked_at_s) for partition in self.busy.values())]
         moments += [broker.due_s(looked_at_s) for broker in self._brokers.values()]

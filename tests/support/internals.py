@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.commits import Commits
 from protocol.consumer.consumer_group import ConsumerGroup
@@ -16,7 +18,7 @@ from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.processor import Processor
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.broker_producer import BrokerProducer
-from protocol.producer.incomplete_batches import IncompleteBatches
+from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer import Producer
 from protocol.producer.sender import Sender
 
@@ -36,9 +38,14 @@ def broker_producers_of(producer: Producer) -> list[BrokerProducer]:
     return list(sender_of(producer)._brokers.values())
 
 
-def incomplete_of(producer: Producer) -> IncompleteBatches:
-    """Return the batches without an acknowledgement."""
-    return producer._incomplete
+def pending_of(producer: Producer) -> PendingRows:
+    """Return the rows without a result."""
+    return producer._pending
+
+
+def thread_of(producer: Producer) -> threading.Thread:
+    """Return the thread that sends and receives."""
+    return producer._thread._thread
 
 
 def fetcher_of(consumer: Consumer) -> PartitionFetcher:

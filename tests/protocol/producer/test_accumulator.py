@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches
-from protocol.producer.incomplete_batches import BufferMemory
 from protocol.producer.results import SentColumns
 from protocol.records.batch_header import HEADER_BYTES
 
@@ -162,19 +161,16 @@ def test_rows_of_partitions_with_a_queue_stay_until_they_fill_a_batch() -> None:
     assert [batch_slice.since_s for batch_slice in full.batch_slices] == [1.0]
 
 
-def test_memory_is_held_for_waiting_rows_until_the_receiver_frees_it() -> None:
-    memory = BufferMemory()
-    accumulator = Accumulator(limit(3), memory=memory)
+def test_bytes_of_waiting_rows_are_counted_until_they_are_output() -> None:
+    accumulator = Accumulator(limit(3))
     append(accumulator, 0, [0, 1, 2, 2])
-    assert accumulator.waiting_bytes == memory.held_bytes == 4 * SIZE
-    (full,) = append(accumulator, 4, [0, 0, 1])
     assert accumulator.waiting_bytes == 4 * SIZE
-    assert memory.held_bytes == 4 * SIZE + full.held_bytes == 7 * SIZE
+    (full,) = append(accumulator, 4, [0, 0, 1])
+    assert (accumulator.waiting_bytes, full.held_bytes) == (4 * SIZE, 3 * SIZE)
     keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
     accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0)
     assert [batches.held_bytes for batches in accumulator.drain()] == [4 * SIZE, SIZE]
     assert accumulator.waiting_bytes == 0
-    assert memory.held_bytes == 8 * SIZE
 
 
 def test_long_runs_of_a_partition_fill_record_batches() -> None:

@@ -21,7 +21,7 @@ from protocol.producer.results import RecordMetadata
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
 from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
-from tests.support.internals import assembler_of, incomplete_of
+from tests.support.internals import assembler_of, pending_of
 from tests.support.wait_until import wait_until
 
 
@@ -200,7 +200,7 @@ class TestMemory:
         full.send_columns(TOPIC, columns_of(*[bytes(1_000)] * 18))
         with ThreadPoolExecutor(1) as executor:
             sent = executor.submit(full.send_columns, TOPIC, columns_of(*[bytes(1_000)] * 5))
-            wait_until(lambda: incomplete_of(full).awaited or sent.done())
+            wait_until(lambda: pending_of(full).waiting_for_room or sent.done())
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
         assert full.held_bytes <= 20_000

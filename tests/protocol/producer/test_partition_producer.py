@@ -15,8 +15,8 @@ from protocol.base.clock import Backoff
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded, KafkaError
 from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
-from protocol.producer.incomplete_batches import ProducerBatch
 from protocol.producer.partition_producer import PartitionProducer
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.records.decode import decode
 from protocol.records.encode import encode_batches
 from protocol.records.memory_records import read_batch_headers

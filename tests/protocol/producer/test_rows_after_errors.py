@@ -21,10 +21,10 @@ from protocol.broker_errors import ErrorCode
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.batch_assembler import BatchAssembler
-from protocol.producer.incomplete_batches import IncompleteBatches
 from protocol.producer.partition_choice import PartitionChoice
 from protocol.producer.partition_producer import PartitionProducer
-from protocol.producer.results import BatchResult, RecordMetadata, SentColumns, UnfinishedCalls
+from protocol.producer.pending_rows import PendingRows
+from protocol.producer.results import BatchResult, RecordMetadata, SentColumns
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -32,7 +32,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.producer.producing import numbered, producer_of
-from tests.support.internals import assembler_of, sender_of
+from tests.support.internals import assembler_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
@@ -61,7 +61,7 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, times: i
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(IncompleteBatches, "end"), (SentColumns, "complete"), (PartitionProducer, "take_completed")]
+    ("owner", "name"), [(PendingRows, "complete"), (SentColumns, "complete"), (PartitionProducer, "take_completed")]
 )
 def test_failed_sender_ends_a_call_that_waits_for_memory(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -133,21 +133,22 @@ def test_close_reports_rows_that_failed_after_its_flush(broker: FakeKafka, monke
     """The end of the sender's thread has begun, and the rows have not failed yet."""
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
     begun, go_on = threading.Event(), threading.Event()
-    fail, wait = UnfinishedCalls.fail, IncompleteBatches.wait
+    fail_calls, wait = PendingRows.fail_calls, PendingRows.wait
 
-    def slowly(calls: UnfinishedCalls, error: KafkaError) -> None:
-        if threading.current_thread() is sender_of(producer).thread:
-            begun.set()
-            assert go_on.wait(WAIT_S)
-            fail(calls, error)
+    def slowly(pending: PendingRows) -> None:
+        if threading.current_thread() is thread_of(producer):
+            if pending.ended:
+                begun.set()
+                assert go_on.wait(WAIT_S)
+            fail_calls(pending)
 
     def flushed(*arguments: Any, **named: Any) -> list[Any]:
         late = wait(*arguments, **named)
         go_on.set()
         return late
 
-    monkeypatch.setattr(UnfinishedCalls, "fail", slowly)
-    monkeypatch.setattr(IncompleteBatches, "wait", flushed)
+    monkeypatch.setattr(PendingRows, "fail_calls", slowly)
+    monkeypatch.setattr(PendingRows, "wait", flushed)
     sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
     raise_once(monkeypatch, Sender, "_take_in")
     sender_of(producer).wake()
@@ -173,7 +174,7 @@ def test_producer_collected_in_its_own_thread_ends(broker: FakeKafka, monkeypatc
     monkeypatch.setattr(item, "__init__", collect)
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 100, "compression.type": "lz4"})
     futures = [producer.send(TOPIC, b"value", partition=number) for number in (0, 1)]
-    thread, alive, cycle = sender_of(producer).thread, weakref.ref(producer), [producer]
+    thread, alive, cycle = thread_of(producer), weakref.ref(producer), [producer]
     cycle.append(cycle)  # type: ignore[arg-type]
     gc.disable()
     try:
@@ -198,7 +199,7 @@ class TestTransaction:
         producer.abort()
 
     @pytest.mark.parametrize(
-        ("owner", "name"), [(Accumulator, "drain"), (IncompleteBatches, "begin"), (SentColumns, "complete")]
+        ("owner", "name"), [(Accumulator, "drain"), (PendingRows, "add"), (SentColumns, "complete")]
     )
     def test_interrupted_abort_gives_each_row_a_result(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -304,7 +305,7 @@ def test_callback_may_take_a_lock_of_a_thread_that_sends(
     assert taken == [True]
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Sender, "put"), (IncompleteBatches, "begin")])
+@pytest.mark.parametrize(("owner", "name"), [(Sender, "put"), (PendingRows, "add")])
 @pytest.mark.parametrize("kind", ["message", "columns"])
 def test_error_while_rows_fail_stops_the_producer(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, kind: str
@@ -335,7 +336,7 @@ def refuse(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(PartitionProducer, "drop"), (IncompleteBatches, "abandon"), (SentColumns, "fail_rest")]
+    ("owner", "name"), [(PartitionProducer, "drop"), (PendingRows, "fail_calls"), (SentColumns, "fail_rest")]
 )
 def test_sender_ends_in_spite_of_errors(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -463,7 +464,7 @@ def test_close_raises_for_a_call_that_began_after_the_sender_had_failed(
     def partitioner(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
         raise_once(monkeypatch, Sender, "_take_in")
         sender_of(producer).wake()
-        sender_of(producer).join(producer.client.deadline())
+        thread_of(producer).join(WAIT_S)
         return pa.array([0] * rows.num_rows, pa.int32())
 
     producer = producer_of(broker.bootstrap_servers, partitioner=partitioner)

@@ -22,10 +22,11 @@ from protocol.base.condition import Event
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.producer.accumulator import Accumulator
-from protocol.producer.incomplete_batches import IncompleteBatches, ProducerBatch
 from protocol.producer.messages import TopicMessages
 from protocol.producer.partition_producer import PartitionProducer
+from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer import Producer
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -37,7 +38,7 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.forked_child import check_in_child
-from tests.support.internals import assembler_of, incomplete_of, sender_of
+from tests.support.internals import assembler_of, pending_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
@@ -100,8 +101,8 @@ def sender_threads() -> set[threading.Thread]:
 
 def before_each_wait(monkeypatch: pytest.MonkeyPatch, action: Callable[..., object]) -> None:
     """Call `action` with the moments for which the sender's thread is about to wait."""
-    wait = Sender._wait
-    monkeypatch.setattr(Sender, "_wait", lambda self, *moments: (action(*moments), wait(self, *moments)))
+    wait = Sender.wait
+    monkeypatch.setattr(Sender, "wait", lambda self, *moments: (action(*moments), wait(self, *moments)))
 
 
 def after_each_call(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, action: Callable[[], None]) -> None:
@@ -163,11 +164,11 @@ class TestWhileCallersAreAway:
         properties = {"linger.ms": 100, "request.timeout.ms": 50_000}
         with producer_of(broker.bootstrap_servers, properties, clock) as producer:
             futures = send_slowly(producer, clock, 30)
-            assert incomplete_of(producer).count((TOPIC, 0)) == 6
+            assert pending_of(producer).count((TOPIC, 0)) == 6
             broker.clear_faults()
             clock.skip(50)
             assert [future.result(WAIT_S).offset for future in futures] == list(range(30))
-            assert incomplete_of(producer).count((TOPIC, 0)) == 0
+            assert pending_of(producer).count((TOPIC, 0)) == 0
         assert values_of(broker) == [b"%d" % number for number in range(30)]
 
     def test_rows_behind_a_queue_fail_at_their_own_delivery_timeout(self, broker: FakeKafka) -> None:
@@ -300,7 +301,7 @@ class TestMemory:
 
             def stand_still() -> None:
                 monkeypatch.undo()  # the sender's thread hands over the message
-                wait_until(lambda: incomplete_of(producer).empty)
+                wait_until(lambda: pending_of(producer).empty)
                 sending.start()
                 wait_until(lambda: bool(written))
 
@@ -343,8 +344,8 @@ def test_interrupted_call_fails_rows_of_earlier_calls_too(
         if where == "encoding":
             monkeypatch.setattr(assembler_of(producer), "encode", come_between)
         else:
-            monkeypatch.setattr(assembler_of(producer), "_holds_at_most", lambda size_bytes: False)
-            monkeypatch.setattr(incomplete_of(producer), "wait_for_room", come_between)
+            monkeypatch.setattr(assembler_of(producer), "_fits", lambda size_bytes: False)
+            monkeypatch.setattr(pending_of(producer), "wait_for_room", come_between)
         with pytest.raises(type(raised)):
             producer.send_columns(TOPIC, numbered(3, 40), np.arange(40, dtype=np.int32) % 2)
         monkeypatch.undo()
@@ -451,7 +452,7 @@ class TestClose:
         producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         fail_sender(monkeypatch)
         sender_of(producer).wake()
-        sender_of(producer).thread.join(WAIT_S)
+        thread_of(producer).join(WAIT_S)
         with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
             producer.flush()
         producer.abort()
@@ -475,11 +476,11 @@ class TestClose:
 
         event, over = threading.Event(), threading.Event()
 
-        def hold(batches: IncompleteBatches) -> None:
-            batches.wait_for_room(lambda: event.set() or over.wait(WAIT_S), 0.0, despite_failures=True)
+        def hold(pending: PendingRows) -> None:
+            pending.wait_for_room(lambda: event.set() or over.wait(WAIT_S), 0.0, despite_failures=True)
 
         with producer_of(broker.bootstrap_servers) as producer:
-            thread = threading.Thread(target=hold, args=(incomplete_of(producer),))
+            thread = threading.Thread(target=hold, args=(pending_of(producer),))
             thread.start()
             assert event.wait(WAIT_S)
             try:
@@ -626,7 +627,7 @@ class TestStop:
         def no_memory(*_: object) -> None:
             raise MemoryError("as if")
 
-        monkeypatch.setattr(IncompleteBatches, "end", no_memory)
+        monkeypatch.setattr(PendingRows, "complete", no_memory)
         begin_s = time.monotonic()
         future = producer.send(TOPIC, b"value", partition=0)
         for _ in range(2):
@@ -682,20 +683,20 @@ class TestFlush:
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS, partition=(TOPIC, 0))
         broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD, partition=(TOPIC, 1))
         with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
-            incomplete, wait = incomplete_of(producer), incomplete_of(producer).wait
+            pending, wait = pending_of(producer), pending_of(producer).wait
             raised: list[KafkaError] = []
             done: list[bool] = []
 
             def wait_while_another_flushes(deadline: Deadline, **options: bool) -> list[ProducerBatch]:
                 late = wait(deadline, **options)
-                raised.extend(incomplete.take_failures())
+                raised.extend(pending.take_failures())
                 return late
 
             def flush() -> None:
                 producer.flush()
                 done.append(sent.done)
 
-            monkeypatch.setattr(incomplete, "wait", wait_while_another_flushes)
+            monkeypatch.setattr(pending, "wait", wait_while_another_flushes)
             sent = producer.send_columns(TOPIC, numbered(0, 2), np.arange(2, dtype=np.int32))
             flusher = threading.Thread(target=flush)
             flusher.start()

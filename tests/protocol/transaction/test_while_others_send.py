@@ -34,7 +34,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import GROUP, started, visible
-from tests.support.internals import incomplete_of
+from tests.support.internals import pending_of
 from tests.support.wait_until import wait_until
 
 
@@ -200,7 +200,7 @@ class TestConcurrentSends:
             producer.send("orders", bytes(8_000), partition=0)
             wait_until(lambda: len(fake.request_bodies(PRODUCE)) == 1)
             waiting = threads.submit(call, producer)
-            wait_until(lambda: incomplete_of(producer).awaited)
+            wait_until(lambda: pending_of(producer).waiting_for_room)
             began_s = time.monotonic()
             producer.abort_transaction()
             assert time.monotonic() - began_s < 15
@@ -301,7 +301,7 @@ class TestWaitsForOtherThreads:
             waiting = executor.submit(producer.send, "orders", b"y" * 70_000)
             since_s = time.monotonic()
             if how != "compressed":  # there it may have waited already
-                wait_until(lambda: incomplete_of(producer).waiting_for_room)
+                wait_until(lambda: pending_of(producer).waiting_for_room)
                 getattr(producer, how)()
             waiting.exception(20)
             assert time.monotonic() - since_s < 10

@@ -1,0 +1,314 @@
+"""The rows and messages of a producer that are accepted and have no result: the one place that counts them.
+
+`batch_assembler` adds calls, bytes and failures in the callers' threads. `sender` adds and completes batches. `flush`,
+waits for memory, metrics and the end of the producer ask here. Java's `IncompleteBatches` and `BufferPool`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.condition import Condition
+from protocol.errors import KafkaError, UsageError
+from protocol.kafka_terms import NO_PARTITION, TopicPartition
+from protocol.producer.producer_batch import ProducerBatch
+from protocol.producer.results import ProducedRange, SentColumns, complete_rows, rows_within
+
+log = logging.getLogger(__name__)
+
+
+class Call(Protocol):
+    """Accepted rows or messages, which get their results together or one by one."""
+
+    def fail_rest(self, error: KafkaError) -> None:
+        """Fail all that have no result. May be repeated."""
+
+
+class PendingRows:
+    """All pending rows of a producer: their calls, batches, bytes and failures. Thread-safe.
+
+    A call begins before its rows can get lost, so the end of the producer gives each row a result, wherever it is.
+
+    Parameters
+    ----------
+    limit_bytes : int, optional
+        `buffer.memory`.
+    on_failure : callable, optional
+        Called with the error of rows before the rows get it: a transaction fails first.
+    format_error : callable, optional
+        Formats an error for log messages.
+    clock : Clock, optional
+
+    Attributes
+    ----------
+    waiting_for_room : int
+        Number of threads in `wait_for_room`.
+    messages_bytes : int
+        Bytes of the messages in `MessageBuffer`, which sets it. Ctrl-C in `send` may make it inexact until the next
+        batch.
+    closed : KafkaError or None
+        Why no rows are accepted any more.
+    ended : bool
+        All calls have failed, and nothing is counted.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int = 1 << 62,
+        on_failure: Callable[[KafkaError], None] = lambda error: None,
+        format_error: Callable[[KafkaError], str] = str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._on_failure = on_failure
+        self._format_error = format_error
+        self._clock = clock
+        self.waiting_for_room = 0
+        self.messages_bytes = 0
+        self.closed: KafkaError | None = None
+        self.ended = False
+        # A dictionary changes in one step: calls begin and end without the lock.
+        self._calls: dict[Call, None] = {}
+        self._batches: dict[TopicPartition, dict[ProducerBatch, None]] = {}
+        self._held_bytes = 0
+        self._acknowledged: dict[TopicPartition, ProducedRange] = {}
+        # By the call whose result reports them, too; None: rows without such a call.
+        self._failures: dict[SentColumns | None, list[KafkaError]] = {}
+        self._completed_at_s = float("-inf")
+        self._changed = Condition()
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        """Add a call, once."""
+        self._calls[call] = None
+
+    def end_call(self, call: Call) -> None:
+        """Remove a call that has all results."""
+        self._calls.pop(call, None)
+
+    def close(self, error: KafkaError) -> None:
+        """Refuse further rows. The transaction, and `flush`, fail if rows are pending."""
+        self._report_calls(error)  # first: others look at `closed`
+        self.closed = self.closed or error
+        self.wake()
+
+    def raise_if_closed(self) -> None:
+        """Raise the error of `close`."""
+        if (error := self.closed) is not None:
+            raise UsageError(str(error)) from error  # a new one, since raising adds a traceback
+
+    def end(self, error: KafkaError) -> None:
+        """Fail all pending rows, and count none any more. May be repeated."""
+        self.closed = self.closed or error
+        self.ended = True
+        self.fail_calls()
+        with self._changed:
+            self._batches.clear()
+            self._changed.notify_all()
+
+    def fail_calls(self) -> None:
+        """Fail all calls if the producer has ended: those that begin later need this call, too."""
+        if self.ended and self.closed is not None:
+            self._report_calls(self.closed)
+            for call in list(self._calls):
+                try:
+                    call.fail_rest(self.closed)
+                    self.end_call(call)
+                except Exception:  # the other calls need results, too
+                    log.exception("a call has no result after the end of its producer")
+
+    def _report_calls(self, error: KafkaError) -> None:
+        calls = list(self._calls)
+        if calls:
+            self.failed(error, [call for call in calls if isinstance(call, SentColumns)])
+
+    # -- bytes --------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of `buffer.memory` in use. May count a message twice while it moves, but never under-counts."""
+        return 0 if self.ended else self._held_bytes + self.messages_bytes
+
+    def hold(self, size_bytes: int) -> None:
+        """Add bytes; subtract them if negative."""
+        if size_bytes:
+            with self._changed:
+                self._held_bytes += size_bytes
+                if size_bytes < 0:
+                    self._changed.notify_all()
+
+    def has_room(self, size_bytes: int, *, columns: bool = False) -> bool:
+        """Return True if these bytes fit. Columns fit always if no batch holds any memory."""
+        return self.held_bytes + size_bytes <= self._limit_bytes or (columns and self.empty)
+
+    def wait_for_room(
+        self,
+        fits: Callable[[], bool],
+        timeout_s: float,
+        *,
+        despite_failures: bool,
+        deadline: Deadline | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Wait until `fits()`; return False if no batch was completed for `timeout_s`, or at the deadline.
+
+        `on_wait` is called when `waiting_for_room` counts this thread.
+
+        Raises
+        ------
+        KafkaError
+            As `raise_failures`, unless `despite_failures`.
+        """
+        began_s = self._clock.now_s()
+        with self._changed:
+            self.waiting_for_room += 1
+            try:
+                on_wait()
+                while not fits():
+                    if not despite_failures:
+                        self.raise_failures()
+                    # Calls of other threads notify as well.
+                    patience = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
+                    earliest = (
+                        patience if deadline is None else min(patience, deadline, key=lambda waiting: waiting.at_s)
+                    )
+                    if earliest.passed:
+                        return False
+                    self._changed.wait(earliest.remaining_s())
+                return True
+            finally:
+                self.waiting_for_room -= 1
+
+    # -- batches ------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        """True if every batch is complete."""
+        return not self._batches
+
+    def count(self, key: TopicPartition) -> int:
+        """Return the number of incomplete batches of a partition."""
+        return len(self._batches.get(key, ()))
+
+    def add(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
+        """Add batches; their memory replaces `freed_bytes`, held by their rows before."""
+        self._report_batches(batches)  # those that have failed already
+        with self._changed:
+            if not self.ended:
+                for batch in batches:
+                    self._batches.setdefault((batch.topic, batch.partition), {})[batch] = None
+                self.hold(sum(batch.size_bytes for batch in batches) - freed_bytes)
+
+    def complete(self, completed: Sequence[ProducerBatch]) -> None:
+        """Pass the results of batches to the calls whose rows they are, then wake the threads that wait."""
+        self._report_batches(completed)
+        results = [(batch.whole or batch, batch, batch.result) for batch in completed if batch.result is not None]
+        with self._changed:
+            for whole, batch, result in results:
+                key, error = (batch.topic, batch.partition), result.error
+                if error is None:
+                    before = self._acknowledged.get(key, ProducedRange())
+                    self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
+                elif batch.partition != NO_PARTITION:  # else never sent: `failed` has recorded it, or a future has it
+                    rows = rows_within(whole.sent, batch.first_row, batch.record_count)
+                    self._add_failure(error, [row.call for row in rows] or [None])
+        for whole, batch, result in results:
+            whole.rows_left -= batch.record_count
+            complete_rows(whole.sent, batch.partition, result, batch.first_row, batch.record_count)
+        with self._changed:
+            for whole, *_ in results:
+                if not whole.rows_left:
+                    self._remove(whole)
+            self._completed_at_s = self._clock.now_s()
+            self._changed.notify_all()
+
+    def _remove(self, batch: ProducerBatch) -> None:
+        key = batch.topic, batch.partition
+        if batch in (of_partition := self._batches.get(key, {})):
+            del of_partition[batch]
+            self._held_bytes -= batch.size_bytes
+            if not of_partition:
+                del self._batches[key]
+
+    def _report_batches(self, batches: Sequence[ProducerBatch]) -> None:
+        for error in dict.fromkeys(batch.result.error for batch in batches if batch.result is not None):
+            if error is not None:
+                self._on_failure(error)
+
+    def wait(self, deadline: Deadline, *, despite_failures: bool = False) -> list[ProducerBatch]:
+        """Wait until all current batches are complete, one fails, or the deadline; return the incomplete ones."""
+        with self._changed:
+            waiting = [batch for batches in self._batches.values() for batch in batches]
+            while not self._have_ended(waiting) and (despite_failures or not self._failures) and not deadline.passed:
+                self._changed.wait(deadline.remaining_s())
+            return [batch for batch in waiting if self._has(batch)]
+
+    def _have_ended(self, waiting: list[ProducerBatch]) -> bool:
+        """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
+        while waiting and not self._has(waiting[-1]):
+            waiting.pop()
+        return not waiting
+
+    def _has(self, batch: ProducerBatch) -> bool:
+        return batch in self._batches.get((batch.topic, batch.partition), ())
+
+    def wake(self) -> None:
+        """Make waiting threads check their condition again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- reports to the user ------------------------------------------------------------------
+
+    def failed(self, error: KafkaError, calls: Iterable[SentColumns | None] = (None,)) -> None:
+        """Record a failure of rows of these calls that never became a batch."""
+        self._on_failure(error)
+        with self._changed:
+            self._add_failure(error, calls)
+            self._changed.notify_all()
+
+    def _add_failure(self, error: KafkaError, calls: Iterable[SentColumns | None]) -> None:
+        for call in calls:
+            if call is None or not call.reports_failures:
+                errors = self._failures.setdefault(call, [])
+                if error not in errors:
+                    errors.append(error)
+
+    def mark_reported(self, call: SentColumns) -> None:
+        """Forget the failures of a call whose result was requested; other calls may have failed with the same error."""
+        with self._changed:
+            self._failures.pop(call, None)
+
+    def take_failures(self) -> list[KafkaError]:
+        """Return and clear the unreported failures, each once."""
+        with self._changed:
+            taken, self._failures = self._failures, {}
+            return list(dict.fromkeys(error for errors in taken.values() for error in errors))
+
+    def raise_failures(self) -> None:
+        """Raise the first unreported failure, log the others, and clear them."""
+        if failures := self.take_failures():
+            first, *kafka_errors = failures
+            self._log(kafka_errors)
+            raise first
+
+    def log_failures(self) -> None:
+        """Log the unreported failures, and clear them, because another error is raised."""
+        self._log(self.take_failures())
+
+    def _log(self, failures: Sequence[KafkaError]) -> None:
+        for failure in failures:
+            log.warning("another write failed: %s", self._format_error(failure))
+
+    def begin_account(self) -> None:
+        """Forget the acknowledged ranges."""
+        with self._changed:
+            self._acknowledged = {}
+
+    def acknowledged_now(self) -> dict[TopicPartition, ProducedRange]:
+        """Return the acknowledged ranges by (topic, partition)."""
+        with self._changed:
+            return dict(self._acknowledged)
