@@ -13,6 +13,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.driver import group_commits, trigger
 from spark_kafka_source.plan.backlog import QueryAssignment
@@ -35,15 +36,9 @@ class Marks:
     def retain(self, owned: Iterable[tuple[str, int]]) -> None:
         self.kept = list(owned)
 
-    def stage(
-        self,
-        offsets: Mapping[tuple[str, int], CommittedOffset],
-        member: GroupMember,
-        *,
-        topic_ids: Mapping[tuple[str, int], bytes],
-    ) -> None:
+    def stage(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
         assert member == NO_MEMBER
-        assert topic_ids.keys() >= offsets.keys()
+        assert all(to.topic_id != NO_TOPIC_ID for to in offsets.values())
         assert self.kept == list(offsets)
         self.marked.append({key: entry.offset for key, entry in offsets.items()})
 
