@@ -41,17 +41,20 @@ class Position:
     leader_epoch: int = NO_LEADER_EPOCH
     topic_id: bytes = field(default=NO_TOPIC_ID, kw_only=True)
 
-    def __post_init__(self) -> None:
-        offset, epoch = self.offset, self.leader_epoch
-        if type(offset) is not int or type(epoch) is not int or not (0 <= offset < 2**63 and -1 <= epoch < 2**31):
-            object.__setattr__(self, "offset", checked_offset(offset))
-            object.__setattr__(self, "leader_epoch", checked_leader_epoch(epoch))
-        if type(self.topic_id) is not bytes or len(self.topic_id) != 16:
-            object.__setattr__(self, "topic_id", checked_topic_id(self.topic_id))
+    # Takes two thirds of the time of a generated one: a trigger of a query makes thousands of positions.
+    def __init__(self, offset: int, leader_epoch: int = NO_LEADER_EPOCH, *, topic_id: bytes = NO_TOPIC_ID) -> None:
+        if type(offset) is not int or not 0 <= offset < 2**63:
+            offset = checked_offset(offset)
+        if type(leader_epoch) is not int or not -1 <= leader_epoch < 2**31:
+            leader_epoch = checked_leader_epoch(leader_epoch)
+        if type(topic_id) is not bytes or len(topic_id) != 16:
+            topic_id = checked_topic_id(topic_id)
+        fields = self.__dict__
+        fields["offset"], fields["leader_epoch"], fields["topic_id"] = offset, leader_epoch, topic_id
 
     def is_in(self, topic_id: bytes) -> bool:
         """Return False if the position is surely in another topic; unknown ids do not differ."""
-        return not is_another_topic(topic_id, self.topic_id)
+        return topic_id == self.topic_id or NO_TOPIC_ID in (topic_id, self.topic_id)
 
     def in_topic(self: P, topic_id: bytes) -> P:
         """Return this offset in the topic with an id, without the leader epoch if that is of another topic."""

@@ -19,7 +19,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.position import Position, is_another_topic
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch, m28_txn_offset_commit
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
@@ -63,10 +63,17 @@ class CommittedOffset(Position):
     metadata: str = ""
     topic_id: bytes = field(default=NO_TOPIC_ID, kw_only=True, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        metadata = "" if self.metadata is None else checked_string("metadata", self.metadata)
-        object.__setattr__(self, "metadata", metadata)
+    def __init__(
+        self,
+        offset: int,
+        leader_epoch: int = NO_LEADER_EPOCH,
+        metadata: str | None = "",
+        *,
+        topic_id: bytes = NO_TOPIC_ID,
+    ) -> None:
+        super().__init__(offset, leader_epoch, topic_id=topic_id)
+        is_empty = metadata is None or metadata == ""
+        self.__dict__["metadata"] = "" if is_empty else checked_string("metadata", metadata)
 
 
 def to_commit(position: Position, metadata: str = "") -> CommittedOffset:
