@@ -13,11 +13,12 @@ from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
 from spark_kafka_source.driver.discovery import discover, leaders, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
-from spark_kafka_source.plan.offsets import Offsets, topic_ids
+from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import group_ranges, offset_ranges, pruned_ranges
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.range_reader import RangePartition, RangeReader
@@ -50,10 +51,13 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
             # With an open transaction, the last stable offset may be before a group's offset.
             ends = {key: max(end, starts[key]) for key, end in ends.items()}
         _require_order(starts, ends)
-        ids = topic_ids(partitions)
+        start, end = (
+            Offsets.at({key: Position(offset, topic_id=partitions[key]) for key, offset in offsets.items()})
+            for offsets in (starts, ends)
+        )
         ranges = offset_ranges(
-            Offsets(starts, ids=ids),
-            Offsets(ends, ids=ids),
+            start,
+            end,
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
         )

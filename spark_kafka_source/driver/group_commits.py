@@ -92,14 +92,13 @@ class GroupCommits:
                 for key, position in assignment.positions(completed).items()
                 if key in owned and position.is_in(owned[key])
             }
-            self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})
+            if log.isEnabledFor(logging.INFO):
+                self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})
             self.manager.retain(offsets)
             self.manager.stage(offsets, member)
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Log the offsets that have changed since the last call: once for each batch."""
-        if not log.isEnabledFor(logging.INFO):
-            return
         changed = sorted(key for key, offset in offsets.items() if self._logged.get(key) != offset)
         self._logged = offsets
         if changed:

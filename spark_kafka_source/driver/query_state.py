@@ -18,8 +18,6 @@ from a checkpoint begins with `partitions(end, end)` of the last complete batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
 from protocol.base.once import log_once
@@ -112,7 +110,8 @@ class QueryState:
             def find() -> Offsets:
                 partitions = discover(self.client, self.options, deadline)
                 starts = starting_offsets(self.client, self.options, partitions, deadline)
-                return replace(Offsets.at(starts), ids=topic_ids(partitions))
+                positions = {key: start.assumed_in(partitions[key]) for key, start in starts.items()}
+                return Offsets(positions, topic_ids(partitions))
 
             self._starting = retry_unknown_topics(self.client, find, deadline)
         return self._starting

@@ -38,7 +38,7 @@ def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
         start = query.starting_offsets(query.deadline())
         late = data_loss.starts_after_end(start, end)
         data_loss.raise_or_warn(late.values(), fail=query.options.fail_on_data_loss)
-        return replace(start, ends={**start.ends, **{key: end.ends[key] for key in late}})
+        return replace(start, positions={**start.positions, **{key: end.positions[key] for key in late}})
     if not query.running:
         log.warning("the first batch is incomplete: it is read again from its recorded start, not from startingOffsets")
     return Offsets({})

@@ -194,7 +194,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if is_new or (is_member and not completed.ends):
             resolved_start = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            return start, replace(resolved_start, ends={}, epochs={}), resolved_start
+            return start, replace(resolved_start, positions={}), resolved_start
         if not query.running and not is_member:
             warn_if_offsets_differ(query.client, self._options, completed, deadline)
         return start, completed, Offsets({})

@@ -91,7 +91,7 @@ class Trigger:
         keys = self.completed.ends.keys() | self.starting.ends.keys()
         assignment = assign_all(self._client, self._options, keys, self.deadline)
         starting, owned = self.starting, assignment.owned
-        same = {key for key in starting.epochs if owned.get(key) == starting.ids.get(key[0])}
+        same = {key for key, topic_id in owned.items() if topic_id == starting.ids.get(key[0])}
         starts = {key: start if key in same else Position(start.offset) for key, start in starting.positions.items()}
         assignment = replace(assignment, added={**starts, **assignment.added})
         if self.query.membership is not None:

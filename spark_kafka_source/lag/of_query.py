@@ -100,7 +100,7 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
     for source, offsets in enumerate(progress["sources"]):
         reached, latest = _offsets(offsets["endOffset"]), _offsets(offsets["latestOffset"])
         # Spark's own connector writes neither ids nor epochs, and does not count skipped offsets.
-        counted = bool(reached.ids or reached.epochs or reached.skipped)
+        counted = bool(reached.ids or reached.has_epochs or reached.skipped)
         ends = latest.ends
         if latest.is_batch_end:
             ends = {}

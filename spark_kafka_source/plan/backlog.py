@@ -35,14 +35,15 @@ class QueryAssignment:
         """Return a copy in which the positions of these partitions in `added` no longer apply."""
         return replace(self, added={key: start for key, start in self.added.items() if key not in partitions})
 
-    def positions(self, completed: Offsets) -> dict[TopicPartition, Position]:
+    def positions(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
         """Return the position in each partition that was read or assigned at a position, owned or not.
 
         The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
         `completed` is the batch before this assignment; see `after` for a later one.
         """
         ends = completed.positions
-        return ends | {key: ends[key].later(start) if key in ends else start for key, start in self.added.items()}
+        starts = {key: ends[key].later(start) if key in ends else start for key, start in self.added.items()}
+        return {**ends, **starts} if starts else ends
 
     def after(self, planned: Offsets) -> QueryAssignment:
         """Return the assignment after a batch that was planned with it: its ends replace the assigned positions.
@@ -68,7 +69,7 @@ class LogSnapshot:
     high_watermarks: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     @cached_property
-    def positions(self) -> dict[TopicPartition, Position]:
+    def positions(self) -> Mapping[TopicPartition, Position]:
         """Return `QueryAssignment.positions` after the last batch."""
         return self.assignment.positions(self.completed)
 
@@ -90,12 +91,13 @@ class LogSnapshot:
     @cached_property
     def stale(self) -> set[TopicPartition]:
         """Return partitions whose reply came from a stale leader. It proves neither new records nor a loss."""
-        return {key for key, end in self.listed.items() if end.is_stale(self._known_epoch(key))}
+        return {key for key, end in self.listed.items() if self._is_stale(key, end)}
 
     @cached_property
     def current(self) -> dict[TopicPartition, ListedOffset]:
         """Return the log end offsets of partitions that are not `stale`."""
-        return {key: end for key, end in self.listed.items() if key not in self.stale}
+        stale = self.stale
+        return {key: end for key, end in self.listed.items() if key not in stale}
 
     def unconfirmed(self, confirmed: Mapping[TopicPartition, Position]) -> dict[TopicPartition, Position]:
         """Return the positions whose records only the leader can confirm, since it was elected later.
@@ -139,14 +141,15 @@ class LogSnapshot:
 
     def log_end_offsets(self) -> Offsets:
         """Return the log end offsets and topic ids."""
-        return Offsets(self._current_ends, ids=self.ids_of(self.current))
+        owned = self.assignment.owned
+        return Offsets.at({key: Position(end, topic_id=owned[key]) for key, end in self._current_ends.items()})
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
         """Return ends of partitions that were missing, stale or of another topic when `availableNow` set its target."""
         late = {}
         for key, now in self.current.items():
             recorded, position = target.get(key), self.positions.get(key)
-            stale = recorded is not None and recorded.is_stale(self._known_epoch(key))
+            stale = recorded is not None and self._is_stale(key, recorded)
             unknown = position is not None and (recorded is None or (stale and recorded.offset < position.offset))
             if unknown or key[0] in self.recreated:
                 late[key] = now
@@ -176,22 +179,27 @@ class LogSnapshot:
 
         `log_start_offsets`: log start offsets of the `new` partitions.
         """
+        completed_ends = self.completed.ends
         moved = {
             key: position.offset
             for key, position in self.positions.items()
-            if key in ends and position.offset != self.completed.ends.get(key)
+            if key in ends and position.offset != completed_ends.get(key)
         }
         return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 
-    def ids_of(self, partitions: Collection[TopicPartition]) -> dict[str, bytes]:
-        """Return the topic ids of owned partitions."""
-        return topic_ids({key: self.assignment.owned[key] for key in partitions})
+    def _is_stale(self, key: TopicPartition, end: ListedOffset) -> bool:
+        read, added = self.completed.positions.get(key), self.assignment.added.get(key)
+        # Of most partitions, no newer epoch than that of the leader is known.
+        if (read is None or read.leader_epoch <= end.leader_epoch) and added is None:
+            return False
+        return end.is_stale(self._known_epoch(key))
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
-        same_topic, added = self.assignment.owned[key] == self.completed.ids.get(key[0]), self.assignment.added
-        read = self.completed.epochs.get(key, NO_LEADER_EPOCH) if same_topic else NO_LEADER_EPOCH
-        return max(read, added[key].leader_epoch if key in added else NO_LEADER_EPOCH)
+        read, positions = self.completed.positions.get(key), [self.assignment.added.get(key)]
+        if read is not None and read.topic_id == self.assignment.owned[key] != NO_TOPIC_ID:
+            positions.append(read)
+        return max((position.leader_epoch for position in positions if position is not None), default=NO_LEADER_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -213,17 +221,18 @@ class Backlog:
     @cached_property
     def starts(self) -> dict[TopicPartition, int]:
         """Return the first unread offset of each partition."""
-        moved = {**self.joined, **self.advanced}
-        return {key: moved[key] if key in moved else self.logs.positions[key].offset for key in self.ends}
+        moved, positions = {**self.joined, **self.advanced}, self.logs.positions
+        return {key: moved[key] if key in moved else positions[key].offset for key in self.ends}
 
     @property
     def size(self) -> int:
         """Return the number of unread offsets."""
-        return sum(end - self.starts[key] for key, end in self.ends.items())
+        return sum(self.ends.values()) - sum(self.starts.values())
 
     def truncated(self) -> list[TopicPartition]:
         """Return partitions whose log ends before their position."""
-        return sorted(key for key, end in self.ends.items() if end < self.starts[key])
+        starts = self.starts
+        return sorted(key for key, end in self.ends.items() if end < starts[key])
 
     def continued(self) -> list[TopicPartition]:
         """Return partitions with unread records that start at their position."""

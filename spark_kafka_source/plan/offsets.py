@@ -40,12 +40,11 @@ class Offsets:
 
     Attributes
     ----------
-    ends : mapping of TopicPartition to int
-        Offset of the first record after the batch (Kafka's "next to read").
+    positions : mapping of TopicPartition to Position
+        The position after the batch (Kafka's "next to read").
     ids : mapping of str to bytes
-        Topic ids of the ends. A different id later means that the topic was deleted and recreated.
-    epochs : mapping of TopicPartition to int
-        Leader epochs of the ends, without unknown ones; see `Position`.
+        Topic ids of the positions, without unknown ones. A different id later means that the topic was deleted and
+        recreated. Also those of topics without a position, before a query's first batch.
     joined : mapping of TopicPartition to int
         First offset of the batch in partitions that its start offsets lack (all of them in a query's first batch), or
         that lost records at or before their position.
@@ -64,9 +63,8 @@ class Offsets:
         The group that the query commits to. Only in `reportLatestOffset`, never in a checkpoint.
     """
 
-    ends: Mapping[TopicPartition, int]
+    positions: Mapping[TopicPartition, Position]
     ids: Mapping[str, bytes] = field(default_factory=dict)
-    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     joined: Mapping[TopicPartition, int] = field(default_factory=dict)
     leaders: Mapping[TopicPartition, int] = field(default_factory=dict)
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -75,31 +73,24 @@ class Offsets:
     group: str | None = None
 
     @classmethod
-    def at(cls, positions: Mapping[TopicPartition, Position]) -> Offsets:
-        """Return the end of a batch at these positions."""
-        return cls(
-            {key: position.offset for key, position in positions.items()},
-            ids=topic_ids({key: position.topic_id for key, position in positions.items()}),
-            epochs={key: position.leader_epoch for key, position in positions.items() if position.leader_epoch >= 0},
-        )
+    def at(cls, positions: Mapping[TopicPartition, Position], **facts: Any) -> Offsets:
+        """Return the end of a batch at these positions; `facts` are other attributes."""
+        return cls(positions, topic_ids({key: position.topic_id for key, position in positions.items()}), **facts)
 
     @cached_property
-    def positions(self) -> dict[TopicPartition, Position]:
-        """Return the ends with their leader epochs and topic ids."""
-        epochs, ids = self.epochs, self.ids
-        return {
-            key: Position(end, epochs.get(key, NO_LEADER_EPOCH), topic_id=ids.get(key[0], NO_TOPIC_ID))
-            for key, end in self.ends.items()
-        }
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the offset of the first record after the batch."""
+        return {key: position.offset for key, position in self.positions.items()}
 
     def to_json_dict(self) -> JsonDict:
         """Return the dict for the checkpoint's JSON. Equal offsets give equal JSON; empty `@` keys are left out."""
         document: JsonDict = _nest(self.ends)
+        epochs = {key: position.leader_epoch for key, position in self.positions.items() if position.leader_epoch >= 0}
         if self.ids:
             document[_IDS] = {topic: topic_id_text(self.ids[topic]) for topic in sorted(self.ids)}
         present = {key: count for key, count in self.skipped.items() if key in self.ends}
         deleted = {key: count for key, count in self.skipped.items() if key not in self.ends}
-        numbers_by_key = (self.epochs, self.joined, self.leaders, present, deleted)
+        numbers_by_key = (epochs, self.joined, self.leaders, present, deleted)
         document.update(
             {key: _nest(numbers) for key, numbers in zip(_PARTITION_KEYS, numbers_by_key, strict=True) if numbers}
         )
@@ -140,7 +131,11 @@ class Offsets:
         versions = _require_object(document.get(_SCHEMAS, {}), _SCHEMAS)
         schemas = {name: _version(number) for name, number in versions.items()}
         names = (_id(document, key) for key in (_CLUSTER, _GROUP))
-        return cls(ends, ids, epochs, joined, leaders, {**deleted, **skipped}, schemas, *names)
+        positions = {
+            key: Position(end, epochs.get(key, NO_LEADER_EPOCH), topic_id=ids.get(key[0], NO_TOPIC_ID))
+            for key, end in ends.items()
+        }
+        return cls(positions, ids, joined, leaders, {**deleted, **skipped}, schemas, *names)
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
@@ -174,7 +169,12 @@ class Offsets:
     @property
     def is_batch_end(self) -> bool:
         """True for the end of a batch; the offsets of `reportLatestOffset` have only ends and topic ids."""
-        return bool(self.epochs or self.joined or self.leaders or self.skipped)
+        return bool(self.joined or self.leaders or self.skipped or self.has_epochs)
+
+    @property
+    def has_epochs(self) -> bool:
+        """True if the leader epoch of a position is known, as in checkpoints of this source."""
+        return any(position.leader_epoch >= 0 for position in self.positions.values())
 
 
 def _parsed(text: str) -> object:

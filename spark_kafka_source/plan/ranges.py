@@ -44,9 +44,9 @@ def offset_ranges(
     `earliest`: log start offsets of the `unresolved` partitions.
     Raises `UsageError`: `earliest` lacks a partition. `DataLoss`: an end is before its start.
     """
-    ranges = []
-    for tp, until_offset in sorted(end.ends.items()):
-        from_offset = _start_offset(start, end, tp)
+    ranges, recreated = [], _recreated(start, end)
+    for tp, until in sorted(end.positions.items()):
+        from_offset, until_offset = _start_offset(start, end, tp, recreated), until.offset
         if from_offset is None and (from_offset := (earliest or {}).get(tp)) is None:
             raise UsageError(f"{partition_name(tp)} is new and has no start offset.")
         if until_offset < from_offset:
@@ -54,9 +54,9 @@ def offset_ranges(
                 [data_loss.ends_before_start(tp, from_offset, until_offset)], fail=fail_on_data_loss
             )
         elif until_offset > from_offset:
-            continues = from_offset == start.ends.get(tp) and not _recreated(start, end, tp[0])
-            begin = start.positions[tp] if continues else Position(from_offset)
-            ranges.append(Range.between(tp, begin, end.positions[tp]))
+            before = start.positions.get(tp)
+            continues = before is not None and before.offset == from_offset and tp[0] not in recreated
+            ranges.append(Range.between(tp, before if before and continues else Position(from_offset), until))
     return split(ranges, max_records, min_partitions)
 
 
@@ -71,7 +71,8 @@ def pruned_ranges(condition: Condition | None, ranges: list[Range]) -> list[Rang
 
 def unresolved(start: Offsets, end: Offsets) -> list[TopicPartition]:
     """Return the partitions of `end` whose start neither offset has; they start at their log start offsets."""
-    return [tp for tp in sorted(end.ends) if _start_offset(start, end, tp) is None]
+    recreated = _recreated(start, end)
+    return [tp for tp in sorted(end.ends) if _start_offset(start, end, tp, recreated) is None]
 
 
 def split(ranges: list[Range], max_records: int | None = None, min_partitions: int | None = None) -> list[Range]:
@@ -116,20 +117,21 @@ def _split_range(source_range: Range, pieces: int) -> list[Range]:
     return parts
 
 
-def _start_offset(start: Offsets, end: Offsets, tp: TopicPartition) -> int | None:
-    joined = end.joined.get(tp)
-    if tp not in start.ends or _recreated(start, end, tp[0]):
+def _start_offset(start: Offsets, end: Offsets, tp: TopicPartition, recreated: set[str]) -> int | None:
+    joined, before = end.joined.get(tp), start.positions.get(tp)
+    if before is None or tp[0] in recreated:
         return joined
     if joined is None:
-        return start.ends[tp]
+        return before.offset
     # A truncated log may have grown again to just the old end. PySpark before 4.2 also asks for (end, end).
-    newer_epoch = end.epochs.get(tp, NO_LEADER_EPOCH) > start.epochs.get(tp, NO_LEADER_EPOCH)
-    truncated = end.ends[tp] < start.ends[tp] or (end.ends[tp] == start.ends[tp] and newer_epoch)
-    return joined if truncated else max(joined, start.ends[tp])
+    after = end.positions[tp]
+    newer_epoch = after.leader_epoch > before.leader_epoch
+    truncated = after.offset < before.offset or (after.offset == before.offset and newer_epoch)
+    return joined if truncated else max(joined, before.offset)
 
 
-def _recreated(start: Offsets, end: Offsets, topic: str) -> bool:
-    return topic in start.ids and topic in end.ids and start.ids[topic] != end.ids[topic]
+def _recreated(start: Offsets, end: Offsets) -> set[str]:
+    return {topic for topic, topic_id in start.ids.items() if end.ids.get(topic, topic_id) != topic_id}
 
 
 def group_ranges(

@@ -17,11 +17,11 @@ from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
-from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
 from tests.driver.changing_logs import Cluster, read_to
 from tests.protocol.fetch.consuming import TOPIC_ID
 from tests.protocol.fetch.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
+from tests.support.offsets import batch_end
 
 EXISTING = {("orders", 0): TOPIC_ID}
 
@@ -55,7 +55,7 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
         options = parse_source_options(options_on(broker), streaming=True)
         assignment = assign_all(client, options, [*EXISTING, deleted], client.deadline())
     assert assignment == QueryAssignment(EXISTING)
-    read = Offsets({**dict.fromkeys(EXISTING, 5), deleted: 5})
+    read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
     assert LogSnapshot(read, assignment, {}).deleted() == [deleted]
     assert 10 < clock.at_s < 13
 

@@ -12,6 +12,7 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import BOTH, Cluster, offsets_read
 from tests.protocol.fetch.consuming import client_of, records
+from tests.support.offsets import epochs_of
 from tests.support.stale_coordinator import keep_deleted_topic
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
@@ -172,7 +173,7 @@ def test_epoch_of_the_group_does_not_outlive_its_topic(regrown: Cluster) -> None
     with client_of(regrown.bootstrap_servers) as client:
         commit_offsets(client, "g", {("a", 0): CommittedOffset(20, 6)}, client.deadline())
     reader = regrown.reader(**{"kafka.group.id": "g", "failOnDataLoss": "false"})
-    assert reader.query.starting_offsets(reader.query.deadline()).epochs == {("a", 0): 6, ("a", 1): 5}
+    assert epochs_of(reader.query.starting_offsets(reader.query.deadline())) == {("a", 0): 6, ("a", 1): 5}
     regrown.recreate("a", (0, 25), (0, 25))
     _, end = first_batch(reader)
     assert end["a"] == {"0": 25, "1": 25}

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from spark_kafka_source.options.start_positions import AtTime
-from spark_kafka_source.plan.offsets import Offsets
 from tests.options.parsed import batch, refusal, stream
+from tests.support.offsets import batch_end
 
 # -- start and end of a query ---------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def test_batch_can_begin_at_group_offsets_or_else_earliest() -> None:
     assert none.consumer.auto_offset_reset == "none"
 
 
-CHECKPOINT = Offsets(
+CHECKPOINT = batch_end(
     ends={("orders", 0): 23, ("orders", 1): 9},
     ids={"orders": bytes(16)},
     epochs={("orders", 0): 4},

@@ -8,7 +8,7 @@ from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
-from spark_kafka_source.plan.offsets import Offsets
+from tests.support.offsets import batch_end, epochs_of
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, B0, C0 = ("a", 0), ("a", 1), ("b", 0), ("c", 0)
@@ -18,7 +18,7 @@ def end(offset: int, epoch: int = 5) -> ListedOffset:
     return ListedOffset(offset, epoch, -1)
 
 
-BEGIN = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
+BEGIN = batch_end({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD}, epochs={A0: 5, A1: 5, B0: 5})
 OWNED = {A0: OLD, A1: OLD, B0: NEW, C0: OLD}
 LOGS = LogSnapshot(BEGIN, QueryAssignment(OWNED), {A0: end(20, 6), A1: end(7, 4), B0: end(3, 0), C0: end(8)})
 
@@ -30,7 +30,7 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
     assert LOGS.stale == {A1}
     assert LOGS.new(LOGS.ends(None)) == [B0, C0]
     assert LOGS.ends(None) == {A0: 20, B0: 3, C0: 8, A1: 10}
-    assert LOGS.log_end_offsets() == Offsets({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
+    assert LOGS.log_end_offsets() == batch_end({A0: 20, B0: 3, C0: 8}, ids={"a": OLD, "b": NEW, "c": OLD})
     nameless = LogSnapshot(replace(BEGIN, ids={}), QueryAssignment(dict.fromkeys(OWNED, NO_TOPIC_ID)), LOGS.listed)
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
@@ -75,7 +75,7 @@ def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
     assert replace(backlog, joined={A0: 12}).continued() == []
     backlog = replace(backlog, joined={A1: 6}, advanced={A0: 12}, skipped={B0: 2})
     assert (backlog.starts, backlog.size) == ({A0: 12, A1: 6, B0: 4}, 9)
-    assert backlog.batch({A0: 15, A1: 6, B0: 4}) == Offsets(
+    assert backlog.batch({A0: 15, A1: 6, B0: 4}) == batch_end(
         {A0: 15, A1: 6, B0: 4},
         ids={"a": OLD, "b": OLD},
         # Nothing of A1 and B0 is read, so nothing is compared there.
@@ -86,7 +86,7 @@ def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
     # All records are gone: the offsets compared before are below the log start offset.
     all_gone = replace(backlog, advanced={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
     assert all_gone is not None
-    assert all_gone.epochs == {A0: 6, A1: 5, B0: 5}
+    assert epochs_of(all_gone) == {A0: 6, A1: 5, B0: 5}
 
 
 def test_batch_is_none_without_new_offsets() -> None:
@@ -100,8 +100,8 @@ def test_batch_is_none_without_new_offsets() -> None:
 
 def test_first_batch_records_its_start_in_its_end() -> None:
     owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
-    starting = Offsets({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
-    logs = LogSnapshot(replace(starting, ends={}), QueryAssignment(owned, starting.positions), listed)
+    starting = batch_end({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
+    logs = LogSnapshot(replace(starting, positions={}), QueryAssignment(owned, starting.positions), listed)
     # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}

@@ -15,6 +15,7 @@ from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.data_loss import Loss
 from spark_kafka_source.plan.offsets import Offsets
+from tests.support.offsets import batch_end
 
 OLD, NEW = b"o" * 16, b"n" * 16
 A0, A1, A2, B0 = ("a", 0), ("a", 1), ("a", 2), ("b", 0)
@@ -47,7 +48,7 @@ def test_data_loss_fails_the_query_or_warns(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
-    begin = Offsets({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
+    begin = batch_end({A1: 7, A2: 5, B0: 3}, ids={"a": OLD, "b": OLD})
     (loss,) = data_loss.recreated(snapshot(begin, {A0: NEW, B0: OLD}))
     assert loss.key == A1
     assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.message
@@ -57,22 +58,22 @@ def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
 
 @pytest.mark.parametrize(("before", "now"), [(OLD, NO_TOPIC_ID), (None, NEW)], ids=["no id now", "no id before"])
 def test_unknown_topic_id_is_no_recreation(before: bytes | None, now: bytes) -> None:
-    begin = Offsets({A0: 5}, ids={} if before is None else {"a": before})
+    begin = batch_end({A0: 5}, ids={} if before is None else {"a": before})
     assert data_loss.recreated(snapshot(begin, {A0: now})) == []
 
 
 def test_topic_recreated_with_fewer_partitions_reports_no_deleted_ones() -> None:
-    assert data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW}), only("a")) == []
-    (loss,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}), only("a"))
+    assert data_loss.deleted(snapshot(batch_end({A0: 5, A1: 5}, ids={"a": OLD}), {A0: NEW}), only("a")) == []
+    (loss,) = data_loss.deleted(snapshot(batch_end({A0: 5, A1: 5}, ids={"a": OLD}), {A0: OLD}), only("a"))
     assert loss.error_class == "KAFKA_DATA_LOSS.PARTITIONS_DELETED"
     assert loss.message.startswith("a-1 no longer exists: ")
     assert loss.message.endswith("read was a-1 up to offset 5")
-    (both,) = data_loss.deleted(snapshot(Offsets({A0: 5, A1: 6}), {B0: NEW}), only("a", "b"))
+    (both,) = data_loss.deleted(snapshot(batch_end({A0: 5, A1: 6}), {B0: NEW}), only("a", "b"))
     assert both.message.startswith("a-0, a-1 no longer exist: ")
 
 
 def test_partitions_that_are_no_longer_subscribed_are_told_from_deleted_ones() -> None:
-    logs = snapshot(Offsets({A0: 5, A1: 6, B0: 7}), {A0: OLD})
+    logs = snapshot(batch_end({A0: 5, A1: 6, B0: 7}), {A0: OLD})
     unsubscribed, loss = data_loss.deleted(logs, only("a"))
     assert unsubscribed.message == "the checkpoint has b-0 up to offset 7, and this query does not subscribe to that"
     assert unsubscribed.remedy.startswith("Subscribe to it again. ")
@@ -81,8 +82,8 @@ def test_partitions_that_are_no_longer_subscribed_are_told_from_deleted_ones() -
 
 def test_new_partition_without_its_first_records_is_a_loss() -> None:
     remembered, anew = (
-        snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
-        snapshot(Offsets({A0: 5}, ids={"a": OLD}), {A1: NEW}),
+        snapshot(batch_end({A0: 5}, ids={"a": OLD}), {A0: OLD, A1: OLD}),
+        snapshot(batch_end({A0: 5}, ids={"a": OLD}), {A1: NEW}),
     )
     assert data_loss.added(remembered, {A1: 0, B0: 7}) == {}
     assert data_loss.added(anew, {A1: 7}) == {}

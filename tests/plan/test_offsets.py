@@ -14,6 +14,7 @@ from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.partitions import checked_topic
 from spark_kafka_source.plan.offsets import Offsets
+from tests.support.offsets import batch_end
 
 pytestmark = pytest.mark.soak
 
@@ -25,7 +26,7 @@ OFFSETS = st.dictionaries(PARTITIONS, st.integers(0, 2**63 - 1), min_size=1)
 
 
 def offsets_with_all_fields() -> Offsets:
-    return Offsets(
+    return batch_end(
         ends={("orders", 10): 7, ("orders", 9): 1200, ("a", 0): 3},
         ids={"orders": TOPIC_ID},
         epochs={("orders", 9): 4},
@@ -46,7 +47,7 @@ def test_offsets_have_the_documented_json() -> None:
 
 
 def test_empty_additions_are_omitted_as_in_sparks_connector() -> None:
-    assert Offsets({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
+    assert batch_end({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
 
 
 def test_json_without_skipped_offsets_is_accepted() -> None:
@@ -65,19 +66,19 @@ def test_skipped_offsets_of_deleted_partitions_have_a_newer_key() -> None:
 
 def test_json_of_sparks_connector_is_accepted() -> None:
     offsets = Offsets.from_json_dict(json.loads('{"b":{"1":5,"0":4},"a":{"0":0}}'))
-    assert offsets == Offsets({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})
+    assert offsets == batch_end({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})
 
 
 @given(OFFSETS, st.randoms())
 def test_equal_offsets_are_equal_strings(ends: dict[tuple[str, int], int], random: Any) -> None:
     shuffled = list(ends.items())
     random.shuffle(shuffled)
-    assert json.dumps(Offsets(dict(shuffled)).to_json_dict()) == json.dumps(Offsets(ends).to_json_dict())
+    assert json.dumps(batch_end(dict(shuffled)).to_json_dict()) == json.dumps(batch_end(ends).to_json_dict())
 
 
 @given(OFFSETS, st.binary(min_size=16, max_size=16))
 def test_written_offsets_are_read_back(ends: dict[tuple[str, int], int], topic_id: bytes) -> None:
-    offsets = Offsets(
+    offsets = batch_end(
         ends,
         ids={topic: topic_id for topic, _ in ends},
         epochs=dict.fromkeys(ends, 3),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,6 +14,7 @@ from spark_kafka_source.plan import data_loss
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
+from tests.support.offsets import batch_end, epochs_of
 
 TOPIC_ID = b"t" * 16
 A0, A1, A2 = ("a", 0), ("a", 1), ("a", 2)
@@ -55,12 +55,12 @@ def ranges(begin: Offsets, end: Offsets) -> list[tuple[int, int, int]]:
     ]
 
 
-READ = Offsets({A0: 10, A1: 10}, ids={"a": TOPIC_ID}, epochs={A0: EPOCH, A1: EPOCH}, skipped={A1: 3})
+READ = batch_end({A0: 10, A1: 10}, ids={"a": TOPIC_ID}, epochs={A0: EPOCH, A1: EPOCH}, skipped={A1: 3})
 
 
 def test_first_batch_starts_at_group_offsets_or_log_starts() -> None:
     end = next_end(Offsets({}), member([A0, A1], {A0: 4}), {A0: 9, A1: 9}, start=2)
-    assert end == Offsets({A0: 9, A1: 9}, ids={"a": TOPIC_ID}, epochs={A0: 5, A1: 5}, joined={A0: 4, A1: 2})
+    assert end == batch_end({A0: 9, A1: 9}, ids={"a": TOPIC_ID}, epochs={A0: 5, A1: 5}, joined={A0: 4, A1: 2})
     assert ranges(Offsets({}), end) == [(0, 4, 9), (1, 2, 9)]
 
 
@@ -70,7 +70,7 @@ def test_revoked_partition_is_neither_read_nor_lost_nor_forgotten() -> None:
     assert data_loss.deleted(logs, lambda _: True) == []
     assert next_end(READ, assignment, {A0: 10}) is None, "a revocation alone makes no batch"
     end = next_end(READ, assignment, {A0: 15})
-    assert end == replace(READ, ends={A0: 15, A1: 10})
+    assert end == batch_end({A0: 15, A1: 10}, READ.ids, epochs_of(READ), skipped=READ.skipped)
     assert ranges(READ, end) == [(0, 10, 15)]
 
 
@@ -81,7 +81,7 @@ def test_topic_with_all_partitions_revoked_keeps_its_id() -> None:
     end = next_end(READ, assignment, {b0: 4})
     assert end is not None
     assert (end.ends, end.ids) == ({**READ.ends, b0: 4}, {"a": TOPIC_ID, "b": b"b" * 16})
-    assert end.epochs == {**READ.epochs, b0: EPOCH}
+    assert epochs_of(end) == {**epochs_of(READ), b0: EPOCH}
 
 
 @pytest.mark.parametrize(("group", "begins"), [(None, 10), (7, 10), (10, 10), (40, 40)])
@@ -104,16 +104,16 @@ def test_reassigned_partition_starts_at_the_larger_offset_of_query_and_group(gro
 def test_partition_revoked_and_reassigned_between_two_batches_moves_its_start() -> None:
     end = next_end(READ, member([A0, A1], {A0: 10, A1: 30}), {A0: 10, A1: 30})
     # No record is new, but the start of the next batch has changed.
-    assert end == Offsets({A0: 10, A1: 30}, READ.ids, {A0: 5, A1: 5}, joined={A1: 30}, skipped=READ.skipped)
+    assert end == batch_end({A0: 10, A1: 30}, READ.ids, {A0: 5, A1: 5}, joined={A1: 30}, skipped=READ.skipped)
     assert ranges(READ, end) == []
 
 
 def test_epoch_of_own_last_read_is_not_used_after_another_members_read() -> None:
     """With an epoch that ended before the offset, the broker would report a truncated log."""
-    begin = replace(READ, epochs={A0: 3, A1: 3})
+    begin = batch_end(READ.ends, READ.ids, {A0: 3, A1: 3}, skipped=READ.skipped)
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 30})
     assert end is not None
-    assert end.epochs == {A0: 3, A1: EPOCH}
+    assert epochs_of(end) == {A0: 3, A1: EPOCH}
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 35})
     assert end is not None
     assert offset_ranges(begin, end) == [Range("a", 1, 30, 35, TOPIC_ID, until_epoch=EPOCH)]
@@ -125,7 +125,7 @@ def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
     assert loss.key == A1
     end = next_end(READ, assignment, {A0: 10})
     # The checkpoint keeps the number of offsets ever skipped.
-    assert end == replace(READ, ends={A0: 10}, epochs={A0: 5})
+    assert end == batch_end({A0: 10}, READ.ids, {A0: 5}, skipped=READ.skipped)
     assert end.to_json_dict()["@skippedDeleted"] == {"a": {"1": 3}}
     assert next_end(end, assignment, {A0: 10}) is None
     back = next_end(end, member([A0, A1], {}), {A0: 10, A1: 5}, start=1)
@@ -136,7 +136,7 @@ def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
 def test_recreated_topic_drops_offsets_of_revoked_partitions() -> None:
     recreated = dict.fromkeys(EXISTING, b"n" * 16)
     end = next_end(READ, member([A0], {A0: 10}, existing=recreated), {A0: 4})
-    assert end == Offsets({A0: 4}, {"a": b"n" * 16}, {A0: 5}, joined={A0: 0}, skipped={A1: 3})
+    assert end == batch_end({A0: 4}, {"a": b"n" * 16}, {A0: 5}, joined={A0: 0}, skipped={A1: 3})
 
 
 def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from protocol.errors import DataLoss, UsageError
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID
-from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
+from tests.support.offsets import batch_end
 
 pytestmark = pytest.mark.soak
 
@@ -24,8 +24,8 @@ OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
 def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[str, int, int]]:
     """Return (topic, from, until) of the ranges made of t1-1, t2-1, t3-1 with these offsets."""
     names = (T1, T2, T3)
-    start = Offsets({tp: begin for tp, (begin, _) in zip(names, ranges, strict=False)})
-    end = Offsets({tp: until for tp, (_, until) in zip(names, ranges, strict=False)})
+    start = batch_end({tp: begin for tp, (begin, _) in zip(names, ranges, strict=False)})
+    end = batch_end({tp: until for tp, (_, until) in zip(names, ranges, strict=False)})
     result = offset_ranges(start, end, min_partitions=min_partitions)
     return [(r.topic, r.from_offset, r.until_offset) for r in result]
 
@@ -110,8 +110,8 @@ def test_half_a_piece_is_rounded_up() -> None:
     st.none() | st.integers(1, 40),
 )
 def test_ranges_cover_each_new_offset_once(logs: dict[tuple[str, int], tuple[int, int]], expected: int | None) -> None:
-    start = Offsets({tp: begin for tp, (begin, _) in logs.items()})
-    end = Offsets({tp: begin + size for tp, (begin, size) in logs.items()})
+    start = batch_end({tp: begin for tp, (begin, _) in logs.items()})
+    end = batch_end({tp: begin + size for tp, (begin, size) in logs.items()})
     ranges = offset_ranges(start, end, min_partitions=expected)
     assert all(r.size > 0 for r in ranges)
     for tp, (begin, size) in logs.items():
@@ -126,29 +126,29 @@ def test_ranges_cover_each_new_offset_once(logs: dict[tuple[str, int], tuple[int
 
 
 def test_range_has_topic_id_and_epochs_of_both_ends() -> None:
-    start = Offsets({T1: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
-    end = Offsets({T1: 9}, ids={"t1": NEW_ID}, epochs={T1: 4})
+    start = batch_end({T1: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = batch_end({T1: 9}, ids={"t1": NEW_ID}, epochs={T1: 4})
     assert offset_ranges(start, end) == [Range("t1", 1, 5, 9, topic_id=NEW_ID, from_epoch=3, until_epoch=4)]
 
 
 def test_unknown_topic_id_and_epochs_have_kafkas_sentinels() -> None:
-    (result,) = offset_ranges(Offsets({T1: 5}), Offsets({T1: 9}))
+    (result,) = offset_ranges(batch_end({T1: 5}), batch_end({T1: 9}))
     assert (result.topic_id, result.from_epoch, result.until_epoch) == (NO_TOPIC_ID, -1, -1)
 
 
 def test_first_piece_of_a_split_alone_has_the_previous_epoch() -> None:
-    pieces = offset_ranges(Offsets({T1: 0}, epochs={T1: 3}), Offsets({T1: 3}, epochs={T1: 4}), min_partitions=3)
+    pieces = offset_ranges(batch_end({T1: 0}, epochs={T1: 3}), batch_end({T1: 3}, epochs={T1: 4}), min_partitions=3)
     assert [(r.from_epoch, r.until_epoch) for r in pieces] == [(3, 4), (-1, 4), (-1, 4)]
 
 
 def test_partition_missing_in_the_start_begins_at_its_joined_offset() -> None:
-    start, end = Offsets({T1: 5}), Offsets({T1: 5, T2: 9}, joined={T2: 7})
+    start, end = batch_end({T1: 5}), batch_end({T1: 5, T2: 9}, joined={T2: 7})
     assert unresolved(start, end) == []
     assert offset_ranges(start, end) == [Range("t2", 1, 7, 9)]
 
 
 def test_new_partition_without_joined_offset_begins_at_the_given_earliest_offset() -> None:
-    start, end = Offsets({T1: 5}), Offsets({T1: 6, T2: 9})
+    start, end = batch_end({T1: 5}), batch_end({T1: 6, T2: 9})
     assert unresolved(start, end) == [T2]
     assert offset_ranges(start, end, earliest={T2: 2})[1] == Range("t2", 1, 2, 9)
     with pytest.raises(UsageError, match="t2-1 is new"):
@@ -156,39 +156,39 @@ def test_new_partition_without_joined_offset_begins_at_the_given_earliest_offset
 
 
 def test_recreated_topic_begins_at_its_joined_offset() -> None:
-    start = Offsets({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
-    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
+    start = batch_end({T1: 500}, ids={"t1": OLD_ID}, epochs={T1: 3})
+    end = batch_end({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(start, end) == [Range("t1", 1, 0, 20, topic_id=NEW_ID)]
-    assert unresolved(start, Offsets({T1: 20}, ids={"t1": NEW_ID})) == [T1]
+    assert unresolved(start, batch_end({T1: 20}, ids={"t1": NEW_ID})) == [T1]
 
 
 def test_log_without_the_next_offset_begins_at_its_joined_offset() -> None:
-    start = Offsets({T1: 5, T2: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
-    end = Offsets({T1: 20, T2: 9}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 12, T2: 9}, skipped={T1: 7, T2: 4})
+    start = batch_end({T1: 5, T2: 5}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = batch_end({T1: 20, T2: 9}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 12, T2: 9}, skipped={T1: 7, T2: 4})
     assert offset_ranges(start, end) == [Range("t1", 1, 12, 20, topic_id=NEW_ID, until_epoch=4)]
     assert offset_ranges(end, end) == []
 
 
 def test_log_that_has_grown_again_to_its_old_end_begins_at_its_joined_offset() -> None:
-    start = Offsets({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 3})
-    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 14})
+    start = batch_end({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 3})
+    end = batch_end({T1: 20}, ids={"t1": NEW_ID}, epochs={T1: 4}, joined={T1: 14})
     assert offset_ranges(start, end) == [Range("t1", 1, 14, 20, topic_id=NEW_ID, until_epoch=4)]
     assert offset_ranges(end, end) == []
 
 
 def test_start_offset_takes_precedence_over_joined_offset() -> None:
     # Older versions of Spark request (end, end) after a restart: no record may be read again.
-    end = Offsets({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
+    end = batch_end({T1: 20}, ids={"t1": NEW_ID}, joined={T1: 0})
     assert offset_ranges(end, end) == []
 
 
 def test_deleted_partition_has_no_range() -> None:
-    assert offset_ranges(Offsets({T1: 5, T2: 5}), Offsets({T1: 6})) == [Range("t1", 1, 5, 6)]
+    assert offset_ranges(batch_end({T1: 5, T2: 5}), batch_end({T1: 6})) == [Range("t1", 1, 5, 6)]
 
 
 def test_end_before_the_start_is_data_loss() -> None:
     with pytest.raises(DataLoss) as raised:
-        offset_ranges(Offsets({T1: 10}), Offsets({T1: 4}))
+        offset_ranges(batch_end({T1: 10}), batch_end({T1: 4}))
     assert "t1-1: the batch ends at offset 4, before it begins (10)" in str(raised.value)
     assert "failOnDataLoss=false" in str(raised.value)
 
@@ -197,7 +197,7 @@ def test_end_before_the_start_is_skipped_with_a_warning_if_data_loss_is_allowed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        ranges = offset_ranges(Offsets({T1: 10, T2: 0}), Offsets({T1: 4, T2: 1}), fail_on_data_loss=False)
+        ranges = offset_ranges(batch_end({T1: 10, T2: 0}), batch_end({T1: 4, T2: 1}), fail_on_data_loss=False)
     assert ranges == [Range("t2", 1, 0, 1)]
     assert "t1-1" in caplog.text
 

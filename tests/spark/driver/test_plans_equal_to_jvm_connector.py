@@ -16,8 +16,8 @@ import pytest
 
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan import limits
-from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges
+from tests.support.offsets import batch_end
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -62,7 +62,7 @@ class Connector:
         return sorted((topic, int(number), int(begin), int(until)) for topic, number, begin, until in rows)
 
     def _map(self, offsets: Ends) -> Any:
-        return self._json.partitionOffsets(json.dumps(Offsets(offsets).to_json_dict()))
+        return self._json.partitionOffsets(json.dumps(batch_end(offsets).to_json_dict()))
 
     def _call(self, method: str, *arguments: Any) -> Any:
         (result,) = [first for first in self.stream.getClass().getDeclaredMethods() if first.getName() == method]
@@ -104,8 +104,8 @@ def test_random_backlogs_give_end_offsets_and_ranges_of_jvm_connector(spark: Spa
         assert ends == connector.end_offsets(limit, starts, available), case
         for until in (ends, available):
             ours = offset_ranges(
-                Offsets(starts),
-                Offsets(until),
+                batch_end(starts),
+                batch_end(until),
                 max_records=options.get("maxRecordsPerPartition"),
                 min_partitions=options.get("minPartitions"),
             )
