@@ -34,6 +34,9 @@ from protocol.records.decode import SCHEMA
 from protocol.settings.secret import hide_variables
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from protocol.filters.condition import Condition
     from protocol.schemas.formats import Format
     from protocol.schemas.protobuf_settings import ProtobufSettings
     from protocol.schemas.reader_schema import Part
@@ -60,6 +63,7 @@ def read(
     value_subject: str | None = None,
     value_fields: Collection[str] = (),
     protobuf: ProtobufSettings | None = None,
+    filter: str | pc.Expression | None = None,
     progress: Callable[[Progress], object] | bool = False,
 ) -> pa.RecordBatchReader:
     """Read all partitions of topics from `start` to `end`, in parallel and in bounded memory.
@@ -93,6 +97,10 @@ def read(
         The fields of a value to decode, by default all of them.
     protobuf : ProtobufSettings, optional
         The message of Protobuf values, and how it is read.
+    filter : str or pyarrow.compute.Expression, optional
+        The records to return. A text is a condition in Spark's SQL with the columns of the Spark source, evaluated as
+        with `spark.sql.ansi.enabled=true` (docs/filters.md); it needs sqlglot. An expression has the columns of
+        `READ_SCHEMA`.
     progress : bool or callable
         Receives a `Progress` at most four times a second while the reader is read, and at its end. True: print its text
         to standard error.
@@ -124,6 +132,8 @@ def read(
         The schema registry does not have a schema, refuses, or does not respond.
     DecodeFailed
         While reading: a key or a value does not have its schema.
+    FilterFailed
+        While reading: a cast, an overflow or a division by zero in the filter.
     """
     properties = named_properties(properties, {})
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -141,6 +151,11 @@ def read(
             if field.name in columns_needed
         ]
     )
+    condition = None
+    if isinstance(filter, str):
+        from protocol.filters.parse import parse_condition
+
+        condition = parse_condition(filter, {part: decoder.type for part, decoder in decoders.items()})
     config = parse_group_consumer(properties)
     client = Client(parse_client(properties))
     try:
@@ -150,7 +165,8 @@ def read(
         raise
     total = sum(source_range.size for source_range in ranges)
     reporter = ProgressReporter(progress, ", ".join(names), total, "offsets", client.clock)
-    batches = _read(client, config, ranges, schema, decoders, reporter)
+    expression = None if isinstance(filter, str) else filter
+    batches = _read(client, config, ranges, schema, decoders, reporter, condition, expression)
     # A reader that is dropped before its first batch never enters the generator.
     weakref.finalize(batches, client.close)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -204,9 +220,23 @@ def _read(
     schema: pa.Schema,
     decoders: Mapping[str, ColumnDecoder],
     reporter: ProgressReporter,
+    condition: Condition | None,
+    expression: pc.Expression | None,
 ) -> Iterator[Any]:
     if decoders:
         from protocol.schemas.values import decode_failed
+    record_filter = None
+    if condition is not None:
+        from protocol.filters.pruning import pruned
+        from protocol.filters.record_filter import RecordFilter
+
+        record_filter, ranges = RecordFilter(condition, ansi=True, client=client), pruned(condition, ranges)
+    # An expression does not tell its columns.
+    needed = set(READ_SCHEMA.names if expression is not None else schema.names)
+    if record_filter is not None:
+        needed |= record_filter.decoded_columns
+    if decoders:
+        needed.add("offset")
     names = sorted({source_range.topic for source_range in ranges})
     indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
     with client:
@@ -214,22 +244,29 @@ def _read(
             client,
             config.consumer,
             ranges,
-            columns=[name for name in SCHEMA.names if name in schema.names or (decoders and name == "offset")],
+            columns=[name for name in SCHEMA.names if name in needed],
             poll_timeout_ms=client.config.default_api_timeout_ms,
+            row_filter=None if record_filter is None else record_filter.of_range,
         )
         for source_range, batch in fetched:
             arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            if "topic" in schema.names:
+            if "topic" in needed:
                 index = pa.repeat(pa.scalar(indexes[source_range.topic], pa.int32()), batch.num_rows)
                 arrays["topic"] = pa.DictionaryArray.from_arrays(index, topics)
-            if "partition" in schema.names:
+            if "partition" in needed:
                 arrays["partition"] = pa.repeat(pa.scalar(source_range.partition, pa.int32()), batch.num_rows)
             for name, decoder in decoders.items():
                 if name in arrays:
                     arrays[name], invalid = decoder.decode(arrays[name])
                     if invalid:
                         raise decode_failed(source_range.topic, source_range.partition, name, batch, invalid)
-            yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+            if record_filter is not None and record_filter.decoded_columns:
+                mask = pa.array(record_filter.decoded_rows(arrays, source_range))
+                arrays = {name: array.filter(mask) for name, array in arrays.items()}
+            if expression is None:
+                yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+            else:
+                yield from pa.table(arrays).filter(expression).select(schema.names).cast(schema).to_batches()
             reporter.add(batch.num_rows)
     reporter.end()
 

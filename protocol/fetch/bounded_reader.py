@@ -125,6 +125,8 @@ class BoundedReader:
             consumed.record((clock.now_s(), batch.num_rows, new_bytes))
             records, new_bytes = records + batch.num_rows, 0
             yield batch
+        if row_filter is not None and new_bytes:
+            consumed.record((clock.now_s(), 0, new_bytes))
         sensors.partition_replies.record((clock.now_s(), records))
 
     # -- requests and replies -----------------------------------------------------------------

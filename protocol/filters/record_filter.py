@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,9 @@ from protocol.filters.condition import DECODED, HEADERS, Condition, Node
 from protocol.filters.evaluate import RowFailed, header_values, literal_column, rows_where
 from protocol.filters.pruning import least_timestamp_ms
 from protocol.records.decode import RowFilter, RowStage
+
+if TYPE_CHECKING:
+    from protocol.cluster.client import Client
 
 _MILLIS, _MICROS = pa.timestamp("ms", tz="UTC"), pa.timestamp("us", tz="UTC")
 _STORED = {"timestamp": "timestamp_ms", "timestampType": "timestamp_type"}
@@ -31,23 +36,23 @@ class RecordFilter:
     condition : Condition
     ansi : bool
         As `spark.sql.ansi.enabled`.
+    client : Client, optional
+        Its metrics count the records that the condition leaves out.
 
     Attributes
     ----------
-    filtered : int
-        Number of records that the condition has left out.
     decoded_columns : frozenset of str
         Stored columns that the conditions on decoded keys and values need; empty without such conditions.
     """
 
-    def __init__(self, condition: Condition, *, ansi: bool) -> None:
+    def __init__(self, condition: Condition, *, ansi: bool, client: Client | None = None) -> None:
         self._ansi = ansi
+        self._client = client
         stages = condition.stages(ansi=ansi)
         self._stages = [conjuncts for cost, conjuncts in stages if cost != DECODED]
         self._decoded = next((conjuncts for cost, conjuncts in stages if cost == DECODED), ())
         self._least_timestamp_ms = least_timestamp_ms(condition)
         self.decoded_columns = _stored_columns(self._decoded)
-        self.filtered = 0
 
     def of_range(self, source_range: Range) -> RowFilter:
         """Return the part of the filter that needs no decoded keys and values, for the records of a range."""
@@ -55,7 +60,11 @@ class RecordFilter:
         def stage(conjuncts: tuple[Node, ...]) -> RowStage:
             return RowStage(_stored_columns(conjuncts), lambda columns: self._rows(conjuncts, columns, source_range))
 
-        return RowFilter([stage(conjuncts) for conjuncts in self._stages], self._least_timestamp_ms, self._count)
+        return RowFilter(
+            [stage(conjuncts) for conjuncts in self._stages],
+            self._least_timestamp_ms,
+            partial(self._count, source_range),
+        )
 
     def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:
         """Return a mask of the rows to keep, by the rest of the filter.
@@ -90,11 +99,12 @@ class RecordFilter:
                 f"the filter fails on the record at offset {offsets[failed.row]} of {where}: {failed.text} is a cast, "
                 "an overflow or a division by zero that spark.sql.ansi.enabled=true does not allow"
             ) from None
-        self._count(len(kept) - int(kept.sum()))
+        self._count(source_range, len(kept) - int(kept.sum()))
         return kept
 
-    def _count(self, records: int) -> None:
-        self.filtered += records
+    def _count(self, source_range: Range, records: int) -> None:
+        if self._client is not None and records:
+            self._client.sensors.filtered[source_range.topic].record((self._client.clock.now_s(), records))
 
 
 def _stored_columns(conjuncts: tuple[Node, ...]) -> frozenset[str]:

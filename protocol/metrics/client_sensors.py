@@ -96,6 +96,7 @@ class ClientSensors:
     `fetches`: a reply to Fetch had records: bytes of its record batches.
     `partition_replies`: the records of one partition in a reply were delivered: number.
     `consumed`: records of a topic were delivered: number, and bytes of the record batches begun.
+    `filtered`: a filter left out records of a topic: number.
     `lag`: records were delivered: the lag of their partition.
     `rebalances`: a rebalance was completed: ms.
     `produced`: a record batch of a topic was sent: records, bytes, ms since it was encoded, compressed over
@@ -121,6 +122,7 @@ class ClientSensors:
         self.fetches = Sensor(1)
         self.partition_replies = Sensor(1, buckets=True)
         self.consumed: Family[str] = Family(2)
+        self.filtered: Family[str] = Family(1)
         self.lag = Sensor(1)
         self.rebalances = Sensor(1)
         self.produced: Family[str] = Family(4)

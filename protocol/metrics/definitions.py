@@ -174,6 +174,7 @@ def _of_consumers() -> Iterator[Definition]:
     )
     for tags in ((), (TOPIC,)):
         yield from _fetch.meter("records-consumed", "records delivered", "consumed", value=_RECORDS, tags=tags)
+        yield from _fetch.meter("records-filtered", "records that a filter left out", "filtered", value=0, tags=tags)
         yield from _fetch.meter(
             "bytes-consumed",
             "bytes of delivered record batches, as compressed by the producer",

@@ -22,7 +22,7 @@ from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
 from spark_kafka_source.cli.progress import advancing
 from spark_kafka_source.cli.record_files import SUFFIXES, RecordFile
-from spark_kafka_source.cli.record_filters import RecordFilter
+from spark_kafka_source.cli.record_filters import RecordCondition, RecordFilter
 from spark_kafka_source.cli.record_sources import Receiver, follow, read_as_member, read_ranges
 from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
 from spark_kafka_source.cli.stop_signals import stop_request
@@ -59,6 +59,7 @@ class _Output:
         self.count = 0
         self.file: RecordFile | None = None
         self.format: RecordFormat | None = None
+        self.condition: RecordCondition | None = None
         self.decoder: RecordDecoder | None = None
 
     @property
@@ -71,9 +72,14 @@ class _Output:
         if self.format is None:
             return frozenset(ALL_COLUMNS)
         decoded = frozenset[str]() if self.decoder is None else self.decoder.columns
-        return self.format.columns | self._filter.columns | decoded | {"offset"}
+        judged = frozenset[str]() if self.condition is None else self.condition.columns
+        return self.format.columns | self._filter.columns | decoded | judged | {"offset"}
 
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
+        if self.condition is not None:
+            batch = self.condition.apply(key, batch)
+            if not batch.num_rows:
+                return None
         if self.decoder is not None:
             as_text = self.format is not None or bool(self._filter.columns & {"key", "value"})
             batch = self.decoder.decode(batch, as_text=as_text)
@@ -143,6 +149,12 @@ class _Output:
 @click.option("--key", help="Only records with this key.")
 @click.option("--grep", "pattern", metavar="REGEX", help="Only records whose value contains a match.")
 @click.option(
+    "--filter",
+    "condition",
+    metavar="SQL",
+    help="Only records for which this condition of Spark's SQL is true: docs/filters.md. Needs sqlglot.",
+)
+@click.option(
     "--header",
     "headers",
     metavar="NAME[=VALUE]",
@@ -183,6 +195,7 @@ def consume(
     schema_registry: str | None,
     key: str | None,
     pattern: str | None,
+    condition: str | None,
     headers: tuple[tuple[str, bytes | None], ...],
     path: Path | None,
     follows: bool | None,
@@ -200,6 +213,7 @@ def consume(
     Examples:
       pykafka consume orders -o -10 -f '%p:%o %k %v\\n'
       pykafka consume orders -o @-1h:latest --grep refused -o json
+      pykafka consume orders -e --filter "headers['source'] = 'web' AND partition < 8"
       pykafka consume orders -p 0,1 --to orders.parquet
       pykafka consume orders-avro -e --decode --schema-registry http://registry:8081
       pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf
@@ -211,6 +225,11 @@ def consume(
         output = _Output(RecordFilter(key.encode() if key is not None else None, pattern, headers), limit)
     except ValueError as error:
         raise click.UsageError(f"--grep: {error}") from error
+    if condition is not None:
+        try:
+            output.condition = RecordCondition(condition)
+        except ConfigurationError as error:
+            raise click.UsageError(f"--filter: {error}") from error
     follows = (path is None) if follows is None else follows
     default = FROM_LATEST if follows else FROM_EARLIEST
     span = spans[0] if spans else Span(default)

@@ -9,6 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.fetch.log_offsets import Range
+from protocol.kafka_terms import TopicPartition
+
 
 @dataclass(frozen=True)
 class RecordFilter:
@@ -49,6 +52,35 @@ class RecordFilter:
             masks[0] = pc.and_(masks[0], mask)
         # Null, of a record without a key or value, is false.
         return batch.filter(masks[0]) if masks else batch
+
+
+class RecordCondition:
+    """A condition in Spark's SQL on stored records.
+
+    Raises
+    ------
+    ConfigurationError
+        sqlglot is not installed, or the text is not in the language of filters.
+    """
+
+    def __init__(self, text: str) -> None:
+        # Only this option imports the parser.
+        from protocol.filters import record_filter
+        from protocol.filters.parse import parse_condition
+
+        self._filter = record_filter.RecordFilter(parse_condition(text), ansi=True)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that the condition reads."""
+        return self._filter.of_range(Range("", 0, 0, 0)).columns
+
+    def apply(self, key: TopicPartition, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records of a partition for which the condition is true."""
+        for stage in self._filter.of_range(Range(*key, 0, 0)).stages:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            batch = batch.filter(pa.array(stage.keep(columns)))
+        return batch
 
 
 def _has_header(headers: pa.Array, name: str, value: bytes | None) -> pa.Array:

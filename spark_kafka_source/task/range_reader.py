@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from protocol.base.once import warn_once
+from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.errors import DataLoss, TopicRecreated, UsageError
 from protocol.fetch.bounded_reader import BoundedReader
@@ -105,9 +106,9 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     Raises `KafkaError`: as `protocol.fetch.bounded_reader.BoundedReader`. `UsageError`: a record's timestamp exceeds
     Spark's range. `FilterFailed`: the option `filter` fails on a record, in Spark's ANSI mode.
     """
-    record_filter = _record_filter(options)
-    decodes = bool(options.schemas or (record_filter is not None and record_filter.decoded_columns))
     client = PROCESS.client(options.client)
+    record_filter = _record_filter(options, client)
+    decodes = bool(options.schemas or (record_filter is not None and record_filter.decoded_columns))
     client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
@@ -132,7 +133,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     tune_worker()
 
 
-def _record_filter(options: SourceOptions) -> RecordFilter | None:
+def _record_filter(options: SourceOptions, client: Client) -> RecordFilter | None:
     if options.condition is None:
         return None
     from protocol.filters.record_filter import RecordFilter
@@ -140,7 +141,7 @@ def _record_filter(options: SourceOptions) -> RecordFilter | None:
     context = TaskContext.get()
     # Spark passes the session's settings; in Spark 4 this one is true by default.
     ansi = None if context is None else context.getLocalProperty("spark.sql.ansi.enabled")
-    return RecordFilter(options.condition, ansi=ansi != "false")
+    return RecordFilter(options.condition, ansi=ansi != "false", client=client)
 
 
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:

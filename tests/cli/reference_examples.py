@@ -123,6 +123,7 @@ def _records(run: Run) -> None:
     with Producer(run.properties) as producer:
         producer.send("orders", b"refused 3000", key=b"customer-3", partition=0)
     run.example("pykafka consume orders -o @-1h:latest --grep refused -o json", shown=True)
+    run.example("""pykafka consume orders -e --filter "headers['source'] = 'web' AND partition < 8\"""")
     run.example("pykafka consume orders -p 0,1 --to orders.parquet")
     run.example("pykafka produce orders orders.parquet -z zstd")
     run.example("pykafka consume orders -e -o json | pykafka produce orders-copy -i json")
