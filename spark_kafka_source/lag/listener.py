@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from protocol.base.condition import Lock
 from protocol.base.once import log_once
 from protocol.errors import KafkaError, UsageError
-from spark_kafka_source.lag.of_query import groups_of_progress, lag_of_query
+from spark_kafka_source.lag.of_query import groups_of_progress, lag_of_query, offsets_of_batch
 from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
 from spark_kafka_source.lag.table import SCHEMA, Lag, to_pandas
@@ -43,12 +43,17 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 @dataclass(frozen=True)
 class LagAtTime:
-    """The lag of one query at the end of one trigger. `query` is its name, or its id if it has no name."""
+    """The lag of one query at the end of one trigger. `query` is its name, or its id if it has no name.
+
+    The batch covered `offsets` offsets and had `rows` rows; the option `filter` may have left out the others.
+    """
 
     time: datetime
     query: str
     batch: int
     lag: Lag
+    rows: int = 0
+    offsets: int | None = None
 
     def __str__(self) -> str:
         seconds = self.lag.seconds_behind
@@ -67,6 +72,8 @@ class _Trigger:
     batch: int
     offsets_behind: int
     partitions: pa.Buffer
+    rows: int
+    offsets: int | None
 
     @property
     def table(self) -> pa.Table:
@@ -121,7 +128,11 @@ class LagListener(StreamingQueryListener):
     def history(self) -> list[LagAtTime]:
         """The lag after each trigger, oldest first."""
         return [
-            LagAtTime(trigger.time, trigger.query, trigger.batch, Lag.from_arrow(trigger.table))
+            LagAtTime(
+                *(trigger.time, trigger.query, trigger.batch, Lag.from_arrow(trigger.table)),
+                trigger.rows,
+                trigger.offsets,
+            )
             for trigger in self._triggers()
         ]
 
@@ -237,7 +248,8 @@ class LagListener(StreamingQueryListener):
             if not len(lag):
                 return
             time = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
-            ended = LagAtTime(time, _name(progress), progress["batchId"], lag)
+            rows = int(progress.get("numInputRows") or 0)
+            ended = LagAtTime(time, _name(progress), progress["batchId"], lag, rows, offsets_of_batch(progress))
             self._keep(ended, progress)
             if self._report is not None:
                 self._report(ended)
@@ -251,7 +263,10 @@ class LagListener(StreamingQueryListener):
         packed = _packed(ended.lag.to_arrow())
         with self._lock:
             self._number += 1
-            trigger = _Trigger(self._number, ended.time, ended.query, ended.batch, ended.lag.offsets_behind, packed)
+            behind = ended.lag.offsets_behind
+            trigger = _Trigger(
+                self._number, ended.time, ended.query, ended.batch, behind, packed, ended.rows, ended.offsets
+            )
             self._history.append(trigger)
             self._latest[ended.query] = self._number, ended.lag
             self._progress[ended.query] = zlib.compress(json.dumps(progress).encode())

@@ -121,6 +121,22 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
     return Lag(tuple(rows)), without_ends
 
 
+def offsets_of_batch(progress: Mapping[str, Any]) -> int | None:
+    """Return the number of offsets that the last batch covers; None if the progress lacks where it began.
+
+    The batch has fewer rows by those that the option `filter` left out, and by gaps (compaction, markers).
+    """
+    total = 0
+    for source in progress["sources"]:
+        start, end = _offsets(source.get("startOffset")), _offsets(source["endOffset"])
+        for key, until in end.ends.items():
+            begin = start.ends.get(key, end.joined.get(key))
+            if begin is None:
+                return None
+            total += max(0, until - begin)
+    return total
+
+
 def groups_of_progress(progress: Mapping[str, Any]) -> dict[int | None, str]:
     """Return the group that each source commits to, by its index; before PySpark 4.2, the progress has none."""
     groups = {source: _offsets(offsets["latestOffset"]).group for source, offsets in enumerate(progress["sources"])}

@@ -13,7 +13,7 @@ from typing import Any
 from protocol.admin.groups import GroupDescription, describe_group
 from protocol.base.once import log_once
 from protocol.errors import KafkaError, UsageError
-from spark_kafka_source.lag.of_query import lag_of_query
+from spark_kafka_source.lag.of_query import lag_of_query, offsets_of_batch
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs
 from spark_kafka_source.lag.table import Lag
 from spark_kafka_source.process_state import PROCESS
@@ -91,6 +91,7 @@ class QueryHistory:
             None if batch_ms is None else batch_ms / 1000,
             lag if lag is not None and len(lag) else None,
             None if options is None else self._group_state(options),
+            offsets_of_batch(report),
         )
 
     def _group_state(self, options: Options) -> str | None:

@@ -18,6 +18,8 @@ def line(samples: Sequence[Sample], name: str) -> str:
         return f"{name}: no batch is complete yet"
     last = samples[-1]
     parts = [f"{name}: batch {last.batch}"]
+    if last.offsets is not None and last.offsets > last.rows:
+        parts.append(f"{last.rows:,} rows of {last.offsets:,} offsets")
     if last.input_rows_per_s is not None:
         parts.append(f"in {last.input_rows_per_s:,.0f} rows/s")
     if last.processed_rows_per_s is not None:

@@ -27,6 +27,8 @@ class Sample:
         The lag at the end of the batch, by partition.
     group : str or None
         State and number of members of the group.
+    offsets : int or None
+        Number of offsets that the batch covers: more than `rows` if the option `filter` left out rows.
     """
 
     time: datetime
@@ -37,3 +39,4 @@ class Sample:
     batch_s: float | None
     lag: Lag | None = None
     group: str | None = None
+    offsets: int | None = None

@@ -70,6 +70,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+def test_line_has_the_offsets_of_a_batch_with_fewer_rows() -> None:
+    filtered, whole = json.loads(progress(1, rows=3).json), json.loads(progress(2, rows=8).json)
+    filtered["sources"][0]["startOffset"] = {"orders": {"0": 5, "1": 17}}
+    whole["sources"][0]["startOffset"] = {"orders": {"0": 5, "1": 17}}
+    history = QueryHistory(Query([SimpleNamespace(json=json.dumps(filtered))]))
+    history.poll()
+    assert (history.samples[-1].rows, history.samples[-1].offsets) == (3, 8)
+    assert "batch 1, 3 rows of 8 offsets, " in line(history.samples, "orders")
+    history = QueryHistory(Query([SimpleNamespace(json=json.dumps(whole))]))
+    history.poll()
+    assert "offsets" not in line(history.samples, "orders")
+
+
 def test_history_has_each_trigger_once() -> None:
     history = QueryHistory(Query([progress(0)], [], [progress(1), progress(2)]))
     assert [history.poll() for _ in range(4)] == [True, False, True, False]
