@@ -6,8 +6,7 @@ Modules with such tests have the marker `soak`, by which `make soak` selects the
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
@@ -25,14 +24,3 @@ def scaled(name: str, usual: N, soak: N) -> N:
 def variants(name: str | Sequence[str], every: Sequence[object], *some: object) -> pytest.MarkDecorator:
     """Parametrize with `some` in `make test`: other tests cover the differences between the rest."""
     return pytest.mark.parametrize(name, every if SOAK else some)
-
-
-def try_seeds(run: Callable[[random.Random], object], count: int, first: int = 0) -> None:
-    """Run with `count` seeds, from `first` on, in `make soak` from a random one; print the seed that fails."""
-    first = random.randrange(1_000_000) if SOAK else first
-    for seed in range(first, first + count):
-        try:
-            run(random.Random(seed))
-        except BaseException:
-            print(f"seed {seed}")
-            raise
