@@ -164,7 +164,7 @@ COMMANDS: dict[str, str] = {
             "python -m pip wheel . --no-deps -w dist && cp dist/spark_kafka_source-*.whl pkg.zip",
             "spark-submit --archives pkg.zip",
         ),
-        "tests/spark/test_standalone_cluster.py::test_source_and_sink_work_on_a_cluster_with_the_package_as_archive",
+        "tests/spark/test_standalone_cluster.py::test_executors_import_package_from_archive",
     ),
     "python -m tests.cli.reference_page": "tests/cli/test_reference_page.py::test_reference_equals_the_commands",
     **dict.fromkeys(

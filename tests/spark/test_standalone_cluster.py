@@ -1,6 +1,6 @@
 """Source and sink on a Spark cluster: a master and two workers, with executors in separate processes.
 
-The session is a client of Spark Connect's server on the driver; in `make soak` also a classic one.
+With a classic session, and with Spark Connect, where the session is a client of the driver's server.
 """
 
 from __future__ import annotations
@@ -27,6 +27,21 @@ pytestmark = pytest.mark.soak
 CLUSTER = "local-cluster[2,1,512]"
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@variants(("session", "master"), [("connect", CLUSTER), ("classic", CLUSTER)], ("connect", "local[2]"))
+def test_source_and_sink_work_with_spark_connect_and_on_a_cluster(
+    kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, master: str
+) -> None:
+    """Slow: starts a separate Spark with Spark Connect, and copies a topic with a stream and a batch."""
+    if master == CLUSTER:
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments())
+    report = copy_and_check(kafka1, topic1, tmp_path, session, master)
+    assert report["session"] == ("pyspark.sql.connect.session" if session == "connect" else "pyspark.sql.session")
+    assert report["executors"] == (2 if master == CLUSTER else 1)
+    assert len(report["streamed"]) >= 3
+
+
 def submit_arguments(*more: str, **settings: str) -> str:
     """Return PYSPARK_SUBMIT_ARGS. `more` are spark-submit arguments; `settings` have underscores for dots."""
     properties = {
@@ -51,23 +66,18 @@ def bare_python(tmp_path: Path) -> Path:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@variants(
-    ("session", "archive"),
-    [("connect", "package"), ("classic", "package"), ("classic", "none"), ("classic", "shadowed")],
-    ("connect", "package"),
-)
-def test_source_and_sink_work_on_a_cluster_with_the_package_as_archive(
+@variants("archive", ["package", "none", "shadowed"], "package")
+def test_executors_import_package_from_archive(
     kafka1: LocalKafka,
     topic1: TopicFactory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     bare_python: Path,
-    session: str,
     archive: str,
 ) -> None:
     """Follow docs/installing.md, "The package alone".
 
-    Slow: starts Spark Connect and a cluster, whose executors unpack the archive before a stream and a batch copy.
+    Slow: starts a cluster of Spark, whose executors unpack the archive before the copy begins.
     """
     # If PYSPARK_DRIVER_PYTHON is set, Spark also uses it for data sources on executors.
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
@@ -75,25 +85,24 @@ def test_source_and_sink_work_on_a_cluster_with_the_package_as_archive(
     # Spark passes the driver's PYTHONPATH to tasks. This relative path is empty in an executor's folder.
     monkeypatch.setenv("PYTHONPATH", ".")
     monkeypatch.chdir(ROOT)
+    if archive == "none":
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(spark_executorEnv_PYTHONPATH="./pkg"))
+        with pytest.raises(AssertionError, match=r"the Python of this executor .* lacks the package"):
+            copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)
+        return
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, timeout=120, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    sent = () if archive == "none" else ("--archives", f"{wheel.rename(tmp_path / 'pkg.zip')}#pkg")
-    path, shadow = "./pkg", tmp_path / "shadow"
+    package = wheel.rename(tmp_path / "pkg.zip")
+    sent = ("--archives", f"{package}#pkg")
     if archive == "shadowed":
-        shadow.mkdir()
         (shadow / "protocol.py").touch()
         path = f"{shadow}:./pkg"
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(*sent, spark_executorEnv_PYTHONPATH=path))
-    errors = {
-        "none": "the Python of this executor .* lacks the package",
-        "shadowed": f"`protocol` is {shadow}/protocol.py, another package",
-    }
-    if archive in errors:
-        with pytest.raises(AssertionError, match=errors[archive]):
-            copy_and_check(kafka1, topic1, tmp_path, session, CLUSTER)
+        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(*sent, spark_executorEnv_PYTHONPATH=path))
+        with pytest.raises(AssertionError, match=f"`protocol` is {shadow}/protocol.py, another package"):
+            copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)
         return
-    report = copy_and_check(kafka1, topic1, tmp_path, session, CLUSTER)
-    assert report["session"] == ("pyspark.sql.connect.session" if session == "connect" else "pyspark.sql.session")
-    assert report["executors"] == 2
-    assert len(report["streamed"]) >= 3
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", submit_arguments(*sent, spark_executorEnv_PYTHONPATH="./pkg"))
+    assert copy_and_check(kafka1, topic1, tmp_path, "classic", CLUSTER)["executors"] == 2
