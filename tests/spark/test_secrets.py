@@ -44,13 +44,13 @@ OUTCOMES = {
     ("copy", "by references"): "done",
     ("stream read", "by passwords"): "done",
     ("stream read", "wrong password"): _NO_PASSWORD,
-    ("batch read", "wrong token"): "SASL OAUTHBEARER authentication failed",
-    ("stream write", "wrong key password"): "ssl.key",
     ("batch read", "wrong store password"): "keytool cannot read a store",
-    ("batch write", "expired"): "has expired",
-    ("stream read", "missing right"): f"(it needs Describe on Topic {TOPIC}; grant Read to consume",
 }
 _OTHER_WAYS = {
+    ("batch read", "wrong token"): "SASL OAUTHBEARER authentication failed",
+    ("stream write", "wrong key password"): "ssl.key",
+    ("batch write", "expired"): "has expired",
+    ("stream read", "missing right"): f"(it needs Describe on Topic {TOPIC}; grant Read to consume",
     ("batch read", "by a token"): "done",
     ("batch read", "by passwords"): "done",
     ("batch write", "by passwords"): "done",
