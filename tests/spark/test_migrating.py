@@ -22,7 +22,10 @@ OURS, JVM = "pykafka-group", "kafka"
 def test_checkpoint_moves_from_jvm_connector_and_back(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    """A stateful query: each value is sent before and after a move, and is output once."""
+    """A stateful query: each value is sent before and after a move, and is output once.
+
+    Slow: four queries with shuffles, on one checkpoint.
+    """
     name, checkpoint, output = topic1(2), str(tmp_path / "orders"), str(tmp_path / "output")
     kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
 

@@ -203,6 +203,7 @@ def test_topic_recreated_after_planning_is_read_whole_by_next_batch(
 def test_data_loss_fails_query(
     label: str, spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
+    """Slow: four queries on one checkpoint, one of which fails."""
     stream = SparkStream(spark, kafka, topic(1), tmp_path)
     produce(kafka, stream.topic, "first", READ)
     assert stream.run() == rows("first", range(READ))

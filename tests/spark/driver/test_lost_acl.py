@@ -32,6 +32,7 @@ pytestmark = pytest.mark.soak
 def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
     how: str, fail_on_data_loss: str, spark: SparkSession, secured: SecuredKafka, tmp_path: Path
 ) -> None:
+    """Slow: three queries on one checkpoint: with the ACL, without it, and with it again."""
     if how == "consumer" and version_numbers(KAFKA_VERSION) < (4, 0):
         pytest.skip("the consumer protocol begins with Kafka 4.0")
     prefix = f"acl{uuid.uuid4().hex[:6]}"

@@ -42,6 +42,7 @@ def stream(spark: SparkSession, kafka: LocalKafka, **options: str) -> DataFrame:
 def test_new_partitions_of_running_query_are_read_from_beginning(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
+    """Slow: waits for the group's commits of a running query twice."""
     name, group = topic(1), f"group-{uuid.uuid4().hex[:8]}"
     result: Counter[int] = Counter()
     busy, filled = Event(), Event()
@@ -104,7 +105,10 @@ def test_checkpoint_equals_format_of_jvm_connector_plus_ids_and_epochs(
 def test_replay_of_failed_first_batch_has_rows_of_jvm_connector(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Partition 1 has no row in the first batch, and more when it is replayed: its start is the former end."""
+    """Partition 1 has no row in the first batch, and more when it is replayed: its start is the former end.
+
+    Slow: four queries, two with each connector.
+    """
     name = topic(2)
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": name}
     options["startingOffsets"] = f'{{"{name}": {{"0": 3, "1": -1}}}}'
