@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
@@ -17,7 +17,6 @@ from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
 from protocol.net import byte_stream
-from protocol.net.byte_stream import Buffer, ByteStream
 from protocol.net.connection import BrokerIdentity, Connection
 from protocol.net.pool import ConnectionPool
 from protocol.net.reachability import Reachability
@@ -26,7 +25,6 @@ from protocol.testing.fake_kafka.listener import kept_port
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.version import __version__
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.support.no_broker import no_broker
 from tests.support.older_brokers import limit_handshake
@@ -150,38 +148,6 @@ def test_connection_to_a_bootstrap_server_serves_a_broker_after_comparison(fake:
     assert versions_of_handshakes(fake) == ([4, 4] if is_older else [4, 5, 5, 5])
 
 
-def test_threads_share_one_connection(fake: FakeKafka) -> None:
-    fake.handlers[FIND_COORDINATOR] = lambda body, version: {
-        "coordinators": [{"key": body["coordinator_keys"][0], "node_id": 1, "host": "h", "port": 1}]
-    }
-    connection = connect(fake)
-    wrong: list[str] = []
-
-    def ask(word: str) -> None:
-        for n in range(50):
-            key = f"{word}{n}"
-            body = {"coordinator_keys": [key], "key_type": 0}
-            reply = connection.send(FIND_COORDINATOR, 4, body, after(5000)).result(after(5000))
-            if reply["coordinators"][0]["key"] != key:
-                wrong.append(key)
-
-    threads = [threading.Thread(target=ask, args=(word,)) for word in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_silent_broker_fails_the_request_at_the_deadline(fake: FakeKafka) -> None:
-    connection = connect(fake)
-    started = time.monotonic()
-    with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: no reply to Metadata v9 in time"):
-        connection.send(METADATA, 9, {"topics": []}, after(300)).result(after(300))
-    assert time.monotonic() - started < 15
-    assert connection.closed
-
-
 def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
     connection = connect(fake)
     replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(3)]
@@ -216,13 +182,6 @@ def test_reply_to_another_request_is_refused(fake: FakeKafka) -> None:
     assert connection.closed
 
 
-def test_refused_connection_names_the_address() -> None:
-    with kept_port() as closed_port:
-        host, port = closed_port.getsockname()
-        with pytest.raises(ConnectFailed, match=f"{host}:{port}"):
-            pool().get(host, port, "control", after(2000))
-
-
 def test_purposes_have_separate_connections_and_idle_ones_are_replaced(fake: FakeKafka) -> None:
     connections = pool(connections_max_idle_ms=50)
     first = connections.get(*fake.addresses[1], "fetch", after(2000))
@@ -245,23 +204,6 @@ def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(fake: F
             used.last_used_s = clock.now_s()
             assert idle.closed == (clock.now_s() > 1_541)
     assert (len(connections), busy.closed, used.closed) == (2, False, False)
-
-
-def test_long_poll_does_not_hold_up_another_purpose(fake: FakeKafka) -> None:
-    release = threading.Event()
-
-    def slow(body: dict[str, Any], version: int) -> dict[str, Any]:
-        release.wait(10)
-        return metadata("slow")
-
-    connections = pool()
-    fake.handlers[METADATA] = slow
-    fake.handlers[FIND_COORDINATOR] = lambda body, version: {"coordinators": []}
-    waiting = connections.get(*fake.addresses[1], "fetch", after(2000)).send(METADATA, 9, {"topics": []}, after(9000))
-    connection = connections.get(*fake.addresses[1], "group", after(2000))
-    connection.send(FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, after(2000)).result(after(2000))
-    release.set()
-    assert waiting.result(after(5000))["cluster_id"] == "slow"
 
 
 class TestWaitingThreads:
@@ -321,17 +263,6 @@ class TestWaitingThreads:
             release.set()
             assert [future.result(10)["cluster_id"] for future in waiting] == ["c"] * 5
 
-    def test_waiters_fail_when_the_connection_breaks(self, fake: FakeKafka) -> None:
-        connection = connect(fake)
-        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(4)]
-        with ThreadPoolExecutor() as threads:
-            waiting = [threads.submit(reply.result, after(60_000)) for reply in replies]
-            wait_for_a_reader(connection)
-            fake.drop_connections()
-            for future in waiting:
-                with pytest.raises(ConnectionLost, match="the broker closed the connection"):
-                    future.result(10)
-
     def test_send_behind_a_blocked_request_times_out(self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         release = threading.Event()
         fake.handlers[METADATA] = lambda body, version: metadata(str(release.wait(20)))
@@ -357,47 +288,6 @@ def wait_for_a_reader(connection: Connection) -> None:
     event = threading.Event()
     connection.stream.on_silence = lambda deadline: event.set()
     assert event.wait(10)
-
-
-class Interrupting(ByteStream):
-    """A stream that raises KeyboardInterrupt at call number `step` of `method`, like Ctrl-C."""
-
-    def __init__(self, inner: ByteStream, method: str, step: int) -> None:
-        super().__init__(inner.socket, inner.address)
-        self.method = method
-        self.left = step
-
-    def send(self, buffers: Sequence[Buffer], deadline: Deadline) -> None:
-        complete = b"".join(buffers)
-        super().send([complete[: len(complete) // 2]], deadline)
-        self._interrupt("send")
-        super().send([complete[len(complete) // 2 :]], deadline)
-
-    def receive_some(self, view: memoryview) -> int:
-        count = super().receive_some(view)
-        if count:
-            self._interrupt("receive_some")
-        return count
-
-    def _interrupt(self, method: str) -> None:
-        if method == self.method:
-            self.left -= 1
-            if self.left < 0:
-                self.method = "none"
-                raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(("method", "step"), [("send", 0), ("receive_some", 0), ("receive_some", 1)])
-def test_ctrl_c_in_the_middle_of_a_frame_closes_the_connection(fake: FakeKafka, method: str, step: int) -> None:
-    fake.handlers[METADATA] = lambda body, version: metadata("c")
-    connections = pool()
-    first = connections.get(*fake.addresses[1], "control", after(5000))
-    first.stream = Interrupting(first.stream, method, step)
-    with pytest.raises(KeyboardInterrupt):
-        first.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
-    second = connections.get(*fake.addresses[1], "control", after(5000))
-    assert second.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))["cluster_id"] == "c"
-    assert second is not first
 
 
 def test_plaintext_to_a_tls_listener_names_security_protocol() -> None:
@@ -449,18 +339,6 @@ class TestReconnecting:
         with pytest.raises(ConnectFailed, match="in back-off for another"):
             connections.get(host, port, "fetch", after(5_000))
 
-    def test_connection_opened_while_the_pool_closes_is_closed(self, fake: FakeKafka) -> None:
-        connections = pool()
-
-        def answer(body: dict[str, Any], version: int) -> dict[str, Any]:
-            connections.close()
-            return {"error_code": 0, "api_keys": []}
-
-        fake.handlers[API_VERSIONS] = answer
-        with pytest.raises(ConnectionLost, match=f"{fake.address()}: the connection was closed by the client"):
-            connections.get(*fake.addresses[1], "control", after(5_000))
-        assert len(connections) == 0
-
     def test_returned_broker_is_used_and_its_failures_are_forgotten(self, fake: FakeKafka) -> None:
         fake.handlers[METADATA] = lambda body, version: metadata("c")
         clock, address = ManualClock(1_000), fake.addresses[1]
@@ -487,18 +365,6 @@ class TestDepartedBrokers:
         assert not connection.closed
         assert connections.close_departed([address]) == set()
         assert (connection.closed, len(connections)) == (True, 0)
-
-    def test_connection_to_a_departed_broker_is_kept_while_a_request_is_in_flight(self, fake: FakeKafka) -> None:
-        fake.handlers[METADATA] = lambda body, version: None
-        clock, address = ManualClock(), fake.addresses[1]
-        connections = ConnectionPool(ClientConfig((address,)), clock)
-        deadline = Deadline.after_ms(5_000, clock)
-        busy = connections.get(*address, "control", deadline)
-        busy.send(METADATA, 9, {"topics": []}, deadline)
-        clock.advance(600)
-        assert connections.close_departed([address]) == {address}
-        assert not busy.closed
-        connections.close()
 
 
 def test_connection_on_which_a_fake_broker_was_silent_is_reset() -> None:

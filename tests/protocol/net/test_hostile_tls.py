@@ -15,11 +15,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from protocol.base.clock import SYSTEM_CLOCK
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import ConnectionLost, KafkaError, RequestTimedOut, TLSFailed
-from protocol.net.connection import Connection
 from protocol.net.tls_context import TLSContext
 from protocol.net.tls_stream import TLSStream, connect_tls
 from spark_kafka_source.local_kafka import certificates
@@ -176,15 +174,3 @@ def test_broken_record_after_the_handshake_is_a_lost_connection(ends: Ends, data
 
     with established(ends, talk) as ours, pytest.raises(ConnectionLost, match="peer: the connection broke while rec"):
         received(ours, 1)
-
-
-def test_frame_of_two_gibibytes_is_refused(ends: Ends) -> None:
-    def talk(sock: socket.socket, stream: TLSStream) -> None:
-        received(stream, 4)
-        stream.send([b"\x7f\xff\xff\xff"], after(10_000))
-        received(stream, 1 << 20)
-
-    with established(ends, talk) as ours:
-        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=1 << 20)
-        with pytest.raises(KafkaError, match="the reply announces 2147483647 bytes"):
-            connection.handshake(after(10_000))
