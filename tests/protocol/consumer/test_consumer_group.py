@@ -21,6 +21,7 @@ from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -31,7 +32,7 @@ from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.consumer.members import Member
 from tests.protocol.fetch.consuming import client_of, produce
 from tests.support.internals import membership_of
-from tests.support.small_cluster import SmallCluster
+from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 NewMember = Callable[..., Member]
@@ -236,6 +237,24 @@ def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: boo
         thread.join(20)
 
 
+def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
+    resume = threading.Event()
+    with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
+        stuck, handler = Stuck(resume), Handler()
+        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
+            (first, stuck), (second, handler))]  # fmt: skip
+        threads[0].start()
+        wait_until(lambda: len(stuck.claims) == 4)
+        threads[1].start()
+        wait_until(lambda: len(stuck.ended) == 2)
+        retained = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
+        before = fake.committed_offsets("etl")
+        wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in retained))
+        resume.set()
+    for thread in threads:
+        thread.join(20)
+
+
 @contextmanager
 def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, ConsumerGroup, ConsumerGroup]]:
     """Yield a cluster with a topic of four partitions, and two members of one group."""
@@ -255,6 +274,20 @@ def test_refused_commit_is_reported_and_the_session_continues(
     wait_until(lambda: member.errors)
     assert "OFFSET_METADATA_TOO_LARGE" in str(member.errors[0])
     assert not member.setups[0].ended.is_set()
+
+
+def test_long_broker_failure_is_reported_and_reading_continues() -> None:
+    with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
+        fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+        member = Member(client, "etl", "orders", **EAGER)
+        try:
+            wait_until(lambda: member.errors)
+            fake.faults.clear()
+            wait_until(lambda: len(member.handled) == 2 * END)
+        finally:
+            member.close()
+        assert all("nothing could be read" in str(error) for error in member.errors)
+        assert len(member.setups) == 1
 
 
 @pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])

@@ -32,10 +32,10 @@ from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
-from tests.protocol.consumer.members import IdleHandler, read
+from tests.protocol.consumer.members import IdleHandler, Member, read
 from tests.protocol.fetch.consuming import client_of
 from tests.support.forked_child import check_in_child
-from tests.support.internals import membership_of
+from tests.support.internals import membership_of, partitions_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -215,6 +215,28 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
         wait_until(lambda: sorted(observed) == ALL)
     consuming.join(25)
     assert not consuming.is_alive()
+
+
+def test_pausing_all_claims_in_a_rebalance_succeeds(
+    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread pauses a claim that is dropped meanwhile."""
+    member = Member(client, "etl", "orders", **KIP_848)
+    try:
+        wait_until(lambda: len(member.claimed) == 2)
+        partitions = partitions_of(member.group)
+        first = next(iter(partitions.consumers.values()))
+        pause = first.pause
+
+        def dropped_meanwhile() -> None:
+            partitions.drop(BOTH)
+            pause()
+
+        monkeypatch.setattr(first, "pause", dropped_meanwhile)
+        member.group.pause_all()
+        member.group.resume_all()
+    finally:
+        member.close()
 
 
 @pytest.mark.parametrize("use", ["poll", "position", "current_lag", "commit_sync"])

@@ -165,6 +165,14 @@ def test_failure_of_an_assignor_is_raised_by_poll(
         consumer.poll(30_000)
 
 
+def test_failure_of_on_assignment_is_logged(
+    new_member: Callable[..., KafkaConsumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = new_member(Broken("on_assignment"))
+    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
+    assert "assignor by-weight: on_assignment has failed: ZeroDivisionError('broken')" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("inputs", "error"),
     [

@@ -13,6 +13,7 @@ from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DataLoss, LogTruncated
+from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -106,6 +107,17 @@ def test_user_continues_with_offset_and_epoch_of_the_error(fake: FakeKafka, clie
         assert consumer.committed([KEY]) == {KEY: CommittedOffset(3, 0)}
         write(client, 7)
         assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
+
+
+@pytest.mark.parametrize(("offset", "first"), [(6, 6), (15, 0)])
+def test_epoch_of_an_earlier_topic_holds_up_no_start(
+    client: Client, monkeypatch: pytest.MonkeyPatch, offset: int, first: int
+) -> None:
+    """A committed epoch that is newer than the topic's leaders may be a stale leader's reply, for a while."""
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
+    commit_offsets(client, "readers", {KEY: CommittedOffset(offset, 2)}, client.deadline())
+    with new_consumer(client) as consumer:
+        assert [offset for _, offset in read(consumer, 10 - first)] == list(range(first, 10))
 
 
 def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -63,6 +64,30 @@ class UntilRead(IdleHandler):
             self._missing -= 1
             if self._missing == 0:
                 self.stop.set()
+
+
+Topics = Collection[str] | re.Pattern[str]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["orders"], ["payments"]), (re.compile("ord.*"), re.compile("pay.*")), (re.compile("ord.*"), ["payments"])],
+    ids=["names", "patterns", "pattern and name"],
+)
+def test_session_of_other_topics_has_no_claims_of_the_former(
+    fake: SmallCluster, protocol: dict[str, object], first: Topics, second: Topics
+) -> None:
+    with group_of(fake, protocol) as members:
+        orders = UntilRead(PARTITIONS * END)
+        members.consume(first, orders, orders.stop)
+        fake.grow(5)  # records that the second handler must not get
+        payments = UntilRead(PARTITIONS * (END + 5))
+        while not payments.stop.is_set():
+            members.consume(second, payments, payments.stop)
+    assert (orders.topics, payments.topics) == ({"orders"}, {"payments"})
+    assert all(claims.keys() == {"payments"} for claims in payments.setups)
+    committed = fake.committed_offsets("etl")
+    assert {committed["orders", number] for number in range(PARTITIONS)} == {END}
 
 
 def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, protocol: dict[str, object]) -> None:
@@ -141,6 +166,30 @@ def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: 
     assert sorted(read) == [(number, offset) for number, start in starts.items() for offset in range(start, END)]
     assert fake.committed_offsets("etl") == {("orders", number): END for number in starts}
     assert len(raised) == 1
+
+
+def test_iteration_over_messages_continues_after_a_break(fake: SmallCluster, protocol: dict[str, object]) -> None:
+    read: list[tuple[int, int]] = []
+
+    class InParts(UntilRead):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for records in (3, 1):
+                for _, message in zip(range(records), claim.messages(), strict=False):
+                    read.append((claim.partition, message.offset))
+                    session.mark_message(message)
+            batch = claim.poll(20_000)
+            assert batch is not None
+            read.extend((claim.partition, offset) for offset in batch["offset"].to_pylist())
+            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1)
+            if len(read) >= PARTITIONS * END:
+                self.stop.set()
+            session.ended.wait(20)
+
+    handler = InParts(-1)
+    with group_of(fake, protocol) as members:
+        members.consume(["orders"], handler, handler.stop)
+    assert sorted(read) == ALL
+    assert fake.committed_offsets("etl") == {("orders", number): END for number in range(PARTITIONS)}
 
 
 def test_member_whose_handlers_block_leaves_despite_automatic_commits(

@@ -389,6 +389,19 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
         consumer.close()
 
 
+@pytest.mark.parametrize("end", ["commit_sync", "close"])
+def test_sought_position_is_committed_before_the_partition_has_started(
+    fake: FakeKafka, client: Client, end: str
+) -> None:
+    consumer = KafkaConsumer(client, parse_group_consumer({**GROUP, "enable.auto.commit": end == "close"}))
+    consumer.assign([HEALTHY, OFFLINE])
+    consumer.seek_to_end([HEALTHY])
+    assert consumer.positions() == {HEALTHY: CommittedOffset(5)}
+    getattr(consumer, end)()
+    assert fake.committed_offsets("etl") == {HEALTHY: 5}
+    consumer.close()
+
+
 def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
     with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
         fake.delay_replies(OFFSET_FETCH, 5)
