@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.errors import KafkaError
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.cluster import free_ports
 from tests.conftest import KAFKA_VERSION
@@ -201,15 +200,3 @@ def test_misconfiguration_fails_at_once(
         properties = properties_of(kerberized)
     with pytest.raises(KafkaError, match=words):
         PARTS["commit"](properties)
-
-
-def test_unreachable_kdc_is_retried(kerberized: LocalKafka, kdc: KDC, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = kdc.folder / "elsewhere.conf"
-    conf.write_text(_KRB5_CONF.format(realm=REALM, port=free_ports(1)[0]))
-    properties = properties_of(kerberized, keyTab=str(kdc.keytab("alice")), principal=f"alice@{REALM}")
-    with monkeypatch.context() as patch, Client(parse_client(properties)) as client:
-        patch.setenv("KRB5_CONFIG", str(conf))
-        with pytest.raises(DeadlineExceeded, match="Cannot contact any KDC"):
-            client.metadata([], Deadline.after_ms(1_000))
-        patch.undo()
-        assert client.metadata([]).brokers

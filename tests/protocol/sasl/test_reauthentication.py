@@ -21,7 +21,6 @@ from tests.protocol.sasl.test_real_broker import failed_logins, right, token_for
 from tests.support.background import background
 from tests.support.secured_kafka import USERS, SecuredKafka
 from tests.support.soak import SOAK
-from tests.support.wait_until import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.kafka]
 
@@ -94,15 +93,6 @@ def let_broker_accept_reauthentication() -> None:
     time.sleep(1.1)
 
 
-def test_connection_idle_beyond_its_session_authenticates_again(client: ClientFactory) -> None:
-    asking = client(*WAYS["a session of 2 s"])
-    asking.metadata([])
-    (connection,) = asking.pool.connections.values()
-    wait_until(lambda: time.monotonic() > connection.reauthenticate_at_s + 1)
-    assert asking.metadata([]).brokers.keys() == {1}
-    assert list(asking.pool.connections.values()) == [connection]
-
-
 def test_another_user_authenticates_on_a_new_connection(
     client: ClientFactory, secured: SecuredKafka, tmp_path: Path
 ) -> None:
@@ -124,19 +114,3 @@ def test_another_user_authenticates_on_a_new_connection(
     assert asking.metadata([]).brokers.keys() == {1}
     assert connection.closed
     assert failed_logins(secured.kafka) == before
-
-
-def test_refused_reauthentication_closes_the_connection(client: ClientFactory, tmp_path: Path) -> None:
-    from protocol.errors import AuthenticationFailed
-
-    password = tmp_path / "password"
-    password.write_text(USERS["bob"])
-    asking = client(sasl_properties("PLAIN", "bob", f"${{dir:{tmp_path}:password}}"), "SHORT")
-    asking.metadata([])
-    (connection,) = asking.pool.connections.values()
-    password.write_text("wrong")
-    connection.reauthenticate_at_s = 0
-    let_broker_accept_reauthentication()
-    with pytest.raises(AuthenticationFailed, match="SASL PLAIN authentication failed"):
-        asking.metadata([])
-    assert connection.closed

@@ -198,15 +198,6 @@ def test_function_that_cannot_be_imported_names_driver_and_executors(clock: Manu
         ask(Tokens(clock), TokenProvider(function), clock)
 
 
-def test_function_whose_module_raises_names_the_exception(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "failing_of_a_test.py").write_text("import os\nKEY = os.environ['NOT_THERE_OF_A_TEST']\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"failing_of_a_test:token cannot be imported .*\(KeyError\)"):
-        ask(Tokens(clock), TokenProvider("failing_of_a_test:token"), clock)
-
-
 # -- files, and unsigned tokens -------------------------------------------------------------------
 
 
@@ -280,13 +271,6 @@ def test_busy_endpoint_is_retried(endpoint: Endpoint, clock: ManualClock) -> Non
     endpoint.answers = [(503, {}, b""), (429, {}, b"later"), gives(access_token="token")]
     assert ask(Tokens(clock), client(endpoint.url), clock).value.reveal() == "token"
     assert [round(wait_s, 1) for wait_s in clock.slept] == [0.1, 0.2]
-
-
-def test_endpoint_that_stays_busy_fails(endpoint: Endpoint, clock: ManualClock) -> None:
-    endpoint.answers = [(503, {}, b"")]
-    with pytest.raises(ConnectFailed, match=r"no token from http://127.0.0.1:\d+: the response has status 503"):
-        ask(Tokens(clock), client(endpoint.url), clock)
-    assert 2 < len(endpoint.asked) < 10
 
 
 @pytest.mark.parametrize(
