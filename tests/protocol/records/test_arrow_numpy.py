@@ -11,7 +11,6 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from protocol.records.arrow_numpy import binaries, filled, numpy_type, to_arrow, to_numpy, valid
-from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch, write_record
 from tests.support.documents import ROOT
 
 # All column operations of a task of the source and of the sink.
@@ -94,11 +93,6 @@ def test_legacy_messages_do_not_import_pandas(magic: int) -> None:
     assert not imports_pandas(_READ, bytes(log.build()).hex())
 
 
-def test_header_keys_that_are_not_utf8_do_not_import_pandas() -> None:
-    record = write_record(Record(headers=(("key", b"value"),))).replace(b"key", b"ke\xff")
-    assert not imports_pandas(_READ, write_batch(Batch([Record()]), record).hex())
-
-
 @pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint32", "float64"])
 def test_numbers_round_trip(kind: str) -> None:
     numbers = np.arange(10).astype(kind)
@@ -106,10 +100,6 @@ def test_numbers_round_trip(kind: str) -> None:
     assert to_arrow(numbers[::3]).to_pylist() == numbers[::3].tolist()
     assert to_numpy(to_arrow(numbers).slice(2, 5)).tolist() == numbers[2:7].tolist()
     assert to_numpy(pa.nulls(0, pa.from_numpy_dtype(np.dtype(kind)))).tolist() == []
-
-
-def test_timestamps_are_integers() -> None:
-    assert to_numpy(pa.array([5, 7], pa.timestamp("us"))).tolist() == [5, 7]
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])

@@ -55,12 +55,6 @@ def test_truncated_batch_reports_its_size() -> None:
         assert read_batch_headers(complete + cut[:length]).partial_bytes == 61
 
 
-def test_empty_bytes_have_no_batches() -> None:
-    records = read_batch_headers(b"")
-    assert (len(records), records.next_offset, records.partial_bytes) == (0, None, 0)
-    assert read_batch_headers(write_batch(sequence([b"a"]))[:40]).next_offset is None
-
-
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 13, 48])
 def test_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
     log = struct.pack(">qi", 7, length) + bytes([0, 0, 0, 0, 2]) + bytes(100)

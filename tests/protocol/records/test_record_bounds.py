@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import ProtocolError
-from protocol.records.record_bounds import bounds_in_lockstep, record_bounds, record_bounds_in_parts
+from protocol.records.record_bounds import record_bounds, record_bounds_in_parts
 from protocol.testing.fake_kafka.record_batches import Record, write_record
 
 Sizes = Callable[[random.Random], int]
@@ -104,13 +104,6 @@ def test_fast_methods_are_used(sizes: str, way: str, monkeypatch: pytest.MonkeyP
     assert sum(collected) > 8_000
 
 
-def test_lockstep_gives_up_on_ambiguous_bytes() -> None:
-    records = some_records(VALUE_SIZES["varied"], 9_000, record_lookalikes, headers=False)
-    data = np.frombuffer(b"".join(records), np.uint8)
-    bounds = bounds_in_lockstep(data, np.array([0]), np.array([len(data)]), len(data) // 9_000)
-    assert bounds is None or bounds[0].tolist() == expected(records, 0)[:-1]
-
-
 @pytest.mark.parametrize("wrong", [-1, 1, 5, -8_000])
 @pytest.mark.parametrize("sizes", ["one size", "varied"])
 def test_wrong_count_is_corrupt(sizes: str, wrong: int) -> None:
@@ -120,13 +113,6 @@ def test_wrong_count_is_corrupt(sizes: str, wrong: int) -> None:
         list(record_bounds_in_parts(data, 0, len(data), 9_000 + wrong, 4_000))
     with pytest.raises(ProtocolError):
         record_bounds(data, np.array([0]), np.array([len(data)]), np.array([9_000 + wrong]))
-
-
-def test_count_beyond_the_bytes_after_a_run_is_corrupt() -> None:
-    """The run of equal records leaves fewer bytes than records."""
-    data = np.frombuffer(b"".join(some_records(lambda rng: 1_100, 70, noise, headers=False)), np.uint8)
-    with pytest.raises(ProtocolError):
-        list(record_bounds_in_parts(data, 0, len(data), 10_000, 10_000))
 
 
 def test_end_inside_a_record_is_corrupt() -> None:

@@ -50,16 +50,8 @@ INTERLEAVED = [
 ABORTED = [{"producer_id": 1, "first_offset": 0}, {"producer_id": 2, "first_offset": 6}]
 
 
-def test_read_uncommitted_sees_all_but_markers() -> None:
-    assert values(INTERLEAVED, None) == values(INTERLEAVED, []) == [b"a1", b"b1", b"plain", b"a2", b"b2"]
-
-
 def test_aborted_transactions_are_dropped_up_to_their_marker() -> None:
     assert values(INTERLEAVED, ABORTED) == [b"b1", b"plain", b"a2"]
-
-
-def test_order_of_the_aborted_list_does_not_matter() -> None:
-    assert values(INTERLEAVED, ABORTED[::-1]) == [b"b1", b"plain", b"a2"]
 
 
 def test_abort_without_data_and_second_marker_have_no_effect() -> None:
@@ -82,11 +74,6 @@ def test_empty_control_batch_ends_no_transaction() -> None:
     ]
     assert read_batch_headers(write_batch(log[2])).next_offset == 3
     assert values(log, [{"producer_id": 9, "first_offset": 1}]) == [b"kept"]
-
-
-def test_reply_of_markers_only_has_no_rows() -> None:
-    log = [marker(offset, 1, commit=bool(offset % 2)) for offset in range(5)]
-    assert values(log, None) == values(log, [{"producer_id": 1, "first_offset": 0}]) == []
 
 
 def test_range_may_end_inside_a_transaction() -> None:
