@@ -251,16 +251,6 @@ def test_limit_of_depth_is_the_same_for_all_readers(levels: int, errors: int, te
         assert not errors or "nested deeper than 500 levels" in failures[0]
 
 
-def test_value_too_deep_for_the_stack_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython's scanner of JSON stops at the recursion limit, or since 3.12 elsewhere."""
-
-    def scan(text: str, at: int) -> Any:
-        raise RecursionError
-
-    monkeypatch.setattr("protocol.schemas.json_objects._scan", scan)
-    assert decoded("a MAP<STRING, INT>", [b"{}"]) == ([None], ["it is nested too deeply for the stack of this thread"])
-
-
 def test_mutated_values_are_errors_or_values() -> None:
     draw = random.Random(11)
     schema = "id BIGINT, n STRING, at TIMESTAMP, d DECIMAL(12, 3), x DOUBLE, l ARRAY<STRUCT<b: BINARY, on: DATE>>"

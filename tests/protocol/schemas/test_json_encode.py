@@ -83,24 +83,7 @@ def test_first_field_that_is_null_leaves_no_comma() -> None:
     assert written(kind, values) == ['{"b":2}', '{"a":1}', '{"a":1,"b":2}']
 
 
-def test_items_of_null_arrays_are_left_out() -> None:
-    """Arrow allows a null with items; a reader that counts them shifts the following rows."""
-    kind = pa.list_(pa.int8())
-    offsets, items = pa.py_buffer(pa.array([0, 2, 4, 5], pa.int32()).buffers()[1]), pa.array([1, 2, 3, 4, 5], pa.int8())
-    column = pa.Array.from_buffers(kind, 3, [pa.py_buffer(b"\x05"), offsets], children=[items])
-    both = pa.StructArray.from_arrays([column], ["a"])
-    assert encode(json_writer(None, both.type), both).to_pylist() == [b'{"a":[1,2]}', b"{}", b'{"a":[5]}']
-    assert encode(json_writer(None, kind), column).to_pylist() == [b"[1,2]", None, b"[5]"]
-    assert json_writer(None, kind).write(column).to_pylist()[::2] == [b"[1,2]", b"[5]"]
-
-
 # -- with a schema ----------------------------------------------------------------------------
-
-
-def test_required_field_that_may_be_null_is_written() -> None:
-    schema = {"properties": {"a": {"oneOf": [{"type": "null"}, STRING]}, "b": STRING}, "required": ["a"]}
-    kind, values = structs([{"a": None, "b": None}, {"a": "x", "b": "y"}, None], a=pa.string(), b=pa.string())
-    assert written(kind, values, schema) == ['{"a":null}', '{"a":"x","b":"y"}', None]
 
 
 def test_open_object_takes_other_fields_and_map_takes_a_struct() -> None:
@@ -165,14 +148,6 @@ def test_value_that_a_schema_does_not_take_is_refused_with_row_and_path(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         written(kind, values, schema)
-
-
-def test_types_nested_too_deep_are_refused() -> None:
-    kind = pa.int8()
-    for _ in range(70):
-        kind = pa.list_(kind)
-    with pytest.raises(ConfigurationError, match="nested deeper than 64 types"):
-        json_writer(None, kind)
 
 
 def test_type_without_a_json_schema_is_refused_with_its_path() -> None:

@@ -17,7 +17,6 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 
 import protocol
 from protocol.errors import ConfigurationError
-from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
@@ -115,14 +114,6 @@ def test_message_of_the_same_name_in_another_message_is_refused(
     ]
 
 
-def test_message_in_another_package_is_read(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
-    """A registry may take a new package for a compatible change."""
-    old = struct.pack(">bI", 0, server.register(SUBJECT, NESTED, "PROTOBUF"))
-    server.register(SUBJECT, NESTED.replace("package shop;", "package shop.v2;"), "PROTOBUF")
-    decoded, invalid = decoder(registry, "shop.v2.Order.Item").decode(column([old + b"\4\0\0\x08\x07"]))
-    assert (decoded.to_pylist(), invalid) == ([{"id": 7}], [])
-
-
 INTEGERS = ["int32", "int64", "uint32", "uint64", "bool"]
 
 
@@ -213,21 +204,6 @@ def test_imported_messages_are_read(serialize: Serialize, registry: SchemaRegist
     assert decoded.field("at").cast(pa.int64()).to_pylist() == [1_000_000]
 
 
-def test_ids_in_headers_are_read_with_the_message(serialize: Serialize, registry: SchemaRegistry) -> None:
-    headers: list[list[Any]] = [[], [], [], []]
-    values = [
-        serialize(FIRST(id=1), headers[0]),
-        serialize(OTHER(id=2), headers[1]),
-        serialize(SECOND(id=3, note="three")),
-        serialize(SECOND(id=4, note="four"), headers[3]),
-    ]
-    inputs = pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)
-    decoded, invalid = decoder(registry).decode(column(values), inputs)
-    assert [value and value["id"] for value in decoded.to_pylist()] == [1, None, 3, 4]
-    (refused,) = invalid
-    assert refused.reason == "its message is shop.Refund, not shop.Order"
-
-
 def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
     address = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
     server.register("address", address, "PROTOBUF")
@@ -238,12 +214,6 @@ def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSche
     value = struct.pack(">bI", 0, schema_id) + b"\0\x0a\x06\x0a\x04Kiel\x10\0"
     decoded, invalid = decoder(registry).decode(column([value]))
     assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
-
-
-def test_chosen_fields_are_read_alone(serialize: Serialize, registry: SchemaRegistry) -> None:
-    value = serialize(SECOND(id=1, note="n"))
-    decoded, _ = decoder(registry, fields=("note",)).decode(column([value] * 30))
-    assert decoded.to_pylist() == [{"note": "n"}] * 30
 
 
 def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:

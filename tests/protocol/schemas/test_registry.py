@@ -58,15 +58,6 @@ def test_schema_is_found_by_id_and_by_subject(server: FakeSchemaRegistry) -> Non
     assert (registry.subjects(), registry.versions("orders-value")) == (["orders-value"], [1, 2])
 
 
-def test_schema_of_an_id_is_fetched_once(server: FakeSchemaRegistry) -> None:
-    server.register("a", ORDER)
-    registry = client(server.url)
-    for _ in range(3):
-        registry.by_id(1)
-        registry.version("a", 1)
-    assert server.requests == ["GET /schemas/ids/1", "GET /subjects/a/versions/1"]
-
-
 def test_unknown_id_is_asked_for_again_after_a_while(server: FakeSchemaRegistry) -> None:
     clock = ManualClock()
     registry = client(server.url, clock)
@@ -87,13 +78,6 @@ def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) 
     registry = client(server.url)
     schema = RegisteredSchema("", references=(SchemaReference("B", "b", 1), SchemaReference("C", "c", 1)))
     assert list(registry.references(schema)) == ["C", "B"]
-
-
-def test_references_in_a_circle_end(server: FakeSchemaRegistry) -> None:
-    for name, second in (("a", "b"), ("b", "a")):
-        server.register(name, ORDER, references=[{"name": second.upper(), "subject": second, "version": 1}])
-    schema = RegisteredSchema("", references=(SchemaReference("A", "a", 1),))
-    assert sorted(client(server.url).references(schema)) == ["A", "B"]
 
 
 @pytest.mark.parametrize(
@@ -184,17 +168,6 @@ def test_threads_that_want_one_id_share_its_request() -> None:
         server.opened.set()
         assert {future.result(timeout=10).text for future in collected} == {ORDER}
         assert server.requests == ["/schemas/ids/1"]
-
-
-def test_failure_of_a_shared_request_reaches_all_threads_and_is_not_kept() -> None:
-    with Gated("/ids/1", status=500) as server, ThreadPoolExecutor() as pool:
-        registry = client(server.url, max_retries=0)
-        collected = [pool.submit(registry.by_id, 1) for _ in range(4)]
-        assert server.arrived.wait(10)
-        server.opened.set()
-        assert all(isinstance(future.exception(timeout=10), RegistryFailed) for future in collected)
-        with pytest.raises(RegistryFailed, match="does not respond to the request for the schema with the id 1"):
-            registry.by_id(1)
 
 
 def test_wait_for_the_request_of_another_thread_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,17 +101,6 @@ def test_slice_of_a_column_is_decoded(serialize: Serialize, registry: SchemaRegi
     assert (decoded.field(0).to_pylist(), invalid) == ([2, 3, 4, 5, 6, 7], [])
 
 
-def test_each_schema_is_fetched_once(
-    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
-) -> None:
-    values = column([serialize(FIRST, {"id": 1}), serialize(SECOND, {"id": 2, "note": "x"})])
-    both = decoder(registry)
-    server.requests.clear()
-    for _ in range(3):
-        both.decode(values)
-    assert server.requests == ["GET /schemas/ids/1", "GET /schemas/ids/2"]
-
-
 def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: SchemaRegistry) -> None:
     good = serialize(SECOND, {"id": 7, "note": "x"})
     values = [good, b"", b"\0\0\0", b'{"id": 7}', good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
@@ -165,16 +154,6 @@ def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, regi
     assert part.to_pylist() == decoded.to_pylist()[1:]
 
 
-def test_last_id_of_a_record_counts(serialize: Serialize, registry: SchemaRegistry) -> None:
-    """As for Confluent's deserialisers: a copied record may still have the header of its source."""
-    headers: list[list[Any]] = [[], []]
-    serialize(FIRST, {"id": 1}, headers[0])
-    value = serialize(SECOND, {"id": 2, "note": "two"}, headers[1])
-    both = [{"key": key, "value": text} for key, text in headers[0] + headers[1]]
-    decoded, invalid = decoder(registry).decode(column([value]), pa.array([both], HEADERS_TYPE))
-    assert (invalid, [value["note"] for value in decoded.to_pylist()]) == ([], ["two"])
-
-
 def test_configuration_error_of_the_registry_is_no_invalid_value(
     serialize: Serialize, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,17 +188,6 @@ def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: Fak
     schema_id = server.register(SUBJECT, json.dumps(order), references=references)
     decoded, invalid = decoder(registry).decode(column([struct.pack(">bI", 0, schema_id) + b"\x08Kiel"]))
     assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}}], [])
-
-
-def test_plain_formats_need_no_registry() -> None:
-    values = column([b"a", None, b"\xff"])
-    assert ColumnDecoder(ReaderSchema("binary")).decode(values) == (values, [])
-    assert ColumnDecoder(ReaderSchema("string")).decode(values)[0].to_pylist() == ["a", None, "�"]
-    decoded, invalid = ColumnDecoder(ReaderSchema("avro", '"long"')).decode(column([b"\2", None, b"\2\2", b""]))
-    assert decoded.to_pylist() == [1, None, None, None]
-    assert [failure.row for failure in invalid] == [2, 3] or [failure.row for failure in invalid] == [3, 2]
-    with pytest.raises(ConfigurationError, match=r"needs schema\.registry\.url"):
-        ColumnDecoder(ReaderSchema("confluent-avro", '"long"'))
 
 
 @pytest.mark.parametrize(
