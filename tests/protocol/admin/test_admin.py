@@ -25,7 +25,7 @@ from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion, 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import AdminFailed, BrokerError, ConfigurationError, UnsupportedVersion, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset
-from protocol.kafka_terms import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from spark_kafka_source.local_kafka import LocalKafka
@@ -80,24 +80,6 @@ def test_create_topics_with_one_refused_creates_the_others(
     assert (len(topics[name].partitions), len(topics[assigned].partitions)) == (3, 2)
     admin.delete_topics([name], ids=[created[assigned].topic_id])
     wait_until(lambda: not {name, assigned} & librdkafka_admin.list_topics().topics.keys())
-
-
-def test_create_topics_with_validate_only_creates_nothing(
-    admin: Admin, librdkafka_admin: librdkafka.AdminClient
-) -> None:
-    name = new_name()
-    assert set(admin.create_topics([NewTopic(name, 1, 1)], validate_only=True)) == {name}
-    with pytest.raises(AdminFailed, match="INVALID_REPLICATION_FACTOR"):
-        admin.create_topics([NewTopic(name, 1, 7)], validate_only=True)
-    assert name not in librdkafka_admin.list_topics().topics
-
-
-def test_delete_topics_with_an_unknown_topic_fails_at_once_for_it(admin: Admin, topic1: TopicFactory) -> None:
-    name, unknown = topic1(), new_name()
-    with pytest.raises(AdminFailed) as caught:
-        admin.delete_topics([name, unknown])
-    assert codes(caught.value) == {unknown: "UNKNOWN_TOPIC_OR_PARTITION"}
-    assert set(caught.value.results) == {name}
 
 
 def test_describe_topics_by_name_and_id_agrees_with_librdkafka(
@@ -352,19 +334,6 @@ def test_scram_users_and_quotas_agree_with_librdkafka_and_kafkas_tool(
 
 
 # Partitions
-
-
-def test_list_offsets_finds_log_ends_and_the_newest_record(
-    admin: Admin, kafka1: LocalKafka, topic1: TopicFactory
-) -> None:
-    name = topic1()
-    produce(kafka1, name, range(5))
-    key = (name, 0)
-    result = {time: admin.list_offsets({key: time})[key].offset for time in (EARLIEST, LATEST, 1)}
-    assert result == {EARLIEST: 0, LATEST: 5, 1: 0}
-    if version_numbers(KAFKA_VERSION) >= (3, 6):
-        assert 0 <= admin.list_offsets({key: MAX_TIMESTAMP})[key].offset < 5
-        assert admin.list_offsets({key: EARLIEST_LOCAL})[key].offset == 0
 
 
 def test_log_dirs_have_the_replicas_and_refuse_an_unknown_path(
