@@ -18,13 +18,6 @@ def test_waits_double_with_jitter_up_to_the_maximum() -> None:
     assert policy.wait_s(ValueError(), 6, 0) is None
 
 
-def test_other_exceptions_are_not_retried() -> None:
-    policy = RetryPolicy(exceptions=(OSError,))
-    assert policy.wait_s(ConnectionError(), 1, 0) is not None
-    assert policy.wait_s(ValueError(), 1, 0) is None
-    assert RetryPolicy().wait_s(SystemExit(), 1, 0) is None
-
-
 def test_no_retry_is_later_than_the_timeout() -> None:
     policy = RetryPolicy(retries=100, timeout_ms=1_000, backoff_ms=100)
     assert policy.wait_s(ValueError(), 1, 0.8) is not None

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError, UsageError
+from protocol.errors import UsageError
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import EARLIEST, NO_TIMESTAMP_MS
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
-from protocol.processing.worker_pool import WorkerPool
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -75,35 +73,6 @@ def test_record_is_retried_until_it_succeeds(write: Write, start: Start, committ
         assert of_key == sorted(of_key, key=int)
 
 
-@pytest.mark.parametrize("order", ["key", "none"])
-def test_other_records_need_not_wait_for_a_retry(write: Write, start: Start, order: str) -> None:
-    """The waiting record occupies no thread either."""
-    write(NUMBERS, KEYS)
-    failing = Failing(_7=1)
-    start(failing, order=order, threads=1, retry=RetryPolicy(backoff_ms=600_000, backoff_max_ms=600_000))
-    expected = 90 if order == "key" else 99
-    wait_until(lambda: len(failing.values) == expected)
-    assert failing.calls.count(b"7") == 1
-
-
-def test_retry_begins_after_its_backoff(write: Write, start: Start) -> None:
-    write(NUMBERS, KEYS)
-    failing = Failing(_7=2)
-    start(failing, retry=RetryPolicy(retries=2, backoff_ms=400))
-    wait_until(lambda: len(failing.values) == 100)
-    first, second = failing.failed_s
-    assert second - first >= 0.32, "400 ms less 20 % jitter"
-    assert failing.calls.count(b"7") == 3
-
-
-def test_other_exceptions_are_not_retried(write: Write, start: Start) -> None:
-    write(NUMBERS)
-    failing = Failing(_7=1)
-    raised = start(failing, retry=RetryPolicy(retries=5, exceptions=(OSError,))).join()
-    assert isinstance(raised, ZeroDivisionError)
-    assert failing.calls.count(b"7") == 1
-
-
 # -- stop -----------------------------------------------------------------------------------------
 
 
@@ -128,25 +97,6 @@ def test_failure_stops_and_is_raised_by_run(
     assert set(failing.values) == set(NUMBERS)
 
 
-def test_no_later_record_is_handled_after_a_failure(
-    write: Write, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_late(pool: WorkerPool, error: BaseException) -> None:
-        time.sleep(0.2)  # another thread may take the next batch meanwhile
-        fail(pool, error)
-
-    def handle(inputs: Any) -> None:
-        firsts.append(min(message.offset for message in inputs.messages()))
-        if firsts[-1] == 20:
-            raise ZeroDivisionError
-
-    fail, firsts = WorkerPool._fail, list[int]()
-    monkeypatch.setattr(WorkerPool, "_fail", fail_late)
-    write(NUMBERS)
-    assert isinstance(start(handle, order="partition", batch_size=10, retry=NEVER).join(), ZeroDivisionError)
-    assert firsts == [0, 10, 20]
-
-
 def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
     write: Write, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -160,16 +110,6 @@ def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
     second.set()
     assert running.join() is handler.failing[b"0"]
     assert "orders-0, offset 1: the handler has failed while it was waited for" in caplog.text
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_exit_in_a_handler_stops_without_a_retry(
-    write: Write, start: Start, handler: Handler, committed: Committed, error: BaseException
-) -> None:
-    write(NUMBERS[:10])
-    handler.failing[b"5"] = error
-    assert start(handler, order="partition", on_failure="skip").join() is error
-    assert committed() == {0: 5}
 
 
 # -- skip -----------------------------------------------------------------------------------------
@@ -271,18 +211,6 @@ def test_dead_letter_is_acknowledged_before_the_offset_is_committed(
     assert committed() == {0: 7}
     acknowledge.set()
     wait_until(lambda: committed() == {0: 100}, committed, every_s=0.02)
-
-
-def test_refused_dead_letter_stops_before_its_offset(
-    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
-) -> None:
-    write(NUMBERS)
-    handler.failing[b"7"] = ZeroDivisionError()
-    fake.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    raised = start(handler, dead_letter_topic="dead", order="partition", retry=NEVER).join()
-    assert isinstance(raised, BrokerError)
-    assert isinstance(raised.__context__, ZeroDivisionError)
-    assert committed() == {0: 7}
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])

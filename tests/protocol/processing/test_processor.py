@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import defaultdict
@@ -15,7 +13,6 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, ConfigurationError, UsageError
-from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -35,7 +32,6 @@ from tests.protocol.processing.conftest import (
     Write,
 )
 from tests.support.documents import block
-from tests.support.internals import loops_of, processed_partitions
 from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(200)]
@@ -96,16 +92,6 @@ def test_order_is_kept_while_others_are_handled(write: Write, start: Start, orde
     assert max(at_once) > 1
 
 
-def test_records_without_order_use_all_threads(write: Write, start: Start, handler: Handler) -> None:
-    """Records of one partition and one batch; a slow record does not delay the others."""
-    write(NUMBERS[:50])
-    for value in NUMBERS[:3]:
-        handler.block(value)
-    start(handler, order="none", threads=4)
-    wait_until(lambda: len(handler.values) == 47)
-    assert handler.at_once == 3
-
-
 @pytest.mark.parametrize("order", ["key", "none"])
 def test_commit_is_the_lowest_unfinished_offset(
     write: Write, start: Start, committed: Committed, handler: Handler, order: str
@@ -143,15 +129,6 @@ def test_slow_handler_pauses_its_partition_and_not_the_poll(
     assert len(handler.values) == 201
 
 
-def test_bytes_in_flight_pause_a_partition(write: Write, start_observed: StartObserved, handler: Handler) -> None:
-    write([b"first", *([bytes(10_000)] * 20)])
-    release = handler.block(b"first")
-    _, consumer = start_observed(handler, order="partition", max_in_flight_bytes=100_000)
-    wait_until(lambda: consumer.paused_now == {("orders", 0)})
-    release.set()
-    wait_until(lambda: not consumer.paused_now)
-
-
 def test_partition_is_paused_when_full_and_resumed_when_half_empty(
     write: Write, start_observed: StartObserved, handler: Handler
 ) -> None:
@@ -179,26 +156,6 @@ def test_partition_is_paused_when_full_and_resumed_when_half_empty(
     settled({0, 1}, 0)
     handler.blocked[first[1]].set()
     settled({1}, 10)
-
-
-def test_partition_is_paused_until_half_of_its_bytes_are_free(
-    write: Write, start_observed: StartObserved, handler: Handler
-) -> None:
-    values = [b"%d" % number + bytes(10_000) for number in range(5)]
-    for value in values:
-        handler.block(value)
-    _, consumer = start_observed(handler, order="none", threads=5, max_in_flight_bytes=100_000)
-    for value in values:  # one record batch each, as its memory is freed as a whole
-        write([value])
-    wait_until(lambda: handler.at_once == 5 and consumer.paused_now == {("orders", 0)})
-    handler.blocked[values[0]].set()
-    wait_until(lambda: len(handler.values) == 1)
-    polls = consumer.polls
-    wait_until(lambda: consumer.polls > polls + 2)
-    assert consumer.paused_now == {("orders", 0)}
-    for value in values:
-        handler.blocked[value].set()
-    wait_until(lambda: not consumer.paused_now)
 
 
 def test_wakeup_of_a_given_consumer_is_ignored(
@@ -241,38 +198,6 @@ def requested_offsets(fake: FakeKafka) -> list[int]:
     return [row["committed_offset"] for topic in topics for row in topic["partitions"] if row["partition_index"] == 0]
 
 
-def test_commit_at_the_end_includes_offsets_whose_commit_still_fails(
-    fake: FakeKafka, write: Write, start: Start, handler: Handler, committed: Committed
-) -> None:
-    go_on = threading.Event()
-    fake.before[OFFSET_COMMIT] = lambda body: 1 in requested_offsets(fake) and go_on.wait(30)
-    write(NUMBERS[:1])
-    running = start(handler)
-    wait_until(lambda: 1 in requested_offsets(fake))
-    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    closing = threading.Thread(target=running.close)
-    closing.start()
-    wait_until(lambda: not processed_partitions(running.processor))
-    go_on.set()
-    closing.join(20)
-    assert committed() == {0: 1}
-
-
-def test_commits_have_an_interval(
-    fake: FakeKafka, write: Write, start_observed: StartObserved, handler: Handler, committed: Committed
-) -> None:
-    write(NUMBERS[:5])
-    running, consumer = start_observed(handler, order="partition", **{"auto.commit.interval.ms": 60_000})
-    for number in range(5, 8):
-        wait_until(lambda: len(handler.values) == number)  # noqa: B023 - called at once
-        write([NUMBERS[number]])
-    polls = consumer.polls
-    wait_until(lambda: len(handler.values) == 8 and consumer.polls > polls + 2)
-    assert len(fake.request_bodies(OFFSET_COMMIT)) <= 1
-    running.close()
-    assert committed() == {0: 8}
-
-
 # -- the end --------------------------------------------------------------------------------------
 
 
@@ -303,56 +228,6 @@ def test_close_waits_for_running_handlers_and_drops_others(
     assert running.join() is None
     assert handler.values == NUMBERS[:6]
     assert committed() == {0: 6}
-
-
-def test_handler_may_close(client: Client, write: Write, committed: Committed) -> None:
-    write(NUMBERS)
-    made: list[Processor] = []
-    handled: list[ConsumerMessage] = []
-
-    def handle(message: ConsumerMessage) -> None:
-        handled.append(message)
-        if len(handled) == 10:
-            made[0].close()
-
-    with Processor(client, handle, ["orders"], config=PROPERTIES, order="partition", threads=1) as processor:
-        made.append(processor)
-        processor.run()
-    assert len(handled) == 10
-    assert committed() == {0: 10}
-
-
-def test_signal_handler_may_close(client: Client, write: Write, committed: Committed) -> None:
-    write(NUMBERS)
-    handled: list[ConsumerMessage] = []
-    with Processor(client, handled.append, ["orders"], config=PROPERTIES) as processor:
-        before = signal.signal(signal.SIGUSR1, lambda *_: processor.close())
-        sender = threading.Thread(
-            target=lambda: (wait_until(lambda: len(handled) == 200), os.kill(os.getpid(), signal.SIGUSR1))
-        )
-        try:
-            sender.start()
-            processor.run()
-        finally:
-            sender.join()
-            signal.signal(signal.SIGUSR1, before)
-    assert committed() == {0: 200}
-
-
-def test_interrupt_ends_run_after_a_commit(client: Client, write: Write, committed: Committed) -> None:
-    """Ctrl-C in the thread of `run`."""
-    write(NUMBERS)
-    handled: list[ConsumerMessage] = []
-    processor = Processor(client, handled.append, ["orders"], config={**PROPERTIES, "auto.commit.interval.ms": 60_000})
-    sender = threading.Thread(
-        target=lambda: (wait_until(lambda: len(handled) == 200), os.kill(os.getpid(), signal.SIGINT))
-    )
-    sender.start()
-    with pytest.raises(KeyboardInterrupt):
-        processor.run()
-    sender.join()
-    processor.close()
-    assert committed() == {0: 200}
 
 
 def test_handler_that_does_not_return_is_left_behind(
@@ -429,27 +304,6 @@ def test_several_consumers_share_the_partitions(
     wait_until(lambda: b"last" in handler.values)
 
 
-def test_run_returns_after_the_end_of_all_consumers(
-    write: Write, start: Start, handler: Handler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write([b"1"], partition=0)
-    write([b"2"], partition=1)
-    running = start(handler, consumers=2)
-    wait_until(lambda: len(handler.values) == 2)
-    second, ended = loops_of(running.processor)[1], []
-    shut_down = second.shut_down
-
-    def shut_down_slowly() -> None:
-        time.sleep(0.3)
-        shut_down()
-        ended.append(True)
-
-    monkeypatch.setattr(second, "shut_down", shut_down_slowly)
-    running.close()
-    assert running.raised is None
-    assert ended
-
-
 def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handler: Handler) -> None:
     start(handler, consumers=2, **{"group.instance.id": "w"})
     wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w-1", "w-2"})
@@ -511,19 +365,6 @@ def test_listener_of_the_processor_replaces_that_of_a_given_consumer(
         running.close()
     assert own.calls == [("assigned", [0, 1])]
     assert recording.calls == [("revoked", [0, 1])], "it is the consumer's again"
-
-
-def test_given_consumer_may_have_assigned_partitions(
-    client: Client, write: Write, handler: Handler, committed: Committed
-) -> None:
-    write(NUMBERS[:20])
-    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
-        consumer.assign([("orders", 0)])
-        running = Running(Processor(consumer, handler))
-        wait_until(lambda: len(handler.values) == 20)
-        running.close()
-    assert running.raised is None
-    assert committed() == {0: 20}
 
 
 def test_given_consumer_has_conditions(client: Client) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.kafka_terms import TopicPartition
 from protocol.processing.failures import RetryPolicy
-from protocol.processing.polled_batch import ConsumerBatch
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from tests.protocol.processing.conftest import (
@@ -29,7 +26,6 @@ from tests.protocol.processing.conftest import (
     StartObserved,
     Write,
 )
-from tests.support.internals import processed_partitions
 from tests.support.wait_until import wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
@@ -106,63 +102,6 @@ def test_revocation_waits_for_running_handlers_and_commits(
     assert committed()[1 - revoked] == 50
 
 
-@PROTOCOLS
-@pytest.mark.parametrize(("order", "batch_size"), [("key", None), ("key", 4), ("none", None)])
-def test_no_record_is_handled_again_after_a_revocation(
-    write: Write,
-    start: Start,
-    handler: Handler,
-    join: Join,
-    protocol: dict[str, object],
-    order: str,
-    batch_size: int | None,
-) -> None:
-    """Records before finished ones are handled before the partition is released; others are left to the next member."""
-    for partition in (0, 1):
-        write(NUMBERS, keys=KEYS_OF_LANES, partition=partition)
-    release = [handler.block(b"3"), handler.block(b"30" if order == "none" else b"49")]
-
-    def handle_batch(batch: ConsumerBatch) -> None:
-        for message in batch.messages():
-            handler(message)
-
-    call = handler if batch_size is None else handle_batch
-    running = start(call, order=order, batch_size=batch_size, threads=4, **protocol)
-    if order == "none":
-        wait_until(lambda: handler.at_once == 4)
-    else:
-        wait_until(lambda: handler.at_once >= 2 and len(handler.values) >= 50)
-    second = join(**protocol)
-    time.sleep(0.5)
-    for event in release:
-        event.set()
-    wait_until(lambda: second.owned)
-    for partition in (0, 1):  # the released partition may have been handled to its end
-        write([b"last"], partition=partition)
-    wait_until(lambda: second.first_offsets)
-    ((revoked, first_offset),) = second.first_offsets.items()
-    own = sorted(message.offset for message in list(handler.begun) if message.partition == revoked)
-    assert own == list(range(first_offset))
-    assert first_offset > 20
-    running.close()
-
-
-def test_close_during_a_revocation_waits_once_for_handlers(
-    write: Write, start: Start, handler: Handler, join: Join
-) -> None:
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    release = handler.block(b"3")
-    running = start(handler, order="partition", drain_timeout_ms=3_000, **COOPERATIVE)
-    wait_until(lambda: handler.at_once == 2)
-    join(**COOPERATIVE)
-    wait_until(lambda: len(processed_partitions(running.processor)) == 1)
-    began_s = time.monotonic()
-    running.close()
-    assert time.monotonic() - began_s < 6
-    release.set()
-
-
 @pytest.mark.parametrize("fails", [b"3", b"5"])
 def test_records_behind_a_failed_one_are_left_to_the_next_member(
     write: Write, start: Start, handler: Handler, join: Join, fails: bytes
@@ -212,33 +151,6 @@ def test_results_after_the_limit_are_dropped(
     )
 
 
-def test_failure_in_a_revocation_is_left_to_the_next_owner(
-    write: Write, start: Start, handler: Handler, join: Join
-) -> None:
-    """It is neither retried nor a dead letter."""
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    release = handler.block(b"3")
-    handler.failing[b"3"] = ZeroDivisionError()
-    running = start(handler, order="partition", dead_letter_topic="dead", retry=RetryPolicy(retries=0), **EAGER)
-    wait_until(lambda: handler.at_once == 2)
-    second = join(**EAGER)
-    wait_until(lambda: not processed_partitions(running.processor))
-    release.set()
-    wait_until(lambda: second.first_offsets)
-    assert list(second.first_offsets.values()) == [3]
-
-
-def test_delayed_record_does_not_hold_a_rebalance_up(write: Write, start: Start, handler: Handler, join: Join) -> None:
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    handler.failing[b"3"] = ZeroDivisionError()
-    running = start(handler, order="partition", retry=RetryPolicy(backoff_ms=60_000, backoff_max_ms=60_000), **EAGER)
-    wait_until(lambda: running.processor.metrics.retries == 2)
-    second = join(**EAGER)
-    wait_until(lambda: list(second.first_offsets.values()) == [3])
-
-
 def test_lost_partitions_are_neither_waited_for_nor_committed(
     fake: FakeKafka,
     write: Write,
@@ -261,21 +173,3 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
     release.set()
     wait_until(lambda: committed() == {0: 50}, committed, every_s=0.02)
     assert [message.offset for message in handler.begun] == [*range(4), *range(3, 50)]
-
-
-def test_listener_is_called_after_the_commit(
-    write: Write, start: Start, handler: Handler, join: Join, committed: Committed
-) -> None:
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    observed: list[dict[int, int]] = []
-
-    class Listener(ConsumerRebalanceListener):
-        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-            observed.append(committed())
-
-    start(handler, listener=Listener(), **EAGER, **{"auto.commit.interval.ms": 60_000})
-    wait_until(lambda: len(handler.values) == 100)
-    join(**EAGER)
-    wait_until(lambda: observed)
-    assert observed[0] == {0: 50, 1: 50}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.processing.processor import Processor
+from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.fetch.consuming import records
-from tests.protocol.processing.conftest import GROUP, PROPERTIES, Handler, Running, Start
+from tests.protocol.processing.conftest import GROUP, Handler, Start
 from tests.support.wait_until import wait_until
 
 KEY = ("orders", 0)
@@ -73,34 +71,3 @@ def test_late_handler_of_a_deleted_topic_does_not_change_the_offset(
     await_commit(client, 4)
     running.close()
     assert committed(client) == CommittedOffset(4, 0)
-
-
-def test_new_topic_offset_above_deleted_topic_offsets_is_committed_after_reset_to_latest(
-    fake: FakeKafka, client: Client, start: Start, handler: Handler
-) -> None:
-    commit_offsets(client, GROUP, {KEY: CommittedOffset(0)}, client.deadline())
-    fake.write(*KEY, records(0, 5))
-    handler.block(value(3))
-    running = start(handler, order="none", **{"auto.offset.reset": "latest"})
-    await_commit(client, 3)
-    with fake.changed:
-        recreate(fake)
-        fake.write(*KEY, records(0, 8))
-    await_commit(client, 8)
-    handler.blocked[value(3)].set()
-    running.close()
-    assert committed(client) == CommittedOffset(8)
-
-
-def test_consumer_handed_back_after_a_recreation_reads_the_new_topic_from_its_beginning(
-    fake: FakeKafka, client: Client, handler: Handler
-) -> None:
-    fake.write(*KEY, records(0, 10))
-    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
-        consumer.subscribe(["orders"])
-        running = Running(Processor(consumer, handler))
-        await_commit(client, 10)
-        recreate(fake)
-        await_commit(client, 0)
-        running.close()
-        assert consumer.position(KEY) == 0

@@ -61,13 +61,6 @@ def blocked_at_16(fake: FakeKafka, client: Client, start: Start, handler: Handle
     return fake
 
 
-def test_position_after_a_truncation_is_committed_before_further_records(
-    blocked_at_16: FakeKafka, client: Client
-) -> None:
-    truncate(blocked_at_16, 10, 10)
-    wait_until(lambda: committed(client) == CommittedOffset(10, 0), lambda: str(committed(client)))
-
-
 def test_unfinished_record_that_the_log_has_lost_does_not_decide_the_offset(
     blocked_at_16: FakeKafka, client: Client, handler: Handler
 ) -> None:

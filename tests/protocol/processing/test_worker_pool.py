@@ -131,16 +131,6 @@ def test_rows_of_a_lane_are_handled_in_order_and_counted(create: Create) -> None
     assert setup.pool.metrics == ProcessorMetrics(handled=9)
 
 
-def test_batches_have_the_rows_of_their_runs(create: Create) -> None:
-    calls = Calls()
-    setup = create(calls, 8, batches=True)
-    setup.add([0, 1, 2], [3, 5], [4, 6, 7], lane=0)
-    setup.wait_for(8)
-    assert calls.begun == [[0, 1, 2], [3, 5], [4, 6, 7]]
-    setup.wait_for_end()
-    assert setup.pool.metrics == ProcessorMetrics(handled=8)
-
-
 def test_consecutive_rows_of_a_batch_are_not_copied() -> None:
     setup = Setup(Calls(), 6)
     addresses = [
@@ -157,15 +147,6 @@ def test_metrics_are_a_copy(create: Create) -> None:
     setup.pool.count(handled=1, skipped=2, dead_letters=3)
     setup.pool.count(handled=1, skipped=2, dead_letters=3)
     assert setup.pool.metrics == ProcessorMetrics(2, 0, 4, 6)
-
-
-def test_only_threads_of_the_pool_are_workers(create: Create) -> None:
-    observed: list[bool] = []
-    setup: Setup = create(lambda message: observed.append(setup.pool.in_worker), 1)
-    setup.add([0])
-    setup.wait_for(1)
-    assert observed == [True]
-    assert not setup.pool.in_worker
 
 
 @pytest.mark.parametrize("rows", [2, 3, 10])
@@ -241,15 +222,6 @@ def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | No
     assert setup.failures == []
 
 
-def test_each_row_of_a_run_has_all_retries(create: Create) -> None:
-    calls = Calls(failing={0: 2, 1: 2, 2: 2})
-    setup = create(calls, 3, retry=AT_ONCE)
-    setup.add(range(3), lane=0)
-    setup.wait_for(3)
-    assert calls.ended == [0, 1, 2]
-    assert setup.failures == []
-
-
 def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> None:
     calls = Calls(failing={0: 10_000, 1: 1})
     recovered: list[int] = []
@@ -284,16 +256,6 @@ def test_failed_batch_is_retried_whole_then_bisected(create: Create) -> None:
     assert setup.pool.metrics == ProcessorMetrics(handled=7, retries=4)
 
 
-def test_batch_without_order_is_bisected_completely(create: Create) -> None:
-    recovered: list[int] = []
-    calls = Calls(failing={0: 99, 6: 99})
-    setup = create(calls, 7, threads=3, batches=True, recover=lambda message, error: recovered.append(message.offset))
-    setup.add(range(7))
-    setup.wait_for(7)
-    assert sorted(recovered) == [0, 6]
-    assert sorted(calls.ended) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
 def test_failure_without_a_recovery_stops_the_pool(
     create: Create, caplog: pytest.LogCaptureFixture, batches: bool
@@ -309,19 +271,6 @@ def test_failure_without_a_recovery_stops_the_pool(
     assert setup.partition.running == 0
     place = "orders-0, 2 records from offset 2" if batches else "orders-0, offset 2"
     assert f"{place}: the handler has failed, and the processing stops" in caplog.text
-
-
-@pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
-def test_exit_stops_the_pool_without_a_recovery(create: Create, batches: bool) -> None:
-    def handle(inputs: Any) -> None:
-        raise SystemExit(3)
-
-    recovered: list[object] = []
-    setup = create(handle, 2, batches=batches, retry=AT_ONCE, recover=lambda message, error: recovered.append(message))
-    setup.add([0, 1], lane=0)
-    wait_until(lambda: setup.failures)
-    assert [repr(failure) for failure in setup.failures] == ["SystemExit(3)"]
-    assert recovered == []
 
 
 def test_failure_of_the_recovery_stops_the_pool(create: Create) -> None:
@@ -405,16 +354,6 @@ def test_wait_ends_if_the_partition_is_dropped_during_a_failure(create: Create, 
     wait_until(lambda: ended, timeout_s=20)
     assert ended == [True]
     assert setup.partition.running == 0
-    assert len(calls.begun) == 1
-
-
-def test_delayed_row_of_a_dropped_partition_is_not_waited_for(create: Create) -> None:
-    calls = Calls(failing={0: 1})
-    setup = create(calls, 1, retry=RetryPolicy(backoff_ms=600_000, backoff_max_ms=600_000))
-    setup.add([0], lane=0)
-    wait_until(lambda: setup.pool.metrics.retries == 1)
-    setup.pool.drop([setup.partition])
-    assert setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS))
     assert len(calls.begun) == 1
 
 
