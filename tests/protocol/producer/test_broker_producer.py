@@ -19,7 +19,7 @@ from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
-from tests.support.internals import assembler_of, broker_producers_of, sender_of
+from tests.support.internals import broker_producers_of
 from tests.support.older_brokers import limit_version
 
 TOPIC = "t"
@@ -198,24 +198,3 @@ def test_producer_forgets_addresses_that_brokers_have_left() -> None:
                 kafka.move(2)
             assert len(broker_producers_of(producer)) <= 2, "the broker, and its previous address"
             assert producer.requests >= 4
-
-
-def test_partitioners_of_two_topics_share_one_random_generator() -> None:
-    """The state of a generator takes 2.5 kB, and a producer keeps the partitioner of each topic."""
-    with FakeKafka() as kafka, producer_of(kafka.bootstrap_servers) as producer:
-        for topic in ("first", "second"):
-            kafka.create_topic(topic, 2)
-            producer.send(topic, b"x").result(30)
-        partitioners = assembler_of(producer).choice._partitioners.values()
-        assert len({id(partitioner._rng) for partitioner in partitioners}) == 1
-        assert len(partitioners) == 2
-
-
-def test_sender_forgets_when_it_expired_the_metadata_of_earlier_topics() -> None:
-    """Each topic whose leader has ever moved would otherwise stay in memory as long as the producer."""
-    with FakeKafka() as kafka, producer_of(kafka.bootstrap_servers, {"retry.backoff.ms": 1}) as producer:
-        for number in range(10):
-            kafka.create_topic(f"t{number}", 1)
-            kafka.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
-            producer.send(f"t{number}", b"x").result(30)
-        assert set(sender_of(producer)._expired_at_s) == {"t9"}

@@ -90,20 +90,6 @@ def test_value_changed_after_send_is_written_unchanged(broker: FakeKafka, produc
     assert values_of(broker) == [b"before"]
 
 
-def test_deleted_topic_does_not_delay_others(broker: FakeKafka, producer: Producer) -> None:
-    producer.send("gone", b"written").result(WAIT_S)
-    broker.delete_topic("gone")
-    producer.client.expire_metadata(["gone"])
-    lost = producer.send("gone", b"lost")
-    began_s = time.monotonic()
-    for number in range(10):
-        producer.send("gone", b"lost, too")
-        assert producer.send(TOPIC, b"%d" % number).result(WAIT_S).offset == number
-    assert time.monotonic() - began_s < 5
-    assert not lost.done()
-    producer.abort()
-
-
 def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     broker: FakeKafka, producer: Producer
 ) -> None:
@@ -123,22 +109,6 @@ def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     assert time.monotonic() - began_s < 5
     assert "partition 9 was requested, but topic t has 1" in str(raised[0])
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
-
-
-def test_callback_cannot_close_the_producer(broker: FakeKafka, producer: Producer) -> None:
-    raised: list[KafkaError] = []
-
-    def on_written(future: Future[RecordMetadata]) -> None:
-        try:
-            producer.close()
-        except KafkaError as error:
-            raised.append(error)
-
-    with nothing_written(broker):
-        producer.send(TOPIC, b"first").add_done_callback(on_written)
-    wait_until(lambda: bool(raised))
-    assert "a callback of a future may only send" in str(raised[0])
-    assert producer.send(TOPIC, b"second").result(WAIT_S).offset == 1
 
 
 def test_callback_cannot_end_the_producers_thread(

@@ -135,14 +135,6 @@ class TestRetries:
         assert [batch.base_sequence for batch in again] == [10, 20, 30, 40]
         assert not failures_of(made)
 
-    def test_new_rows_wait_for_all_replies_after_a_failure(self) -> None:
-        made, sent = confirmed(2)
-        made.append(batch([99]))
-        made.refused(sent[0], ErrorCode.INVALID_RECORD, WHERE, now_s=1.0)
-        assert made.next_batch(9.0) is None
-        made.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, now_s=1.0)
-        assert numbers_of_the_rest(made) == [10, 20]
-
     def test_lost_connection_resends_all_batches_with_the_same_numbers(self) -> None:
         made, sent = confirmed(3)
         for batch in sent:
@@ -156,12 +148,6 @@ class TestRetries:
         assert sent[0].attempts == 0
         assert not sent[0].maybe_written
         assert send_all(made, 2.0) == sent
-
-    def test_partitions_that_fail_together_are_retried_together(self) -> None:
-        failed = [confirmed(1) for _ in range(50)]
-        for made, (sent,) in failed:
-            made.lost(sent, LOST, 1.0)
-        assert len({made.due_s(1.0) for made, _ in failed}) <= 2
 
     def test_retries_are_limited_by_the_property(self) -> None:
         made = producer(retries=1)
@@ -204,14 +190,6 @@ class TestFailures:
         assert made.broken_identity == IDENTITY
         made.begin(ProducerIdentity(7, 1))
         assert numbers_of_the_rest(made) == [0]
-
-    def test_gap_begins_at_the_first_of_several_failed_batches(self) -> None:
-        made, (lost, second, third) = confirmed(3, rows=1)
-        made.lost(lost, LOST, 0.0)
-        made.refused(third, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
-        made.refused(second, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
-        fill(made, 1)
-        assert numbers_of_the_rest(made) == [1, 2]
 
     def test_permanently_refused_batch_leaves_no_sequence_gap(self) -> None:
         made, sent = confirmed(3)
@@ -318,15 +296,6 @@ class TestTooLarge:
         assert "4321 bytes" in str(error)
         assert "max.message.bytes" in str(error)
         assert [batch.base_sequence for batch in send_all(made, 2.0)] == [1]
-
-    def test_unwritten_batches_before_a_too_large_one_keep_sequence_numbers(self) -> None:
-        """They may be written with these numbers."""
-        made, sent = confirmed(4, rows=1)
-        made.refused(sent[0], ErrorCode.REQUEST_TIMED_OUT, WHERE, 1.0)
-        made.written(sent[1], 2)
-        made.refused(sent[2], ErrorCode.MESSAGE_TOO_LARGE, WHERE, 1.0)
-        made.refused(sent[3], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, WHERE, 1.0)
-        assert numbers_of_the_rest(made) == [1, 3]
 
 
 class Simulation:

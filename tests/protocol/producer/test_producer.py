@@ -9,10 +9,9 @@ import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
 
 from protocol.broker_errors import ErrorCode
-from protocol.errors import BrokerError, DeadlineExceeded, UsageError
+from protocol.errors import BrokerError, UsageError
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.records.batch_header import HEADER_BYTES
@@ -73,34 +72,6 @@ class TestRowsRead:
         assert [records[n].timestamp_ms for n in (0, 2, 3)] == [1_700_000_000_000, 0, 1_700_000_000_001]
         assert before_ms <= records[1].timestamp_ms <= time.time() * 1000
 
-    @pytest.mark.parametrize("acks", ["all", "1", "0"])
-    def test_many_small_columns_arrive_complete_and_in_order(
-        self, kafka: LocalKafka, topic: TopicFactory, acks: str
-    ) -> None:
-        name = topic(6)
-        with producer_of(kafka.bootstrap_servers) as producer:
-            # Brokers that do not know yet that they lead a partition drop records sent with acks=0.
-            send_numbered(producer, name, 0, 6, 6)
-        with producer_of(kafka.bootstrap_servers, {"acks": acks}) as producer:
-            for first in range(6, 9_006, 300):
-                send_numbered(producer, name, first, 300, 6)
-            producer.flush()
-            ranges = producer.acknowledged
-        assert_all_once_in_order(kafka, name, 9_006, 6)
-        offsets = (-1, -1) if acks == "0" else (1, 1_500)
-        assert ranges == {(name, number): ProducedRange(*offsets, 1_500) for number in range(6)}
-
-    def test_acknowledged_ranges_restart_after_each_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2)
-        with producer_of(kafka.bootstrap_servers) as producer:
-            send_numbered(producer, name, 0, 10, 2)
-            producer.flush()
-            producer.send_columns(name, numbered(10, 4), np.zeros(4, np.int32))
-            producer.flush()
-            assert producer.acknowledged == {(name, 0): ProducedRange(5, 8, 4)}
-            producer.flush()
-            assert producer.acknowledged == {}
-
     def test_keys_go_to_the_partitions_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         rng = random.Random(5)
         keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
@@ -123,52 +94,8 @@ class TestRowsRead:
             assert len(placed[b"ours"]) == len(set(keys))
             assert placed[b"ours"] == placed[b"theirs"], ours
 
-    def test_partitions_of_one_leader_share_requests(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(60, replication_factor=1)
-        with producer_of(kafka.bootstrap_servers) as producer:
-            send_numbered(producer, name, 0, 60, 60)
-            producer.flush()
-            before = producer.requests
-            send_numbered(producer, name, 60, 600, 60)
-            producer.flush()
-            assert producer.requests - before == 3
-
-    def test_partitioner_chooses_where_no_partition_is_given(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(5)
-        keys = [b"key-%d" % number for number in range(200)]
-        columns = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(keys)})
-        inputs = pa.array([3 if number % 2 else None for number in range(200)], pa.int32())
-        with producer_of(kafka.bootstrap_servers) as producer:
-            producer.send_columns(name, columns, inputs)
-            producer.send_columns(name, columns)
-        by_key: dict[bytes | None, list[int]] = {}
-        for record in read_back(kafka, name):
-            by_key.setdefault(record.key, []).append(record.partition)
-        assert all(3 in by_key[key] for key in keys[1::2])
-        assert all(len(set(by_key[key])) == 1 for key in keys[::2])
-
-    def test_new_partition_of_a_topic_is_found(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2)
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        with producer_of(kafka.bootstrap_servers) as producer:
-            send_numbered(producer, name, 0, 10, 2)
-            producer.flush()
-            admin.create_partitions([NewPartitions(name, 4)])[name].result(30)
-            send_numbered(producer, name, 10, 10, 4)
-            producer.flush()
-        assert {record.partition for record in read_back(kafka, name)} == {0, 1, 2, 3}
-
 
 class TestBatching:
-    def test_rows_below_the_batch_size_wait_for_the_flush(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "linger.ms": 60_000}) as producer:
-            for first in range(0, 500, 10):
-                producer.send_columns(name, numbered(first, 10))
-            assert producer.requests == 0
-            producer.flush()
-            assert producer.requests == 1
-
     def test_linger_sends_rows_while_the_caller_is_away(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
@@ -189,18 +116,6 @@ class TestBatching:
         # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
         assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
         assert_all_once_in_order(kafka, name, 8_000, 40)
-
-    def test_two_producers_share_a_client(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        names = [topic(3), topic(3)]
-        first = producer_of(kafka.bootstrap_servers)
-        second = Producer(first.client, {})
-        for number in range(0, 3_000, 200):
-            for name, producer in zip(names, (first, second), strict=True):
-                send_numbered(producer, name, number, 200, 3)
-        first.close()
-        second.close()
-        for name in names:
-            assert_all_once_in_order(kafka, name, 3_000, 3)
 
 
 def test_synchronous_sends_return_partitions_and_offsets(kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -244,17 +159,6 @@ class TestRefusals:
         written = {(record.partition, record.offset): record.value for record in read_back(kafka, name)}
         assert written == {where: values[row] for row, where in enumerate(expected) if row not in errors}
 
-    def test_unreported_record_above_the_request_size_is_raised_by_close(
-        self, kafka: LocalKafka, topic: TopicFactory
-    ) -> None:
-        name = topic(1)
-        producer = producer_of(kafka.bootstrap_servers, {"max.request.size": 10_000, "linger.ms": 60_000})
-        for values in ([b"x" * 20_000], [b"a", b"x" * 20_000, b"b"]):
-            producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
-            with pytest.raises(UsageError, match=r"row \d of its batch.*more than max.request.size"):
-                (producer.flush if len(values) == 1 else producer.close)()
-        assert [record.value for record in read_back(kafka, name)] == [b"a", b"b"]
-
     def test_record_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, config={"max.message.bytes": "5000"})
         values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
@@ -276,25 +180,6 @@ class TestRefusals:
             for first in range(0, 4_000, 400):
                 send_numbered(producer, name, first, 400, 2)
         assert_all_once_in_order(kafka, name, 4_000, 2)
-
-    def test_partition_missing_in_the_topic_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(3)
-        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
-            for wrong in (3, -1):
-                producer.client.topic(name)
-                with pytest.raises(UsageError, match=rf"partition {wrong} was requested, but topic {name} has 3"):
-                    producer.send_columns(name, numbered(0, 2), np.array([0, wrong], np.int32))
-            with pytest.raises(UsageError, match="1 partitions were given for 2 rows"):
-                producer.send_columns(name, numbered(0, 2), np.array([0], np.int32))
-            for inputs in (np.array([1 << 32]), np.array([0.5]), pa.array([1 << 32]), pa.array(["x"]), 3):
-                with pytest.raises(UsageError, match="partitions that are no 32-bit integers were given for 1 rows"):
-                    producer.send_columns(name, numbered(0, 1), inputs)
-
-    def test_unknown_topic_is_named(self, kafka: LocalKafka) -> None:
-        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 500}) as producer:
-            producer.client.metadata(["no-such-topic"])
-            with pytest.raises(DeadlineExceeded, match="Create the topic no-such-topic first"):
-                producer.send_columns("no-such-topic", numbered(0, 2))
 
     @pytest.mark.parametrize(
         ("columns", "message"),
@@ -318,9 +203,3 @@ class TestRefusals:
             producer_of("127.0.0.1:1") as producer,
         ):
             producer.send_columns("t", columns)
-
-    def test_closed_producer_refuses_sends(self) -> None:
-        producer = producer_of("127.0.0.1:1")
-        producer.close()
-        with pytest.raises(UsageError, match="closed"):
-            producer.send_columns("t", numbered(0, 1))

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.broker_errors import ErrorCode
-from protocol.errors import BrokerError, DeadlineExceeded, UsageError
+from protocol.errors import DeadlineExceeded
 from protocol.producer.results import RecordMetadata
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -51,27 +50,6 @@ class TestColumns:
                 values_by_key.update(in_result(columns, sent.result(20_000)))
         assert values_by_key == in_log(kafka, name)
         assert len(values_by_key) == 2_000
-
-    def test_results_with_acks_0_have_no_offset(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        with producer_of(kafka.bootstrap_servers, {"acks": "0"}) as producer:
-            result = producer.send_columns(topic(1), numbered(0, 3)).result(20_000)
-        assert result["offset"].to_pylist() == [-1, -1, -1]
-
-    def test_row_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2, config={"max.message.bytes": "5000"})
-        values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
-        columns = pa.RecordBatch.from_pydict({"value": pa.array(values)})
-        with producer_of(kafka.bootstrap_servers) as producer:
-            sent = producer.send_columns(name, columns, (np.arange(120) % 2).astype(np.int32))
-            assert list(sent.errors(20_000)) == [70]
-            with pytest.raises(BrokerError) as raised:
-                sent.result()
-            assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
-            result = in_result(columns, sent.columns())
-            # A failure read from the result is not raised again.
-            producer.flush()
-        assert result.pop(values[70])[1] == -1
-        assert result == in_log(kafka, name)
 
     def test_result_is_awaited_until_its_deadline(self) -> None:
         producer = producer_of("127.0.0.1:1", {"max.block.ms": 100})
@@ -118,46 +96,6 @@ class TestMessages:
         assert [(record.key, record.value) for record in records] == [(b"k", b"text"), (b"gone", None), (None, b"")]
         assert records[0].headers == tuple(headers)
         assert records[0].timestamp_ms == 5
-
-    def test_rows_and_messages_of_a_thread_stay_in_order(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        with producer_of(kafka.bootstrap_servers, {"linger.ms": 50}) as producer:
-            for first in range(0, 60, 6):
-                for number in range(first, first + 3):
-                    producer.send(name, b"%09d" % number)
-                producer.send_columns(name, numbered(first + 3, 3))
-        assert [int((record.value or b"")[:9]) for record in read_back(kafka, name)] == list(range(60))
-
-    def test_message_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1, config={"max.message.bytes": "5000"})
-        values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
-        with producer_of(kafka.bootstrap_servers) as producer:
-            futures = [producer.send(name, value) for value in values]
-            error = futures[7].exception(WAIT_S)
-            assert isinstance(error, BrokerError)
-            assert error.code == ErrorCode.MESSAGE_TOO_LARGE
-            offsets = [future.result(WAIT_S).offset for future in futures if future is not futures[7]]
-            assert offsets == list(range(19))
-            producer.flush()
-        assert [record.value for record in read_back(kafka, name)] == values[:7] + values[8:]
-
-    def test_message_too_large_for_a_request_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        values = [b"%03d" % number if number != 7 else b"x" * 8_000 for number in range(20)]
-        with producer_of(kafka.bootstrap_servers, {"max.request.size": 5_000}) as producer:
-            futures = [producer.send(name, value, partition=0) for value in values]
-            error = futures[7].exception(WAIT_S)
-            assert isinstance(error, UsageError)
-            assert "more than max.request.size (5000)" in str(error)
-            producer.flush()
-        assert [record.value for record in read_back(kafka, name)] == values[:7] + values[8:]
-
-    def test_message_to_an_unknown_partition_is_refused(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2)
-        with producer_of(kafka.bootstrap_servers, {"max.block.ms": 300}) as producer:
-            producer.client.topic(name)
-            with pytest.raises(UsageError, match=f"partition 2 was requested, but topic {name} has 2"):
-                producer.send(name, b"v", partition=2)
 
     @pytest.mark.parametrize("error", [ValueError("I do not like it"), SystemExit("I do not like it")])
     def test_failing_custom_partitioner_fails_only_its_call(
