@@ -14,17 +14,13 @@ from contextlib import nullcontext, suppress
 import pytest
 
 from protocol.admin.transactions import OPEN_STATES, list_transactions
-from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.config import parse_client
 from protocol.errors import KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
-from protocol.group.commits.committed_offsets import CommittedOffset
-from protocol.group.member import ConsumerGroupMetadata
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
-from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from spark_kafka_source.local_kafka import LocalKafka
@@ -33,8 +29,7 @@ from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.producer.producing import numbered, send_numbered
 from tests.protocol.transaction.producing import PREFIX, new_id, numbers_in, started
 from tests.support.console_consumer import console_command
-from tests.support.consumer_groups import describe, described_by_kafka
-from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
+from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.soak import SOAK, scaled
 from tests.support.transaction_version import transactions_before_kip_890
 from tests.support.wait_for_brokers import wait_until_decided
@@ -82,10 +77,6 @@ def proxy(one_broker: LocalKafka) -> Iterator[KafkaProxy]:
 def through_proxy(proxy: KafkaProxy) -> Iterator[Client]:
     with Client(parse_client({"bootstrap.servers": proxy.servers, "retry.backoff.ms": 20})) as client:
         yield client
-
-
-def drop_every_third(exchange: Exchange) -> Fate:
-    return Fate.CUT if exchange.number % 3 == 0 else Fate.PASS
 
 
 def test_reader_of_committed_records_sees_committed_ones_only(
@@ -156,31 +147,6 @@ def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     return result
 
 
-def test_offsets_are_visible_when_the_transaction_commits(
-    one_broker: LocalKafka, client: Client, topic1: TopicFactory
-) -> None:
-    name, group, producer = topic1(2), new_id(), started(client, new_id())
-    for offset, end in ((1, producer.commit_transaction), (2, producer.abort_transaction)):
-        producer.begin_transaction()
-        send_numbered(producer, name, 0, 10, 2)
-        offsets = {(name, number): CommittedOffset(offset) for number in range(2)}
-        producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group))
-        end()
-    wait_until_decided(one_broker, [(name, 0), (name, 1)])
-    for judge in (describe, described_by_kafka):
-        assert [(row.partition, row.current_offset) for row in judge(one_broker, group)] == [(0, 1), (1, 1)]
-
-
-def test_transactions_without_records_end_successfully(client: Client, topic1: TopicFactory) -> None:
-    name, producer = topic1(), started(client, new_id())
-    for end in (producer.commit_transaction, producer.abort_transaction, producer.commit_transaction):
-        producer.begin_transaction()
-        end()
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 1))
-    producer.commit_transaction()
-
-
 def old_sends(name: str, old: TransactionalProducer) -> None:
     old.send_columns(name, numbered(10, 10))
     old.flush()
@@ -206,66 +172,6 @@ def test_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1
     assert numbers_in(client, name, 1) == [list(range(20, 30))]
 
 
-def test_lost_replies_lose_no_records(
-    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
-) -> None:
-    name, producer = topic1(3), started(through_proxy, new_id())
-    proxy.replies[END_TXN] = drop_every_third
-    proxy.replies[PRODUCE] = lambda exchange: Fate.CUT if exchange.number % 7 == 0 else Fate.PASS
-    for first in range(0, 3_000, 300):
-        producer.begin_transaction()
-        send_numbered(producer, name, first, 300, 3)
-        producer.commit_transaction()
-    wait_until_decided(one_broker, [(name, number) for number in range(3)])
-    assert numbers_in(client, name, 3) == [list(range(number, 3_000, 3)) for number in range(3)]
-
-
-def test_commit_without_a_reply_is_unknown_until_a_reply(
-    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
-) -> None:
-    name, producer = topic1(), started(through_proxy, new_id())
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 10))
-    producer.flush()
-    proxy.replies[END_TXN] = lambda exchange: Fate.CUT
-    with pytest.raises(OutcomeUnknown):
-        producer.commit_transaction(300)
-    proxy.replies.clear()
-    producer.commit_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(10))]
-
-
-def test_late_end_request_does_not_end_the_next_transaction(
-    one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
-) -> None:
-    """As found by Jepsen: the EndTxn whose reply was lost reaches the coordinator again, later."""
-    name, transactional_id = topic1(), new_id()
-    producer, late = started(through_proxy, transactional_id), []
-
-    def lose_the_first(exchange: Exchange) -> Fate:
-        return Fate.CUT if exchange.number == 1 else Fate.PASS
-
-    def keep(exchange: Exchange) -> Fate:
-        late.append((exchange.version, exchange.request()))
-        return Fate.PASS
-
-    proxy.requests[END_TXN], proxy.replies[END_TXN] = keep, lose_the_first
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 10))
-    producer.commit_transaction()
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(10, 10))
-    producer.flush()
-    version, body = late[0]
-    broker = client.coordinator(transaction_coordinator(transactional_id), client.deadline())
-    answer = client.ask(broker, END_TXN, body, client.deadline(), at_least=version, at_most=version)
-    assert answer["error_code"] in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)
-    producer.abort_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(10))]
-
-
 def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, transactional_id = topic1(), new_id()
     producer = started(client, transactional_id, transaction_timeout_ms=2_000)
@@ -282,21 +188,6 @@ def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client:
     newer.commit_transaction()
     wait_until_decided(one_broker, [(name, 0)])
     assert numbers_in(client, name, 1) == [list(range(10, 20))]
-
-
-def test_oversized_records_fail_one_transaction(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
-    name, producer = topic1(config={"max.message.bytes": "2000"}), started(client, new_id())
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 10))
-    producer.send_columns(name, numbered(10, 1, 3_000))
-    with pytest.raises(KafkaError, match="MESSAGE_TOO_LARGE"):
-        producer.commit_transaction()
-    producer.abort_transaction()
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(20, 10))
-    producer.commit_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(20, 30))]
 
 
 @pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster covers it at once")
@@ -332,30 +223,6 @@ def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client:
             assert ended.outcome is TransactionOutcome.COMMITTED
     wait_until_decided(one_broker, [(name, 0)])
     assert numbers_in(client, name, 1) == [list(range(10))]
-
-
-def test_transaction_survives_a_killed_coordinator(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """Between the records and the commit: the next coordinator knows the transaction.
-
-    Slow: three brokers elect a new coordinator, which loads its log.
-    """
-    name, transactional_id = topic(3, 3), new_id()
-    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
-        producer: TransactionalProducer = started(client, transactional_id)
-        producer.begin_transaction()
-        send_numbered(producer, name, 0, 300, 3)
-        producer.flush()
-        coordinator = client.coordinator(transaction_coordinator(transactional_id), client.deadline()).node_id
-        kafka.kill(coordinator)
-        try:
-            producer.commit_transaction()
-            producer.begin_transaction()
-            send_numbered(producer, name, 300, 300, 3)
-            producer.commit_transaction()
-        finally:
-            kafka.start(coordinator)
-        wait_until_decided(kafka, [(name, number) for number in range(3)])
-        assert numbers_in(client, name, 3) == [list(range(number, 600, 3)) for number in range(3)]
 
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is tested above")

@@ -23,12 +23,11 @@ from protocol.errors import (
     UsageError,
 )
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
+from protocol.transaction.end_transaction import end_transaction
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
@@ -106,26 +105,6 @@ class TestTransactions:
             end()
         assert fetch_offsets(client, "etl", None, client.deadline())["orders", 0].offset == 5
 
-    def test_transaction_may_be_ended_by_another_process(self, client: Client, producer: TransactionalProducer) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        identity = producer.prepare_transaction()
-        with pytest.raises(UsageError, match="handed over its transaction"):
-            producer.commit_transaction()
-        producer.close()
-        assert visible(client) == []
-        assert (
-            end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome
-            is TransactionOutcome.COMMITTED
-        )
-        assert visible(client) == list(range(10))
-        again = started(client, "etl-0")
-        again.begin_transaction()
-        send_numbered(again, "orders", 10, 10, 3)
-        again.prepare_transaction()
-        again.init_transactions()
-        assert visible(client) == list(range(10)), "a transaction not ended by then is aborted"
-
     def test_producer_after_prepare_continues_with_another_transactional_id(
         self, client: Client, producer: TransactionalProducer
     ) -> None:
@@ -143,17 +122,6 @@ class TestTransactions:
         for identity, commit in zip(handed_over, (True, False, True), strict=True):
             end_transaction(client, identity, commit=commit, deadline=client.deadline())
         assert visible(client) == [*range(10), *range(20, 30)]
-
-    def test_error_with_another_transactional_id_names_that_id(
-        self, client: Client, producer: TransactionalProducer, fake: FakeKafka
-    ) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.prepare_transaction()
-        fake.refuse(INIT_PRODUCER_ID, ErrorCode.PRODUCER_FENCED, 1)
-        with pytest.raises(ProducerFenced, match="etl-1") as raised:
-            producer.init_transactions(transactional_id="etl-1")
-        assert "etl-0" not in str(raised.value)
 
     def test_close_aborts_the_open_transaction(self, client: Client, fake: FakeKafka) -> None:
         def fails_in_the_middle() -> None:
@@ -244,21 +212,6 @@ class TestErrors:
         producer.commit_transaction()
         assert {*range(10), *range(20, 30)} <= set(visible(client))
 
-    def test_record_too_large_for_a_request_fails_the_transaction(
-        self, client: Client, producer: TransactionalProducer
-    ) -> None:
-        producer.begin_transaction()
-        producer.send_columns("orders", numbered(0, 1))
-        producer.send_columns("orders", numbered(1, 1, 2_000_000))
-        for call in (producer.commit_transaction, lambda: producer.send_columns("orders", numbered(2, 1))):
-            with pytest.raises(TransactionFailed, match=r"max\.request\.size"):
-                call()
-        producer.abort_transaction()
-        producer.begin_transaction()
-        producer.send_columns("orders", numbered(3, 1))
-        producer.commit_transaction()
-        assert visible(client) == [3]
-
     def test_name_of_a_group_is_not_taken_for_its_metadata(self, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
         with pytest.raises(UsageError, match="group_metadata is str"):
@@ -303,17 +256,6 @@ class TestErrors:
             producer.commit_transaction()
         producer.abort_transaction()
         assert visible(client) == []
-
-    def test_offsets_of_a_member_without_its_partitions_fail_the_transaction(
-        self, producer: TransactionalProducer
-    ) -> None:
-        producer.begin_transaction()
-        stranger = ConsumerGroupMetadata("etl", GroupMember("nobody", generation_id=3))
-        with pytest.raises(BrokerError):
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, stranger)
-        with pytest.raises(TransactionFailed):
-            producer.commit_transaction()
-        producer.abort_transaction()
 
     @pytest.mark.parametrize("code", [ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_REQUEST])
     def test_refused_initialization_is_fatal(self, fake: FakeKafka, client: Client, code: ErrorCode) -> None:
@@ -436,21 +378,6 @@ class TestUnknownOutcomes:
                     call()
         else:
             assert end == "abort_transaction"
-
-    def test_repeat_of_a_refused_commit_backs_off(
-        self, fake: FakeKafka, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        waits = list[float]()
-        monkeypatch.setattr(producer.client.clock, "sleep_s", waits.append)
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
-        fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, 2)
-        for _ in range(2):
-            with pytest.raises(OutcomeUnknown):
-                producer.commit_transaction(60_000)
-        assert waits == [1.0, 1.0]
-        producer.commit_transaction()
 
     def test_outcome_is_lost_after_fencing(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer

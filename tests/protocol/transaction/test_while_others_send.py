@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,12 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
-from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.producer import transaction_session
 from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.messages import ProducerMessage
@@ -33,7 +29,7 @@ from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, send_numbered
-from tests.protocol.transaction.producing import GROUP, started, visible
+from tests.protocol.transaction.producing import started, visible
 from tests.support.internals import pending_of
 from tests.support.wait_until import wait_until
 
@@ -96,29 +92,6 @@ class TestConcurrentSends:
         producer.commit_transaction()
         assert visible(client) == ([0, 1] if commit else [1])
 
-    def test_offsets_admitted_before_the_commit_belong_to_the_transaction(
-        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        admitted, go_on, add_offsets = threading.Event(), threading.Event(), transaction_session.add_offsets  # type: ignore[attr-defined]
-
-        def pause(*arguments: Any, **options: Any) -> None:
-            admitted.set()
-            assert go_on.wait(20)
-            add_offsets(*arguments, **options)
-
-        monkeypatch.setattr(transaction_session, "add_offsets", pause)
-        producer.begin_transaction()
-        with ThreadPoolExecutor(2) as threads:
-            sent = threads.submit(producer.send_offsets_to_transaction, {("orders", 0): CommittedOffset(7)}, GROUP)
-            assert admitted.wait(20)
-            committed = threads.submit(producer.commit_transaction)
-            with pytest.raises(TimeoutError):
-                committed.result(0.2)
-            go_on.set()
-            sent.result(20)
-            committed.result(20)
-        assert fetch_offsets(client, "etl", [("orders", 0)], client.deadline())["orders", 0].offset == 7
-
     @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
     def test_callback_cannot_end_the_transaction(self, client: Client, call: str) -> None:
         errors, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
@@ -158,26 +131,6 @@ class TestConcurrentSends:
             producer.send("orders", b"%09d" % 0)
             producer.commit_transaction()
         assert "this thread is already in a call" in str(errors)
-        assert visible(client) == [0]
-
-    @pytest.mark.timeout(15)
-    def test_abort_within_a_partitioner_is_refused_and_changes_nothing(self, client: Client) -> None:
-        errors = list[UsageError]()
-
-        def choose(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
-            try:
-                producer.abort_transaction()
-            except UsageError as error:
-                errors.append(error)
-            return pa.array([0] * rows.num_rows, pa.int32())
-
-        producer = TransactionalProducer(client, {"transactional.id": "etl-0"}, partitioner=choose)
-        with producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send_columns("orders", numbered(0, 1))
-            producer.commit_transaction()
-        assert "this thread is already sending" in str(errors)
         assert visible(client) == [0]
 
     @pytest.mark.parametrize(
@@ -254,21 +207,6 @@ class TestConcurrentSends:
             send_numbered(producer, "orders", first, 10, 3)
             producer.commit_transaction()
         assert visible(client) == list(range(20))
-
-    def test_records_wait_until_sequence_numbers_restart(
-        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Otherwise sequence numbers would repeat in one epoch, and brokers would treat the second batch as a
-        duplicate."""
-        reset_sequences, states = producer.reset_sequences, []
-
-        def look(deadline: Deadline) -> None:
-            states.append(producer.transaction_state)
-            reset_sequences(deadline)
-
-        monkeypatch.setattr(producer, "reset_sequences", look)
-        producer.begin_transaction()
-        assert states == [TransactionState.READY]
 
 
 def _without_leaders(body: Any) -> Any:
@@ -350,34 +288,3 @@ class TestWaitsForOtherThreads:
                 producer.close(500) if stop == "close" else producer.abort()
             assert isinstance(aborting.exception(20), KafkaError)
             assert time.monotonic() - since_s < 10
-
-    def test_send_in_a_forked_child_is_refused_though_another_thread_was_sending(
-        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        inside, go_on, require = threading.Event(), threading.Event(), transaction_session.TransactionSession.require
-
-        def pause(session: transaction_session.TransactionSession, *states: TransactionState) -> None:
-            if threading.current_thread() is not threading.main_thread():
-                inside.set()
-                assert go_on.wait(20)
-            require(session, *states)
-
-        producer.begin_transaction()
-        monkeypatch.setattr(transaction_session.TransactionSession, "require", pause)
-        with ThreadPoolExecutor(1) as executor:
-            sent = executor.submit(producer.send, "orders", b"x")
-            assert inside.wait(20)
-            child = os.fork()
-            if not child:
-                signal.alarm(10)
-                code = 1
-                try:
-                    with pytest.raises(UsageError, match="before a fork"):
-                        producer.send("orders", b"y")
-                    code = 0
-                finally:
-                    os._exit(code)
-            _, status = os.waitpid(child, 0)
-            go_on.set()
-            sent.result(20)
-        assert os.waitstatus_to_exitcode(status) == 0
