@@ -14,8 +14,6 @@ from protocol.fetch.partition_fetcher import PartitionFetcher
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import TopicPartition
-from protocol.processing.consumer_loop import ConsumerLoop
-from protocol.processing.processor import Processor
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.pending_rows import PendingRows
@@ -73,14 +71,3 @@ def partitions_of(member: KafkaConsumer | ConsumerGroup) -> AssignedPartitions:
 def marks_of(manager: OffsetManager) -> set[TopicPartition]:
     """Return the partitions with offsets that are marked and not committed."""
     return set(manager._marks)
-
-
-def loops_of(processor: Processor) -> list[ConsumerLoop]:
-    """Return the polling loops of a processor that runs."""
-    return processor._loops
-
-
-def processed_partitions(processor: Processor) -> set[TopicPartition]:
-    """Return the partitions whose records are being handled."""
-    partitions = [partition for loop in loops_of(processor) for partition in list(loop._partitions.items())]
-    return {key for key, assigned in partitions if not assigned.lanes.dropped}

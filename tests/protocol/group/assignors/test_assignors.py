@@ -97,21 +97,6 @@ def test_ownership_of_a_newer_generation_wins(assignor: Assignor) -> None:
         assert ("t", 0) not in assigned[older]
 
 
-@STICKY_ONES
-def test_ownership_of_unknown_partitions_is_ignored(assignor: Assignor) -> None:
-    """A topic was recreated with fewer partitions, another was deleted; the bytes may contain anything."""
-    odd = owning(assignor, ("t", 0), ("t", 7), ("t", -1), ("gone", 0), generation=-5)
-
-    assert assignor.assign({"a": odd}, topics(t=2)) == {"a": [("t", 0), ("t", 1)]}
-
-
-@EACH
-def test_group_without_members_or_partitions_gets_empty_assignments(assignor: Assignor) -> None:
-    assert assignor.assign({}, topics(t=1)) == {}
-    assert assignor.assign({"a": Subscription(frozenset())}, topics(t=1)) == {"a": []}
-    assert assignor.assign({"a": Subscription(frozenset({"t", "u"}))}, topics(u=0)) == {"a": []}
-
-
 def test_static_member_with_a_new_member_id_keeps_its_range() -> None:
     def assigned(member_id: str) -> list[TopicPartition]:
         subscription = Subscription(frozenset({"t"}), instance_id="first")

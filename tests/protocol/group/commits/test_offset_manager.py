@@ -14,9 +14,8 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
-from protocol.cluster.coordinators import group_coordinator
 from protocol.errors import BrokerError, DeadlineExceeded, TopicUnknown, UsageError
-from protocol.group.commits import commit_marks, offset_manager
+from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import (
     CommittedOffset,
     commit_offsets,
@@ -37,7 +36,6 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, NEEDS_KIP_848, TopicFactory
 from tests.contract.members import stable
 from tests.protocol.fetch.consuming import client_of
-from tests.support.consumer_groups import coordinator_of
 from tests.support.older_brokers import limit_version
 from tests.support.wait_until import wait_until
 
@@ -141,34 +139,6 @@ def test_commit_is_retried_by_the_next_call_if_no_thread_could_start(
     assert manager.healthy
 
 
-def test_offsets_marked_again_unchanged_are_not_sent(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
-    for offsets in (BOTH, BOTH, {**BOTH, ("orders", 1): CommittedOffset(7)}):
-        manager.stage(offsets)
-        assert flushed(client, manager)
-    assert committed_partitions(fake) == [[0, 1], [1]]
-
-
-def test_commit_is_not_retried_after_close(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
-    """By then another process may have committed a higher offset."""
-    fake.lose_requests(OFFSET_COMMIT, ALWAYS)
-    manager.stage(MARKS)
-    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT))
-    manager.close()
-    fake.clear_faults()
-    commit_offsets(client, GROUP, {("orders", 0): CommittedOffset(7)}, client.deadline())
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == f"offsets-{GROUP}"])
-    assert committed(client) == {("orders", 0): CommittedOffset(7)}
-
-
-def test_failed_partition_does_not_delay_others(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
-    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 1, partition=("orders", 0))
-    manager.stage(BOTH)
-    assert flushed(client, manager)
-    assert committed_partitions(fake) == [[0, 1], [0], [0], [0]]
-    assert (manager.counts.succeeded, manager.counts.failed) == (1, 3)
-
-
 @pytest.mark.parametrize(("who", "times"), [(NO_MEMBER, 3), (GroupMember("m-1", 4), 1)], ids=["no member", "a member"])
 def test_commit_without_group_acl_is_retried_unless_by_a_member(
     fake: FakeKafka, client: Client, manager: OffsetManager, who: GroupMember, times: int
@@ -178,20 +148,6 @@ def test_commit_without_group_acl_is_retried_unless_by_a_member(
     manager.stage(MARKS, who)
     assert flushed(client, manager) == (who == NO_MEMBER)
     assert len(committed_partitions(fake)) == times
-
-
-def test_permanently_refused_partition_is_not_committed_again(fake: FakeKafka, client: Client) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, partition=("orders", 0))
-    manager = OffsetManager(client, GROUP, refresh_ms=10)
-    manager.stage(BOTH)
-    assert not flushed(client, manager)
-    give_up = client.deadline(10_000)
-    while len(committed_partitions(fake)) < 4:
-        manager.stage(BOTH)
-        assert not give_up.passed
-    manager.close()
-    assert committed_partitions(fake)[:4] == [[0, 1], [1], [1], [1]]
-    assert committed(client) == {("orders", 1): CommittedOffset(6)}
 
 
 def test_reset_of_running_reader_group_is_committed_over_and_warned_of_once(
@@ -327,56 +283,10 @@ def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
     assert fake.committed_offsets(GROUP) == {}
 
 
-def test_same_offset_is_committed_again_in_a_recreated_topic(
-    fake: FakeKafka, client: Client, manager: OffsetManager
-) -> None:
-    def marks_now() -> dict[tuple[str, int], CommittedOffset]:
-        topic_id = client.metadata(["orders"]).topics["orders"].topic_id
-        return {key: replace(to, topic_id=topic_id) for key, to in MARKS.items()}
-
-    manager.stage(marks_now())
-    assert flushed(client, manager)
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders", 2)
-    manager.stage(marks_now())
-    assert flushed(client, manager)
-    assert committed(client) == MARKS
-
-
-def test_errors_of_a_deleted_topic_do_not_shorten_the_retries_in_a_new_one(
-    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 1_500)
-
-    def marks_now() -> dict[tuple[str, int], CommittedOffset]:
-        topic_id = client.metadata(["orders"]).topics["orders"].topic_id
-        return {key: replace(to, topic_id=topic_id) for key, to in MARKS.items()}
-
-    old, manager = marks_now(), OffsetManager(client, GROUP, retry_refused=False)
-    fake.delete_topic("orders")
-    manager.stage(old)
-    assert not flushed(client, manager)
-    fake.create_topic("orders", 2)
-    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
-    manager.stage(marks_now())
-    assert flushed(client, manager)
-    assert committed(client) == MARKS
-    manager.close()
-
-
 def test_offsets_of_another_topic_are_no_start(client: Client) -> None:
     commit_offsets(client, GROUP, BOTH, client.deadline())
     with pytest.raises(TopicUnknown, match="the coordinator does not know the topic orders that is read"):
         fetch_start_offsets(client, GROUP, dict.fromkeys(BOTH, b"." * 16), client.deadline(), unknown_topic_s=0.1)
-
-
-def test_offset_with_the_id_of_another_topic_is_not_committed(client: Client) -> None:
-    offset = CommittedOffset(3, topic_id=b"." * 16)
-    assert offset == CommittedOffset(3)
-    with pytest.raises(DeadlineExceeded, match="UNKNOWN_TOPIC_ID"):
-        commit_offsets(client, GROUP, dict.fromkeys(BOTH, offset), client.deadline(300))
-    assert fetch_offsets(client, GROUP, None, client.deadline()) == {}
 
 
 @pytest.mark.parametrize("last", range(2, OFFSET_FETCH.last + 1))
@@ -392,17 +302,6 @@ def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, clie
     assert topic_ids == dict.fromkeys(BOTH, client.topic("orders").topic_id)
     assert fetch_start_offsets(client, GROUP, topic_ids, client.deadline()) == offsets
     assert fetch_offsets(client, GROUP, None, client.deadline()) == offsets
-
-
-def test_commit_is_retried_while_the_coordinator_does_not_know_the_new_topic_yet(
-    fake: FakeKafka, client: Client, manager: OffsetManager
-) -> None:
-    client.metadata(["orders"])
-    fake.refuse(OFFSET_COMMIT, ErrorCode.UNKNOWN_TOPIC_ID, 2, partition=("orders", 0))
-    manager.stage(BOTH)
-    assert flushed(client, manager)
-    assert committed(client) == BOTH
-    assert committed_partitions(fake) == [[0, 1], [0], [0]]
 
 
 @pytest.mark.parametrize(
@@ -460,18 +359,6 @@ def test_late_reply_to_an_older_generation_changes_nothing(
     assert committed(client) == MARKS
 
 
-def test_slow_reply_to_a_commit_counts_until_request_timeout(
-    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when a coordinator needs eight seconds for ten thousand partitions."""
-    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 100)
-    fake.delay_replies(OFFSET_COMMIT, 0.4, times=2)
-    manager.stage(MARKS)
-    assert flushed(client, manager)
-    assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
-    assert committed_partitions(fake) == [[0]]
-
-
 def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     fake: FakeKafka, client: Client, manager: OffsetManager
 ) -> None:
@@ -489,20 +376,6 @@ def test_commit_refused_for_a_stale_generation_is_retried_in_the_next(
     manager.set_member(GroupMember(joined.member_id, joined.generation, assigned_since=0))
     assert flushed(client, manager)
     assert manager.failure(MARKS) is None
-    assert committed(client) == MARKS
-
-
-def test_commit_refused_once_for_a_stale_generation_is_retried_without_a_new_one(
-    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heartbeats succeed, so that no new generation follows."""
-    monkeypatch.setattr(commit_marks, "STALE_RETRY_S", 0.2)
-    (joined,) = stable(client, GROUP)
-    member = GroupMember(joined.member_id, joined.generation)
-    manager.set_member(member)
-    fake.refuse(OFFSET_COMMIT, ErrorCode.ILLEGAL_GENERATION)
-    manager.stage(MARKS, member)
-    assert flushed(client, manager)
     assert committed(client) == MARKS
 
 
@@ -531,20 +404,6 @@ def test_commit_of_a_member_without_generation_is_refused_at_once(
     assert not flushed(client, manager)
     assert isinstance(manager.failure(MARKS), BrokerError)
     assert "ILLEGAL_GENERATION" in str(manager.failure(MARKS))
-
-
-def test_member_commits_go_to_the_current_coordinator(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
-    (joined,) = stable(client, GROUP)
-    who = GroupMember(joined.member_id, joined.generation)
-    manager.set_member(who)
-    manager.stage(MARKS, who)
-    assert flushed(client, manager)
-    fake.move_coordinator(GROUP, client.coordinator(group_coordinator(GROUP), client.deadline()).node_id % 3 + 1)
-    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-    manager.stage(BOTH, who)
-    assert flushed(client, manager)
-    assert committed(client) == BOTH
-    assert (manager.counts.succeeded, manager.counts.failed) == (2, 0)
 
 
 class TestConsumerProtocol:
@@ -635,21 +494,3 @@ def heartbeat(
     if reply["assignment"] is not None:
         owned = [number for row in reply["assignment"]["topic_partitions"] for number in row["partitions"]]
     return replace(member, member_epoch=reply["member_epoch"]), owned
-
-
-def test_commits_continue_while_the_coordinators_host_is_unreachable(kafka: LocalKafka, topic: TopicFactory) -> None:
-    """No reset, no reply. The cluster itself needs some seconds to notice."""
-    name, group = topic(1, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}"
-    with client_of(kafka) as client:
-        manager = OffsetManager(client, group)
-        manager.stage({(name, 0): CommittedOffset(0)})
-        assert manager.flush(client.deadline())
-        dark = coordinator_of(kafka, group)
-        kafka.pause(dark)
-        try:
-            manager.stage({(name, 0): CommittedOffset(1)})
-            assert manager.flush(client.deadline(30_000)), manager.counts
-            assert fetch_offsets(client, group, None, client.deadline(5_000))[name, 0].offset == 1
-        finally:
-            kafka.resume(dark)
-            manager.close()

@@ -13,21 +13,18 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, ConnectionLost, ProtocolError, UsageError
+from protocol.errors import ProtocolError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
-from protocol.group.membership.assignment import Revocation, TopicSubscription
+from protocol.group.membership.assignment import Revocation
 from protocol.group.membership.machine import MemberMachine
-from protocol.net.connection import Reply
 from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
-from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from protocol.wire.schema import Api
 from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
 from tests.protocol.fetch.consuming import client_of
@@ -59,17 +56,6 @@ def joined(client: Client, new_member: NewMember) -> Callable[..., Owner]:
         return owner
 
     return join
-
-
-def beats(fake: FakeKafka) -> int:
-    return len(fake.request_bodies(HEARTBEAT)) + len(fake.request_bodies(CONSUMER_GROUP_HEARTBEAT))
-
-
-def test_heartbeats_continue_while_the_owner_works(fake: FakeKafka, joined: Callable[..., Owner]) -> None:
-    owner = joined()
-    before = beats(fake)
-    wait_until(lambda: beats(fake) >= before + 3)
-    assert owner.membership.rebalance_pending is None
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
@@ -158,69 +144,6 @@ def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith(f"of {group}")])
     assert not fake.request_bodies(JOIN_GROUP)
     assert not fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)
-
-
-def test_close_leaves_while_a_silent_broker_is_asked_for_metadata(
-    fake: FakeKafka, client: Client, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event, answered = threading.Event(), threading.Event()
-
-    def metadata(*_: object) -> None:
-        event.set()
-        assert answered.wait(20)
-        raise ConnectionLost("as if")
-
-    fake.create_topic("others")
-    owner = joined()
-    monkeypatch.setattr(client, "metadata", metadata)
-    owner.membership.subscribe(TopicSubscription(frozenset({"others"})))
-    while not event.is_set():
-        owner.poll_rebalance(50)
-    began_s = time.monotonic()
-    owner.membership.close(timeout_ms=15_000)
-    assert time.monotonic() - began_s < 10
-    groups = fake.groups.groups
-    assert owner.group not in groups or not groups[owner.group].members
-    answered.set()
-
-
-@pytest.mark.parametrize("protocol", ["classic"])
-def test_close_just_before_join_leaves_at_once(
-    fake: FakeKafka,
-    client: Client,
-    joined: Callable[..., Owner],
-    new_member: NewMember,
-    group: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A request sent after the connection was closed is not awaited, either."""
-    joined()
-    two, hung_up, named = new_member(client, "orders"), threading.Event(), threading.Event()
-    send, hang_up = client.send, client.hang_up
-
-    def send_late(broker: Broker, api: Api, body: Any, *further: Any, **options: Any) -> Reply:
-        if api is JOIN_GROUP and body["member_id"]:
-            named.set()
-            assert hung_up.wait(20)
-        return send(broker, api, body, *further, **options)
-
-    monkeypatch.setattr(client, "send", send_late)
-    monkeypatch.setattr(client, "hang_up", lambda purpose: (hang_up(purpose), hung_up.set()))
-    two.poll_rebalance()
-    assert named.wait(20)
-    assert_leaves_at_once(two, fake)
-
-
-def test_coordinator_that_moves_is_found_again(
-    fake: FakeKafka, client: Client, joined: Callable[..., Owner], group: str
-) -> None:
-    owner = joined()
-    for broker in (1, 2, 3):
-        fake.move_coordinator(group, broker)
-        before = beats(fake)
-        wait_until(lambda before=before: beats(fake) >= before + 4)
-        rebalance(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
-    assert not any(revocation.lost for revocation in owner.revoked)
 
 
 def test_error_of_the_owners_callback_is_raised_without_revocation(

@@ -9,7 +9,6 @@ import pytest
 
 from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.assignment import TopicSubscription
@@ -18,7 +17,6 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, rebalance
-from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
@@ -47,34 +45,6 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     assert row[6:] == [assignment.member.member_id, "/127.0.0.1", "spark-kafka-source"]
 
 
-def test_two_members_share_and_the_second_leaving_rebalances_at_once(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    name = topic1(4)
-    owner, two = new_member(client, name), new_member(client, name)
-    owner.poll_rebalance(20_000)
-    two.poll_rebalance()
-    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
-    assert sorted(owner.numbers + two.numbers) == [0, 1, 2, 3]
-    assert not any(revocation.lost for revocation in owner.revoked)
-    two.membership.close()
-    rebalance(owner, until=lambda: owner.numbers == [0, 1, 2, 3])
-
-
-def test_member_closed_during_its_first_join_does_not_delay_others(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    """KIP-394: the coordinator already has an id for the member, and would wait for it until the session timeout."""
-    name = topic1(4)
-    owner = new_member(client, name)
-    owner.poll_rebalance(20_000)
-    two = new_member(client, name)
-    two.poll_rebalance()
-    two.membership.close()
-    three = new_member(client, name)
-    rebalance(owner, three, until=lambda: len(owner.numbers) == len(three.numbers) == 2)
-
-
 @pytest.fixture
 def fast_metadata_client(kafka1: LocalKafka) -> Iterator[Client]:
     """Yield a client whose members notice topic changes soon."""
@@ -100,30 +70,6 @@ def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
     rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
     delete_topic(fast_metadata_client, f"{first}-more")
     rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
-
-
-@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
-def test_pattern_matched_by_brokers_is_assigned(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
-    first = topic1(2)
-    pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}.*")
-    owner = new_member(client, subscription=pattern)
-    rebalance(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
-    owner.membership.subscribe(TopicSubscription(frozenset({first, "nothing"})))
-    rebalance(owner, until=lambda: owner.membership.owned == {(first, 0), (first, 1)})
-    owner.membership.subscribe(TopicSubscription(pattern=re.compile("never"), re2="(?!never)"))
-    with pytest.raises(BrokerError, match=r"INVALID_REGULAR_EXPRESSION.*RE2"):
-        rebalance(owner, until=lambda: False)
-
-
-def test_changed_subscription_revokes_the_former_topic(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    first, second = topic1(2), topic1(1)
-    owner = new_member(client, first)
-    owner.poll_rebalance(10_000)
-    owner.membership.subscribe(TopicSubscription(frozenset({second})))
-    rebalance(owner, until=lambda: owner.membership.owned == {(second, 0)})
-    assert not any(revocation.lost for revocation in owner.revoked)
 
 
 def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
@@ -162,53 +108,6 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
         return names.count(new) == 2 and set(names) <= set(topics)
 
     rebalance(again, stays, until=is_assigned)
-
-
-@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
-def test_static_member_that_returns_without_its_pattern_owns_its_topics_only(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    """The coordinator keeps the pattern of the former member until it gets an empty one."""
-    first, second = topic1(1), topic1(1)
-    pattern = TopicSubscription(pattern=re.compile("never"), re2=f"{first}|{second}")
-    former = new_member(client, subscription=pattern, group_instance_id="a")
-    rebalance(former, until=lambda: former.membership.owned == {(first, 0), (second, 0)})
-    former.membership.close()
-    again = new_member(client, first, group_instance_id="a")
-    rebalance(again, until=lambda: again.membership.owned == {(first, 0)})
-
-
-@pytest.mark.parametrize("protocol", ["classic"])
-def test_second_member_with_the_same_instance_id_fences_the_first(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    name = topic1(1)
-    owner, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    rebalance(owner, until=lambda: owner.numbers == [0])
-    with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID") as raised:
-        rebalance(two, owner, until=lambda: False)
-    assert raised.value.settings == {"group.instance.id"}
-
-
-@pytest.mark.parametrize("protocol", ["consumer"], indirect=True)
-def test_instance_id_is_awaited_until_its_member_is_removed(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    """As after a kill: with KIP-848 the older member keeps the instance id until it leaves or its session times out."""
-    name = topic1(1)
-    owner, two = (new_member(client, name, group_instance_id="a") for _ in range(2))
-    rebalance(owner, until=lambda: owner.numbers == [0])
-    wait_until(lambda: "UNRELEASED_INSTANCE_ID" in str(two.poll_rebalance(50).pending_reason))
-    owner.membership.close()
-    rebalance(two, until=lambda: two.numbers == [0])
-
-
-@pytest.mark.parametrize("protocol", ["classic"])
-def test_inconsistent_strategies_name_the_property(client: Client, topic1: TopicFactory, new_member: NewMember) -> None:
-    name = topic1(1)
-    new_member(client, name, partition_assignment_strategy="range").poll_rebalance(10_000)
-    with pytest.raises(BrokerError, match=r"INCONSISTENT_GROUP_PROTOCOL.*partition\.assignment\.strategy"):
-        new_member(client, name, partition_assignment_strategy="sticky").poll_rebalance(10_000)
 
 
 @pytest.mark.parametrize("protocol", ["classic"])

@@ -171,23 +171,6 @@ def test_unsupported_group_protocol_is_an_error_with_a_remedy(cluster: Cluster) 
     assert member.machine.error.settings == {"group.protocol"}
 
 
-def test_group_of_the_other_protocol_is_an_error_with_a_remedy(cluster: Cluster) -> None:
-    member = SimulatedMember(cluster, machine(**CONSUMER))
-    member.own()
-    refused(member, ErrorCode.GROUP_ID_NOT_FOUND)
-    assert "group.protocol: the group has members of the classic protocol" in str(member.machine.error)
-    assert not member.act(), "no further request is sent"
-
-
-@pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
-def test_refused_join_is_retried_after_the_back_off(cluster: Cluster, options: dict[str, Any]) -> None:
-    member = SimulatedMember(cluster, machine(**options))
-    member.own()
-    for _ in range(3):
-        refused(member, ErrorCode.UNKNOWN_MEMBER_ID)
-        assert member.machine.next_step(member.now_s).until_s > member.now_s  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("options", [CLASSIC, CONSUMER], ids=["classic", "consumer"])
 @pytest.mark.parametrize(
     "error",
@@ -219,16 +202,6 @@ def test_silent_coordinator_ends_the_session_by_the_members_clock(
     cluster.clock.advance(0.1)  # type: ignore[attr-defined]
     assert "no response of the coordinator" in str(member.machine.pending(member.now_s))
     assert member.assumed_owned == frozenset()
-
-
-def test_reply_read_after_a_process_pause_is_too_late(cluster: Cluster) -> None:
-    member = member_of(cluster, **CLASSIC)
-    request = next_request(member)
-    sent_s = member.now_s
-    member.machine._session_ends_s = float("inf")  # as if a reply had arrived in between
-    member.machine.on_response(request, {"error_code": 0}, sent_s, sent_s + 11)
-    assert "suspended for 11 s" in str(member.machine.pending(sent_s + 11))
-    assert member.machine.member.generation_id == -1
 
 
 @pytest.mark.parametrize(("options", "api"), [(CLASSIC, LEAVE_GROUP), (CONSUMER, CONSUMER_GROUP_HEARTBEAT)])
@@ -327,16 +300,6 @@ def test_state_transitions_are_those_of_the_table() -> None:
     assert life.state is MemberState.UNJOINED
 
 
-def test_late_replies_of_an_ended_session_are_dropped(cluster: Cluster) -> None:
-    member = member_of(cluster, **CONSUMER)
-    late = next_request(member)
-    cluster.clock.advance(50)  # type: ignore[attr-defined]
-    assert member.machine.pending(member.now_s)
-    member.own()
-    member.machine.on_response(late, {"error_code": 0, **_epoch(member, 7)}, member.now_s, member.now_s)
-    assert (member.machine.state, member.machine.member.member_epoch) == (MemberState.JOINING, -1)
-
-
 def _epoch(member: SimulatedMember, epoch: int | None = None) -> dict[str, Any]:
     epoch = member.machine.member.member_epoch if epoch is None else epoch
     return {"member_epoch": epoch, "heartbeat_interval_ms": 5_000, "assignment": None}
@@ -353,16 +316,6 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
     assert [(len(revocation.partitions), revocation.lost) for revocation in member.revoked] == [(4, False)]
     (row,) = member.sent[-1].body["topic_partitions"]  # type: ignore[index]
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
-
-
-def test_topic_deleted_before_its_name_is_known_is_not_owned(cluster: Cluster) -> None:
-    member = SimulatedMember(cluster, machine(**CONSUMER))
-    member.own()
-    unknown = {"topic_partitions": [{"topic_id": b"\1" * 16, "partitions": [0]}]}
-    for assignment in (unknown, {"topic_partitions": []}):
-        answer = {"error_code": 0, **_epoch(member, 1), "assignment": assignment}
-        member.machine.on_response(next_request(member), answer, member.now_s, member.now_s)
-    assert (member.machine.state, member.machine.owned) == (MemberState.ACKNOWLEDGING, frozenset())
 
 
 def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
@@ -454,31 +407,6 @@ def test_member_is_not_reconciled_before_its_new_topics_are_assigned(
     assert "subscription has changed" in str(member.machine.pending(member.now_s))
     until_stable(member)
     assert {topic for topic, _ in member.machine.owned} == {"payments"}
-
-
-@pytest.mark.parametrize("inputs", [CLASSIC, COOPERATIVE, CONSUMER], ids=["eager", "cooperative", "kip848"])
-def test_member_with_its_former_subscription_again_is_soon_reconciled(cluster: Cluster, inputs: dict[str, Any]) -> None:
-    member = member_of(cluster, **inputs)
-    before_s = member.now_s
-    for subscription in (BOTH_TOPICS, ORDERS, TopicSubscription(pattern=re.compile("ord.*"))):
-        member.machine.subscribe(subscription, member.now_s)
-    until_stable(member)
-    assert member.now_s - before_s < 1, "no heartbeat interval passes"
-
-
-def test_assignment_of_topics_that_are_no_longer_subscribed_is_not_final(cluster: Cluster) -> None:
-    """A coordinator may answer a change of the subscription before it has computed the assignment."""
-    cluster.create_topic("payments", 4)
-    member = member_of(cluster, **CONSUMER)
-    member.machine.subscribe(PAYMENTS, member.now_s)
-    request = next_request(member)
-    early = {"error_code": 0, "member_epoch": 2, "heartbeat_interval_ms": 1_000, "assignment": None}
-    member.machine.on_response(request, early, member.now_s, member.now_s)
-    assert not member.machine.is_reconciled
-    revoked = early | {"assignment": {"topic_partitions": []}}
-    member.machine.on_response(next_request(member), revoked, member.now_s, member.now_s)
-    assert not member.own()
-    assert member.machine.is_reconciled
 
 
 def test_member_rejoins_if_it_subscribes_again_to_topics_that_it_was_to_revoke(cluster: Cluster) -> None:
