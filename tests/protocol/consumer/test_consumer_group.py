@@ -377,6 +377,19 @@ def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster
     assert (first.cleaned, second.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
 
 
+@pytest.mark.timeout(60)
+def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
+    """No session begins while the coordinator refuses all joins."""
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
+    stop, handler = threading.Event(), Handler()
+    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
+        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.request_bodies(JOIN_GROUP)), stop.set()))
+        timer.start()
+        assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
+        timer.join()
+        assert handler.sessions == []
+
+
 def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCluster) -> None:
     """The next `consume` continues to join."""
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)

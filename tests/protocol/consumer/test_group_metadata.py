@@ -12,9 +12,11 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata
@@ -126,6 +128,37 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
             wait_until(lambda: consumer.poll(20) or lost.partitions, 10)
             assert sorted(lost.partitions) == [("orders", 0), ("orders", 1)]
             wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4, 10)
+
+
+@PROTOCOLS
+def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
+    producer, refusals = started(client, "etl-0"), []
+
+    class Handler:
+        def setup(self, session: ConsumerGroupSession) -> None:
+            self.member = session.member
+
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for _ in claim:
+                pass
+
+        def cleanup(self, session: ConsumerGroupSession) -> None:
+            assert not membership_of(session).member.keeps_assignment_of(self.member)
+            assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
+            with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
+                send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
+            refusals.append(refused.value)
+
+    handler = Handler()
+    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
+    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
+        consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
+        consuming.start()
+        wait_until(lambda: hasattr(handler, "member"))
+        remove_member(client, GROUP, handler.member)
+        consuming.join(25)
+        assert not consuming.is_alive()
+    assert refusals
 
 
 def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:

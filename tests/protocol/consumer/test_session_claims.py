@@ -326,6 +326,34 @@ def all_orders_are_committed(fake: FakeKafka, end: int) -> bool:
     return [committed.get(("orders", number)) for number in range(PARTITIONS)] == [end] * PARTITIONS
 
 
+@pytest.mark.parametrize("refused", [True, False], ids=["refused for now", "request lost"])
+def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
+    fake: SmallCluster, protocol: dict[str, object], refused: bool
+) -> None:
+    """The commit of the lower offset may succeed after the next session has fetched the higher one."""
+
+    class GoesBack(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            session.reset_offset(claim.topic, claim.partition, 3)
+
+    with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.alter_consumer_group_offsets("etl", {("orders", number): 8 for number in range(PARTITIONS)})
+    handler = UntilRead(PARTITIONS * (END - 3))
+    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
+        if refused:
+            fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        else:
+            fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+        members.consume(["orders"], GoesBack())
+        fake.clear_faults()
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            second = threads.submit(members.consume, ["orders"], handler, stop)
+            wait_until(lambda: handler.stop.is_set() and all_orders_are_committed(fake, END))
+            stop.set()
+            second.result(20)
+
+
 @pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
 def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
     fake: SmallCluster, protocol: dict[str, object]

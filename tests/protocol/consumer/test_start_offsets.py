@@ -32,8 +32,10 @@ from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
+from tests.protocol.consumer.members import IdleHandler
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
@@ -217,6 +219,20 @@ def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka,
         assert consumer.position(HEALTHY) == 5
 
 
+def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
+    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
+    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
+        fake.delay_replies(OFFSET_FETCH, 0.2)
+        fake.delay_replies(LIST_OFFSETS, 0.5)
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+        consumer.seek(HEALTHY, 0)
+        read.until(lambda: read.rows["healthy"] == 5)
+        assert consumer.position(HEALTHY) == 5
+
+
 def test_claim_without_leader_begins_later_in_the_same_session(fake: FakeKafka, client: Client) -> None:
     rows: Counter[str] = Counter()
     sessions: list[ConsumerGroupSession] = []
@@ -281,6 +297,27 @@ def recreate(fake: FakeKafka, first: int, count: int) -> None:
         fake.write("healthy", 0, records(first, count))
 
 
+@pytest.mark.parametrize("mode", ["assign", "classic"])
+def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
+    fake: FakeKafka, new_consumer: NewConsumer, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    consumer = new_consumer(**({} if mode == "assign" else {"group_id": "etl", "group_protocol": mode}))
+    if mode == "assign":
+        consumer.assign([HEALTHY])
+    else:
+        consumer.subscribe(["healthy"])
+    read = Read(consumer)
+    read.until(lambda: read.rows["healthy"] == 5)
+    looks = len(fake.request_bodies(METADATA))
+    with caplog.at_level(logging.WARNING):
+        recreate(fake, 0, 8)
+        read.until(lambda: read.rows["healthy"] == 13)
+    assert consumer.position(HEALTHY) == 8
+    assert len(fake.request_bodies(METADATA)) - looks < 20
+    assert ["deleted and created again" in record.getMessage() for record in caplog.records] == [True]
+    assert read.errors == []
+
+
 def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_consumer: NewConsumer) -> None:
     consumer = new_consumer(auto_offset_reset="none")
     consumer.assign([HEALTHY])
@@ -293,6 +330,18 @@ def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, new_co
     consumer.seek(HEALTHY, 1)
     read.until(lambda: read.rows["healthy"] == 12)
     assert len(read.errors) == 1
+
+
+def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
+    fake.delay_replies(OFFSET_FETCH, 20)
+    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
+    thread = threading.Thread(target=group.consume, args=(["healthy"], IdleHandler()))
+    thread.start()
+    wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
+    since_s = time.monotonic()
+    group.close()
+    thread.join()
+    assert time.monotonic() - since_s < 5
 
 
 def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: FakeKafka) -> None:
