@@ -6,67 +6,78 @@ Source: the Avro specification 1.12, "Complex Types", table of field default val
 from __future__ import annotations
 
 import struct
+from itertools import repeat
+from types import NoneType
 from typing import Any
 
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroType
 from protocol.wire.primitives import Writer
 
+# The type in JSON; of all others text, in which each character of bytes and fixed is a byte.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "null": NoneType,
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": (int, float),
+    "double": (int, float),
+}
+_LIMITS = {"int": 2**31, "long": 2**63}
+_STORED = {"float": "<f", "double": "<d"}
+
 
 def encode_default(avro: AvroType, value: Any) -> bytes:
     """Return the bytes of a default. Raises `TypeError` or `ValueError` if it has another type."""
     kind = avro.kind
-    if kind == "union":
-        # Since Avro 1.12 the default may match any branch; before, only the first.
-        for number, branch in enumerate(avro.children):
-            try:
-                return zigzag_varint(number) + encode_default(branch, value)
-            except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-                continue
-        raise ValueError
+    if kind in _NESTED:
+        return _NESTED[kind](avro, value)
+    if not isinstance(value, _TYPES.get(kind, str)) or (isinstance(value, bool) and kind != "boolean"):
+        raise TypeError
     if kind == "null":
-        _require(value is None)
         return b""
     if kind == "boolean":
-        _require(isinstance(value, bool))
         return bytes([value])
-    if kind in ("int", "long"):
-        _require(isinstance(value, int) and not isinstance(value, bool))
-        limit = 2 ** (31 if kind == "int" else 63)
-        _require(-limit <= value < limit)
+    if kind in _LIMITS:
+        if not -_LIMITS[kind] <= value < _LIMITS[kind]:
+            raise ValueError
         return zigzag_varint(value)
-    if kind in ("float", "double"):
-        _require(isinstance(value, (int, float)) and not isinstance(value, bool))
-        return struct.pack("<f" if kind == "float" else "<d", value)
-    if kind == "record":
-        return b"".join(
-            encode_default(
-                field.type, value[field.name] if field.default is NO_DEFAULT else value.get(field.name, field.default)
-            )
-            for field in avro.fields
-        )
-    if kind == "array":
-        _require(isinstance(value, list))
-        items = b"".join(encode_default(avro.children[0], element) for element in value)
-        return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
-    if kind == "map":
-        items = b"".join(
-            _sized(key.encode()) + encode_default(avro.children[0], element) for key, element in value.items()
-        )
-        return (zigzag_varint(len(value)) + items if value else b"") + b"\0"
-    _require(isinstance(value, str))
+    if kind in _STORED:
+        return struct.pack(_STORED[kind], value)
     if kind == "enum":
         return zigzag_varint(avro.symbols.index(value))
-    if kind == "string":
-        return _sized(value.encode())
-    # Each character is a byte.
-    raw = value.encode("latin-1")
-    _require(kind == "bytes" or len(raw) == avro.size_bytes)
-    return _sized(raw) if kind == "bytes" else raw
+    raw: bytes = value.encode("utf-8" if kind == "string" else "latin-1")
+    if kind == "fixed" and len(raw) != avro.size_bytes:
+        raise ValueError
+    return raw if kind == "fixed" else _sized(raw)
 
 
-def _require(condition: bool) -> None:
-    if not condition:
+def _union(avro: AvroType, value: Any) -> bytes:
+    # Since Avro 1.12 the default may match any branch; before, only the first.
+    for number, branch in enumerate(avro.children):
+        try:
+            return zigzag_varint(number) + encode_default(branch, value)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            continue
+    raise ValueError
+
+
+def _record(avro: AvroType, value: Any) -> bytes:
+    members = {field.name: field.default for field in avro.fields if field.default is not NO_DEFAULT} | value
+    return b"".join(encode_default(field.type, members[field.name]) for field in avro.fields)
+
+
+def _items(avro: AvroType, value: Any) -> bytes:
+    if not isinstance(value, list if avro.kind == "array" else dict):
         raise TypeError
+    if not value:
+        return b"\0"
+    keys = map(_sized, map(str.encode, value)) if isinstance(value, dict) else repeat(b"")
+    elements = value.values() if isinstance(value, dict) else value
+    items = (key + encode_default(avro.children[0], element) for key, element in zip(keys, elements, strict=False))
+    return zigzag_varint(len(value)) + b"".join(items) + b"\0"
+
+
+_NESTED = {"union": _union, "record": _record, "array": _items, "map": _items}
 
 
 def _sized(raw: bytes) -> bytes:

@@ -32,6 +32,7 @@ from protocol.schemas.encoding import (
 _STORED = {"float": "<f4", "double": "<f8"}
 # Arrow types whose values a type can take without loss.
 _TAKES: dict[str, tuple[pa.DataType, ...]] = {
+    "null": (pa.null(),),
     "boolean": (pa.bool_(),),
     "int": (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()),
     "long": (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
@@ -62,19 +63,24 @@ def _writer(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
         return _Items(_required(avro.children[0], kind.value_type, f"{path}[]"), path)
     if avro.kind == "map" and pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
         return _Map(_required(avro.children[0], kind.item_type, f"{path}[]"), path)
-    if avro.logical == "decimal" and pa.types.is_decimal128(kind):
-        if kind.scale == avro.scale and kind.precision <= avro.precision:
-            return _Decimal(avro)
-    elif avro.logical == "date" and pa.types.is_date32(kind):
-        return _Number()
-    elif avro.logical is not None and "timestamp" in avro.logical and pa.types.is_timestamp(kind):
-        if avro.logical.startswith("local") == (kind.tz is None):
-            return _Timestamp(avro.logical.endswith("millis"))
-    elif avro.kind == "null" and pa.types.is_null(kind):
-        return _Empty()
-    elif avro.logical is None and kind in _TAKES.get(avro.kind, ()):
-        return _simple(avro, path)
-    raise _cannot_take(avro, kind, path)
+    writer = _leaf(avro, kind, path)
+    if writer is None:
+        raise _cannot_take(avro, kind, path)
+    return writer
+
+
+def _leaf(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter | None:
+    """Return a writer for a type without fields and items; None: it cannot take the column."""
+    if avro.logical == "decimal":
+        fits = pa.types.is_decimal128(kind) and kind.scale == avro.scale and kind.precision <= avro.precision
+        return _Decimal(avro) if fits else None
+    if avro.logical == "date":
+        return _Number() if pa.types.is_date32(kind) else None
+    if avro.logical is not None:
+        fits = "timestamp" in avro.logical and pa.types.is_timestamp(kind)
+        fits = fits and avro.logical.startswith("local") == (kind.tz is None)
+        return _Timestamp(avro.logical.endswith("millis")) if fits else None
+    return _simple(avro, path) if kind in _TAKES.get(avro.kind, ()) else None
 
 
 def _cannot_take(avro: AvroType, kind: pa.DataType, path: str) -> ConfigurationError:
@@ -82,6 +88,8 @@ def _cannot_take(avro: AvroType, kind: pa.DataType, path: str) -> ConfigurationE
 
 
 def _simple(avro: AvroType, path: str) -> ColumnWriter:
+    if avro.kind == "null":
+        return _Empty()
     if avro.kind in ("int", "long"):
         return _Number()
     if avro.kind in ("float", "double"):
@@ -94,7 +102,7 @@ def _simple(avro: AvroType, path: str) -> ColumnWriter:
 
 
 def _record(avro: AvroType, kind: pa.StructType, path: str) -> ColumnWriter:
-    names = [kind.field(number).name for number in range(kind.num_fields)]
+    names = [field.name for field in kind]
     if unknown := [name for name in names if name not in {field.name for field in avro.fields}]:
         raise ConfigurationError(
             f"the schema has no field {f'{path}.' if path else ''}{unknown[0]}; it has "
@@ -126,11 +134,9 @@ def _required(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
 def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
     null = next((number for number, branch in enumerate(avro.children) if branch.kind == "null"), None)
     members = avro.members
-    if len(members) > 1 and not widened_kind(avro) and pa.types.is_struct(kind):
-        names = [kind.field(number).name for number in range(kind.num_fields)]
-        if names == [f"member{number}" for number in range(len(members))]:
-            writers = [_writer(member, kind.field(number).type, path) for number, member in enumerate(members)]
-            return _Members([avro.children.index(member) for member in members], writers, null, path)
+    if _has_members(avro, kind):
+        writers = [_writer(member, field.type, path) for member, field in zip(members, kind, strict=True)]
+        return _Members([avro.children.index(member) for member in members], writers, null, path)
     if null is not None and (pa.types.is_null(kind) or not members):
         return _Constant(zigzag_varint(null))
     for number, branch in enumerate(avro.children):
@@ -142,6 +148,13 @@ def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
             if len(members) == 1:
                 raise
     raise _cannot_take(avro, kind, path)
+
+
+def _has_members(union: AvroType, kind: pa.DataType) -> bool:
+    """Return whether Spark's type of the union is a struct of members, and the column is one."""
+    if len(union.members) < 2 or widened_kind(union) or not pa.types.is_struct(kind):
+        return False
+    return [field.name for field in kind] == [f"member{number}" for number in range(len(union.members))]
 
 
 class _NotNull(ColumnWriter):

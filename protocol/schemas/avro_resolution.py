@@ -58,25 +58,25 @@ def column_reader(writer: AvroType, reader: AvroType, path: str = "") -> ColumnR
         return _from_union(writer, reader, path)
     if reader.kind == "union":
         return _to_union(writer, reader, path)
-    if writer.kind == reader.kind == "record" and _same_name(writer, reader):
-        return _record(writer, reader, path)
-    if writer.kind == reader.kind and writer.kind in ("array", "map"):
-        return _items(writer, reader, path)
-    if writer.kind == reader.kind == "enum" and _same_name(writer, reader):
-        symbols = set(reader.symbols)
-        return EnumReader(
-            [symbol if symbol in symbols else reader.default for symbol in writer.symbols], writer.symbols
-        )
-    if writer.kind == reader.kind == "fixed" and _same_name(writer, reader) and writer.size_bytes == reader.size_bytes:
-        _require_same_logical(writer, reader, path)
-        return BytesReader(arrow_type(reader), writer.size_bytes)
-    if writer.kind == reader.kind == "null":
-        return NullReader()
-    if writer.kind == reader.kind == "boolean":
-        return FixedWidthReader("u1", pa.bool_())
     if reader.kind in _PROMOTIONS.get(writer.kind, ()):
         return _primitive(writer, reader, path)
-    raise _incompatible(writer, reader, path)
+    kind = writer.kind
+    if kind != reader.kind or (kind in ("record", "enum", "fixed") and not _same_name(writer, reader)):
+        raise _incompatible(writer, reader, path)
+    if kind == "record":
+        return _record(writer, reader, path)
+    if kind in ("array", "map"):
+        return _items(writer, reader, path)
+    if kind == "enum":
+        own = set(reader.symbols)
+        symbols = [symbol if symbol in own else reader.default for symbol in writer.symbols]
+        return EnumReader(symbols, writer.symbols)
+    if kind == "fixed":
+        if writer.size_bytes != reader.size_bytes:
+            raise _incompatible(writer, reader, path)
+        _require_same_logical(writer, reader, path)
+        return BytesReader(arrow_type(reader), writer.size_bytes)
+    return NullReader() if kind == "null" else FixedWidthReader("u1", pa.bool_())
 
 
 def _incompatible(writer: AvroType, reader: AvroType, path: str) -> Incompatible:

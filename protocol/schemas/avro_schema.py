@@ -55,6 +55,9 @@ _ARROW = {
     "string": pa.string(),
     "enum": pa.string(),
 }
+_NAMES_BY_ARROW = {arrow: avro for avro, arrow in _ARROW.items() if avro not in ("fixed", "enum", "null")} | {
+    pa.int8(): "int", pa.int16(): "int", pa.large_string(): "string", pa.large_binary(): "bytes",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -363,17 +366,7 @@ def schema_of(kind: pa.DataType, name: str = "Record") -> dict[str, Any]:
 
 def _schema_of(kind: pa.DataType, name: str, path: str, taken: set[str]) -> Any:
     if pa.types.is_struct(kind):
-        while name in taken:  # that of another path, such as a.b_c and a_b.c
-            name += "_"
-        taken.add(name)
-        fields = []
-        for field in kind:
-            below = f"{path}.{field.name}" if path else field.name
-            if not _NAME.fullmatch(field.name) or "." in field.name:
-                raise ConfigurationError(f"{below} is no name of an Avro field: it may have letters, digits and _")
-            inner = _schema_of(field.type, f"{name}_{field.name}", below, taken)
-            fields.append({"name": field.name, "type": ["null", inner], "default": None})
-        return {"type": "record", "name": name, "fields": fields}
+        return _record_schema(kind, name, path, taken)
     if pa.types.is_list(kind):
         return {"type": "array", "items": ["null", _schema_of(kind.value_type, f"{name}_item", f"{path}[]", taken)]}
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
@@ -384,12 +377,23 @@ def _schema_of(kind: pa.DataType, name: str, path: str, taken: set[str]) -> Any:
         return {"type": "long", "logicalType": "timestamp-micros" if kind.tz else "local-timestamp-micros"}
     if pa.types.is_date32(kind):
         return {"type": "int", "logicalType": "date"}
-    simple = {pa.int8(): "int", pa.int16(): "int", pa.large_string(): "string", pa.large_binary(): "bytes"}
-    plain = {arrow: avro for avro, arrow in _ARROW.items() if avro not in ("fixed", "enum", "null")}
-    avro_name = (simple | plain).get(kind)
-    if avro_name is None:
+    if kind not in _NAMES_BY_ARROW:
         raise ConfigurationError(f"{path or 'the column'} is {kind}, which Avro does not have; cast it to another type")
-    return avro_name
+    return _NAMES_BY_ARROW[kind]
+
+
+def _record_schema(kind: pa.StructType, name: str, path: str, taken: set[str]) -> dict[str, Any]:
+    while name in taken:  # that of another path, such as a.b_c and a_b.c
+        name += "_"
+    taken.add(name)
+    fields = []
+    for field in kind:
+        below = f"{path}.{field.name}" if path else field.name
+        if not _NAME.fullmatch(field.name) or "." in field.name:
+            raise ConfigurationError(f"{below} is no name of an Avro field: it may have letters, digits and _")
+        inner = _schema_of(field.type, f"{name}_{field.name}", below, taken)
+        fields.append({"name": field.name, "type": ["null", inner], "default": None})
+    return {"type": "record", "name": name, "fields": fields}
 
 
 def widened_kind(union: AvroType) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,21 @@ from protocol.schemas.json_schema import JsonField, JsonType
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
+_TEXTS = (pa.string(), pa.large_string())
+_BYTES = (pa.binary(), pa.large_binary())
 _MAX_DEPTH = 64
 # JSON numbers that only some types of Kafka Connect have.
 _CONNECT = {pa.int8(): "int8", pa.int16(): "int16", pa.int32(): "int32", pa.float32(): "float32"}
 _ANY = JsonType("any", nullable=True)
+_LEAVES: dict[pa.DataType, dict[str, Any]] = {
+    **{kind: {"type": "integer"} for kind in _INTEGERS},
+    **{kind: {"type": "number"} for kind in _FLOATS},
+    pa.bool_(): {"type": "boolean"},
+    pa.null(): {"type": "null"},
+    **{kind: {"type": "string"} for kind in _TEXTS},
+    **{kind: {"type": "string", "contentEncoding": "base64"} for kind in _BYTES},
+    pa.date32(): {"type": "string", "format": "date"},
+}
 
 
 def json_writer(schema: JsonType | None, kind: pa.DataType) -> ColumnWriter:
@@ -57,24 +68,14 @@ def _schema_of(kind: pa.DataType, path: str) -> dict[str, Any]:
         return {"type": "array", "items": _nullable(_schema_of(kind.value_type, f"{path}[]"))}
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
         return {"type": "object", "additionalProperties": _nullable(_schema_of(kind.item_type, f"{path}[]"))}
-    connect = {"connect.type": _CONNECT[kind]} if kind in _CONNECT else {}
-    if kind in _INTEGERS:
-        return {"type": "integer", **connect}
-    if kind in _FLOATS or pa.types.is_decimal(kind):
-        return {"type": "number", **connect}
-    if kind == pa.bool_():
-        return {"type": "boolean"}
-    if pa.types.is_null(kind):
-        return {"type": "null"}
-    if _is_text(kind):
-        return {"type": "string"}
-    if _is_bytes(kind):
-        return {"type": "string", "contentEncoding": "base64"}
-    if kind == pa.date32():
-        return {"type": "string", "format": "date"}
-    if pa.types.is_timestamp(kind):
-        return {"type": "string", **({"format": "date-time"} if kind.tz else {})}
-    raise _no_json(kind, path)
+    schema = _LEAVES.get(kind)
+    if schema is None and pa.types.is_decimal(kind):
+        schema = {"type": "number"}
+    elif schema is None and pa.types.is_timestamp(kind):
+        schema = {"type": "string", **({"format": "date-time"} if kind.tz else {})}
+    if schema is None:
+        raise _no_json(kind, path)
+    return {**schema, "connect.type": _CONNECT[kind]} if kind in _CONNECT else dict(schema)
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -83,14 +84,6 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _no_json(kind: pa.DataType, path: str) -> ConfigurationError:
@@ -119,46 +112,48 @@ def _writer(schema: JsonType, kind: pa.DataType, path: str, depth: int) -> Colum
 
 def _takes(schema: JsonType, kind: pa.DataType) -> bool:
     """Return whether a schema takes columns of a type, apart from what is inside."""
-    if schema.kind == "any":
-        return True
-    if schema.kind == "object":
-        return bool(pa.types.is_struct(kind))
-    if schema.kind == "map":
-        return bool(pa.types.is_struct(kind) or (pa.types.is_map(kind) and pa.types.is_string(kind.key_type)))
-    if schema.kind == "array":
-        return _is_list(kind)
-    if schema.kind == "string":
-        # A text may be a date, too.
-        zoned = pa.types.is_timestamp(kind) and kind.tz is not None and pa.types.is_timestamp(schema.arrow)
-        plain = not _is_bytes(schema.arrow)
-        local = pa.types.is_timestamp(kind) and kind.tz is None and _is_text(schema.arrow)
-        return bool((_is_text(kind) and plain) or zoned or local or kind == schema.arrow or (
-            _is_bytes(kind) and _is_bytes(schema.arrow)))  # fmt: skip
-    if schema.kind == "integer":
-        return kind in _INTEGERS and kind.bit_width <= schema.arrow.bit_width
-    if schema.kind == "number":
-        return kind in _INTEGERS or kind in _FLOATS or pa.types.is_decimal(kind)
-    return bool(kind == (pa.bool_() if schema.kind == "boolean" else pa.null()))
+    return bool(_TAKES[schema.kind](schema, kind))
+
+
+def _text_takes(schema: JsonType, kind: pa.DataType) -> bool:
+    if kind in _TEXTS:  # a text may be a date, too
+        return schema.arrow not in _BYTES
+    if pa.types.is_timestamp(kind):
+        return bool(pa.types.is_timestamp(schema.arrow) if kind.tz else schema.arrow in _TEXTS)
+    return (kind in _BYTES and schema.arrow in _BYTES) or bool(kind == schema.arrow)
+
+
+_TAKES: dict[str, Callable[[JsonType, pa.DataType], bool]] = {
+    "any": lambda schema, kind: True,
+    "object": lambda schema, kind: pa.types.is_struct(kind),
+    "map": lambda schema, kind: (
+        pa.types.is_struct(kind) or (pa.types.is_map(kind) and pa.types.is_string(kind.key_type))
+    ),
+    "array": lambda schema, kind: _is_list(kind),
+    "string": _text_takes,
+    "integer": lambda schema, kind: kind in _INTEGERS and kind.bit_width <= schema.arrow.bit_width,
+    "number": lambda schema, kind: kind in _INTEGERS or kind in _FLOATS or pa.types.is_decimal(kind),
+    "boolean": lambda schema, kind: kind == pa.bool_(),
+    "null": lambda schema, kind: kind == pa.null(),
+}
 
 
 def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> ColumnWriter:
     fields_by_name = {field.name: field for field in schema.fields}
     own = [field.name for field in kind]
-    if (
-        schema.kind == "object"
-        and not schema.open
-        and (unknown := [name for name in own if name not in fields_by_name])
-    ):
+    unknown = [] if schema.open or schema.kind != "object" else [name for name in own if name not in fields_by_name]
+    if unknown:
         names = listed(fields_by_name, CHOICES) or "none"
         where = f"the object {path}" if path else "the schema"
         raise ConfigurationError(f"{where} has no field {listed(unknown)}; it has {names}")
     if missing := [field.name for field in schema.fields if field.required and field.name not in own]:
         where = f"{path} " if path else "the column "
         raise ConfigurationError(f"{where}lacks the field {listed(missing)}, which the schema requires")
+    others = (schema.items if schema.kind == "map" else None) or _ANY
     fields = []
     for column_field in kind:
         below = f"{path}.{column_field.name}" if path else column_field.name
-        default = JsonField(column_field.name, (schema.items if schema.kind == "map" else None) or _ANY)
+        default = JsonField(column_field.name, others)
         field = fields_by_name.get(column_field.name, default)
         fields.append((column_field.name, _writer(field.type, column_field.type, below, depth + 1), field))
     return _Struct(fields, path)
@@ -171,9 +166,9 @@ def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
         return _Float(path, strict)
     if pa.types.is_null(kind):
         return _Null()
-    if _is_text(kind):
+    if kind in _TEXTS:
         return _Text()
-    if _is_bytes(kind):
+    if kind in _BYTES:
         return _Base64()
     if kind == pa.date32():
         return _Quoted()

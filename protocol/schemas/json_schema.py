@@ -181,19 +181,11 @@ class _Parser:
 
     def _own(self, schema: dict[str, Any], base: _Base, path: str, depth: int) -> JsonType:
         """Return the type of a schema's keywords, except `$ref` and the combinations (`allOf`, `anyOf`, `oneOf`)."""
-        kinds = schema.get("type")
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None and (not isinstance(values, list) or not values):
             raise _invalid(path, "has an enum that is not a list of values")
         self._nodes += len(values or ()) // _VALUES_OF_A_NODE
-        if kinds is None and values is not None:
-            kinds = sorted({_kind_of(value) for value in values})
-        if kinds is None:
-            kinds = [name for name, words in _IMPLIED.items() if any(word in schema for word in words)]
-            kinds = kinds if len(kinds) == 1 else []
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
-            raise _invalid(path, f"has the unknown type {json.dumps(kinds)[:_MAX_TEXT]}")
+        kinds = _kinds(schema, values, path)
         if not kinds:
             return replace(_ANY, required=_required(schema))
         made = _union([self._typed(kind, schema, base, path, depth) for kind in kinds])
@@ -276,7 +268,21 @@ class _Parser:
 
 _KINDS = {*_SIMPLE, "object", "array", "null"}
 # Keywords that apply to one type only: they imply it if `type` is absent.
-_IMPLIED = {"object": ("properties", "additionalProperties", "patternProperties"), "array": ("items", "prefixItems")}
+_IMPLIED = {"object": {"properties", "additionalProperties", "patternProperties"}, "array": {"items", "prefixItems"}}
+
+
+def _kinds(schema: dict[str, Any], values: list[Any] | None, path: str) -> list[str]:
+    """Return the types that `type`, else an enum, else keywords of one type only, give to a schema."""
+    kinds = schema.get("type")
+    if kinds is None and values is not None:
+        kinds = sorted({_kind_of(value) for value in values})
+    if kinds is None:
+        kinds = [name for name, words in _IMPLIED.items() if not words.isdisjoint(schema)]
+        kinds = kinds if len(kinds) == 1 else []
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
+        raise _invalid(path, f"has the unknown type {json.dumps(kinds)[:_MAX_TEXT]}")
+    return kinds
 
 
 def _anchors(document: Any, anchors: dict[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -331,28 +337,33 @@ def _union(branches: list[JsonType]) -> JsonType:
             members.append(plain)
     if not members:
         return JsonType("null", nullable=True)
-    if len(members) == 1:
-        return replace(members[0], nullable=nullable)
+    merged = members[0] if len(members) == 1 else _widest(members, required)
+    return replace(merged, nullable=nullable)
+
+
+def _widest(members: list[JsonType], required: frozenset[str]) -> JsonType:
     kinds = {member.kind for member in members}
     if kinds == {"integer", "number"}:
-        return JsonType("number", arrow=pa.float64(), nullable=nullable)
+        return JsonType("number", arrow=pa.float64())
     if len(kinds) == 1 and kinds <= set(_SIMPLE) and len({member.arrow for member in members}) == 1:
         # Enums of one type.
         values = tuple(value for member in members for value in member.values)
-        return replace(members[0], nullable=nullable, values=values if all(member.values for member in members) else ())
-    return JsonType("any", nullable=nullable, required=required)
+        return replace(members[0], values=values if all(member.values for member in members) else ())
+    return JsonType("any", required=required)
 
 
 def _all_of(parts: list[JsonType], path: str) -> JsonType:
     """Return the type of values that all schemas take. Raises `ConfigurationError` if columns have no such type."""
     required = frozenset().union(*(part.required for part in parts))
+    nullable = all(part.nullable for part in parts)
     types = [part for part in parts if part.kind != "any"]
+    kinds = {part.kind for part in types}
     if not types:
-        return replace(_ANY, nullable=all(part.nullable for part in parts), required=required)
-    if any(part.kind == "object" for part in types):
+        return replace(_ANY, nullable=nullable, required=required)
+    if "object" in kinds:
         # In `allOf`, a map beside an object only says that the value is an object.
         types = [part for part in types if part.kind != "map"]
-    kinds = {part.kind for part in types}
+        kinds.discard("map")
     if kinds == {"integer", "number"}:
         integer = JsonType("integer", arrow=_SIMPLE["integer"])
         types = [part if part.kind == "integer" else replace(integer, values=part.values) for part in types]
@@ -362,7 +373,7 @@ def _all_of(parts: list[JsonType], path: str) -> JsonType:
     for part in types[1:]:
         merged = _both(merged, part, path)
     fields = tuple(replace(field, required=field.required or field.name in required) for field in merged.fields)
-    return replace(merged, fields=fields, nullable=all(part.nullable for part in parts), required=required)
+    return replace(merged, fields=fields, nullable=nullable, required=required)
 
 
 def _both(first: JsonType, second: JsonType, path: str) -> JsonType:
@@ -377,25 +388,25 @@ def _both(first: JsonType, second: JsonType, path: str) -> JsonType:
     arrows = {kind.arrow for kind in (first, second)} - {_SIMPLE.get(first.kind)} or {first.arrow}
     if len(arrows) > 1:
         raise _invalid(path, f"is to have several types at once: {', '.join(sorted(map(str, arrows)))}")
-    values = first.values or second.values
-    if first.values and second.values:
-        values = _common(first.values, second.values)
-        if not values:
-            raise _invalid(path, "has no value that all of its schemas allow")
     return replace(
         first,
         fields=tuple(fields.values()),
         items=_all_of(items, f"{path}[]") if items else None,
         arrow=arrows.pop(),
-        values=values,
+        values=_common(first.values, second.values, path),
         open=first.open and second.open,
     )
 
 
-def _common(some: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+def _common(first: tuple[Any, ...], second: tuple[Any, ...], path: str) -> tuple[Any, ...]:
     """Return the values that two enums have in common, without arrays and objects, which have no hash."""
+    if not first or not second:
+        return first or second
     hashables = {value for value in second if isinstance(value, Hashable)}
-    return tuple(value for value in some if isinstance(value, Hashable) and value in hashables)
+    values = tuple(value for value in first if isinstance(value, Hashable) and value in hashables)
+    if not values:
+        raise _invalid(path, "has no value that all of its schemas allow")
+    return values
 
 
 def _below(path: str, name: str) -> str:
