@@ -14,7 +14,7 @@ from protocol.schemas.avro_schema import NO_DEFAULT, AvroType
 from protocol.wire.primitives import Writer
 
 # The type in JSON; of all others text, in which each character of bytes and fixed is a byte.
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_TYPES: dict[str, Any] = {
     "null": NoneType,
     "boolean": bool,
     "int": int,
