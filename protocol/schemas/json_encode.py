@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,14 +141,7 @@ _TAKES: dict[str, Callable[[JsonType, pa.DataType], bool]] = {
 def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> ColumnWriter:
     fields_by_name = {field.name: field for field in schema.fields}
     own = [field.name for field in kind]
-    unknown = [] if schema.open or schema.kind != "object" else [name for name in own if name not in fields_by_name]
-    if unknown:
-        names = listed(fields_by_name, CHOICES) or "none"
-        where = f"the object {path}" if path else "the schema"
-        raise ConfigurationError(f"{where} has no field {listed(unknown)}; it has {names}")
-    if missing := [field.name for field in schema.fields if field.required and field.name not in own]:
-        where = f"{path} " if path else "the column "
-        raise ConfigurationError(f"{where}lacks the field {listed(missing)}, which the schema requires")
+    _check_fields(schema, fields_by_name, own, path)
     others = (schema.items if schema.kind == "map" else None) or _ANY
     fields = []
     for column_field in kind:
@@ -157,6 +150,17 @@ def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> Col
         field = fields_by_name.get(column_field.name, default)
         fields.append((column_field.name, _writer(field.type, column_field.type, below, depth + 1), field))
     return _Struct(fields, path)
+
+
+def _check_fields(schema: JsonType, fields_by_name: Mapping[str, JsonField], own: Sequence[str], path: str) -> None:
+    unknown = [] if schema.open or schema.kind != "object" else [name for name in own if name not in fields_by_name]
+    if unknown:
+        names = listed(fields_by_name, CHOICES) or "none"
+        where = f"the object {path}" if path else "the schema"
+        raise ConfigurationError(f"{where} has no field {listed(unknown)}; it has {names}")
+    if missing := [field.name for field in schema.fields if field.required and field.name not in own]:
+        where = f"{path} " if path else "the column "
+        raise ConfigurationError(f"{where}lacks the field {listed(missing)}, which the schema requires")
 
 
 def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:

@@ -158,26 +158,30 @@ class ObjectColumns:
         if kind == pa.null():
             return pa.nulls(len(values))
         if pa.types.is_struct(kind):
-            values = self._only(values, rows, kind, path, (dict,))
-            children = []
-            for field in kind:
-                name = field.name
-                inner = [None if members is None else members.get(name) for members in values]
-                children.append(self.column(inner, rows, field.type, f"{path}.{name}" if path else name))
-            return pa.Array.from_buffers(kind, len(values), [_validity(values)], children=children)
+            return self._struct(values, rows, kind, path)
         if pa.types.is_list(kind) or pa.types.is_map(kind):
             return self._items(values, rows, kind, path)
         if pa.types.is_string(kind):
-            plain = set(map(type, values)) <= {str, NoneType}
-            return _text_column(values if plain else [_text(value) for value in values])
+            return _text_column(values if _are(values, str) else [*map(_text, values)])
         if kind == pa.bool_():
             return column_of(self._only(values, rows, kind, path, (bool,)), kind)
-        if pa.types.is_floating(kind) and set(map(type, values)) <= {bytes, NoneType}:
+        if pa.types.is_floating(kind) and _are(values, bytes):
             return column_of([None if text is None else float(text) for text in values], kind)
-        if kind == pa.date32() or pa.types.is_timestamp(kind):
-            times = cast_texts(_text_column(values), kind) if set(map(type, values)) <= {str, NoneType} else None
-            if times is not None:
-                return times
+        if kind in _FORMS and _are(values, str) and (times := cast_texts(_text_column(values), kind)) is not None:
+            return times
+        return self._parsed(values, rows, kind, path)
+
+    def _struct(self, values: Sequence[Any], rows: Positions, kind: pa.StructType, path: str) -> pa.Array:
+        values = self._only(values, rows, kind, path, (dict,))
+        children = []
+        for field in kind:
+            name = field.name
+            inner = [None if members is None else members.get(name) for members in values]
+            children.append(self.column(inner, rows, field.type, f"{path}.{name}" if path else name))
+        return pa.Array.from_buffers(kind, len(values), [_validity(values)], children=children)
+
+    def _parsed(self, values: Sequence[Any], rows: Positions, kind: pa.DataType, path: str) -> pa.Array:
+        """Parse values one by one, and refuse the rows of those that the type does not take."""
         types, parse = _parser(kind)
         values = self._only(values, rows, kind, path, types)
         parsed = [None if value is None else parse(value) for value in values]
@@ -192,7 +196,7 @@ class ObjectColumns:
         self, values: Sequence[Any], rows: Positions, kind: pa.DataType, path: str, types: tuple[type, ...]
     ) -> Sequence[Any]:
         """Return the values with None for those of other types, whose rows are refused."""
-        if set(map(type, values)) <= {*types, NoneType}:
+        if _are(values, *types):
             return values
         for row, value in zip(rows.tolist(), values, strict=True):
             if value is not None and type(value) not in types:
@@ -216,6 +220,10 @@ class ObjectColumns:
             entries = pa.struct([kind.key_field, kind.item_field])
             items = pa.Array.from_buffers(entries, len(keys), [None], children=[keys, items])
         return pa.Array.from_buffers(kind, len(values), [_validity(values), ends], children=[items])
+
+
+def _are(values: Sequence[Any], *types: type) -> bool:
+    return set(map(type, values)) <= {*types, NoneType}
 
 
 def _shown(value: Any) -> str:

@@ -256,35 +256,43 @@ class _Parser:
         oneofs = 0
         while not self._accept("}"):
             following = self._tokens[self._next + 1][0] if self._next + 1 < len(self._tokens) else "end"
-            if self._accept(";"):
+            if self._skip_statement(following):
                 continue
             if following == "word" and self._visible("message"):
                 made.messages.append(self._message(depth + 1))
             elif following == "word" and self._visible("enum"):
                 made.enums.append(self._enum())
-            elif self._current in ("reserved", "extensions") and following != "symbol":
-                self._skip(";")
-            elif self._current == _OPTION and not self._starts_field():
-                self._advance()
-                self._skip(";")
-            elif following == "word" and self._current == "extend" and not self._starts_field():
-                self._skip("{")
-                self._skip("}")
             elif self._current == "oneof" and not self._starts_field():
-                self._advance()
-                self._word()
-                self._expect("{")
-                while not self._accept("}"):
-                    if self._accept(_OPTION):
-                        self._skip(";")
-                    elif not self._accept(";"):
-                        made.fields.append(self._field(made, depth, "", oneofs))
+                self._oneof(made, depth, oneofs)
                 oneofs += 1
             elif self._current == "map" and self._tokens[self._next + 1][1] == "<":
                 made.fields.append(self._map(made))
             else:
                 label = self._advance() if self._current in ("optional", "required", "repeated") else ""
                 made.fields.append(self._field(made, depth, label, None))
+
+    def _skip_statement(self, following: str) -> bool:
+        """Skip `;`, an option, reserved numbers, or extensions, of which columns need none."""
+        starts_field = self._starts_field()
+        if following == "word" and self._current == "extend" and not starts_field:
+            self._skip("{")
+            self._skip("}")
+            return True
+        is_reserved = self._current in ("reserved", "extensions") and following != "symbol"
+        if is_reserved or (self._current == _OPTION and not starts_field):
+            self._skip(";")
+            return True
+        return self._accept(";")
+
+    def _oneof(self, owner: MessageNode, depth: int, number: int) -> None:
+        self._advance()
+        self._word()
+        self._expect("{")
+        while not self._accept("}"):
+            if self._accept(_OPTION):
+                self._skip(";")
+            elif not self._accept(";"):
+                owner.fields.append(self._field(owner, depth, "", number))
 
     def _starts_field(self) -> bool:
         """Return whether `TYPE NAME = NUMBER` follows."""

@@ -254,9 +254,24 @@ def _enum(full: str, node: EnumNode, file: FileNode) -> EnumType:
         symbols.setdefault(number, name)
     if not symbols:
         raise ConfigurationError(f"the enum {full} has no values")
-    kind = {**file.features, **node.features}.get("enum_type", "OPEN")
-    closed = file.syntax == "proto2" or (file.syntax == "editions" and kind == "CLOSED")
-    return EnumType(node.name, symbols, dict(node.values), closed)
+    return EnumType(node.name, symbols, dict(node.values), _features(file, node)["enum_type"] == "CLOSED")
+
+
+def _features(file: FileNode, node: EnumNode | FieldNode) -> Mapping[str, str]:
+    """Return the features of a node: those that proto2 and proto3 fix, or edition 2023's with the overrides."""
+    overrides = {**file.features, **node.features} if file.syntax == "editions" else {}
+    return {**_FEATURES[file.syntax], **overrides}
+
+
+# Source: "Feature Settings for Editions", protobuf.dev: proto2 and proto3 are fixed sets of features.
+_FEATURES = {
+    "proto2": {"field_presence": "EXPLICIT", "repeated_field_encoding": "EXPANDED", "utf8_validation": "NONE",
+               "enum_type": "CLOSED", "message_encoding": "LENGTH_PREFIXED"},
+    "proto3": {"field_presence": "IMPLICIT", "repeated_field_encoding": "PACKED", "utf8_validation": "VERIFY",
+               "enum_type": "OPEN", "message_encoding": "LENGTH_PREFIXED"},
+    "editions": {"field_presence": "EXPLICIT", "repeated_field_encoding": "PACKED", "utf8_validation": "VERIFY",
+                 "enum_type": "OPEN", "message_encoding": "LENGTH_PREFIXED"},
+}  # fmt: skip
 
 
 def _field(
@@ -272,28 +287,19 @@ def _field(
     path = f"{scope}.{node.name}"
     if not 1 <= node.number <= _MAX_NUMBER:
         raise ConfigurationError(f"the field {path} has the number {node.number}, which is not in 1 to {_MAX_NUMBER}")
-    features = {**file.features, **node.features}
-    editions = file.syntax == "editions"
+    features = _features(file, node)
     made = FieldType(node.name, node.number, node.type, repeated=node.label == "repeated", oneof=node.oneof)
     if node.type not in SCALARS:
         _set_type(made, scope, node, messages, enums)
-    if made.kind == "message" and editions and features.get("message_encoding") == "DELIMITED":
+    if made.kind == "message" and features["message_encoding"] == "DELIMITED":
         made.kind = "message" if made.message is not None and made.message.is_map_entry else "group"
-    made.required = node.label == "required" or (editions and features.get("field_presence") == "LEGACY_REQUIRED")
-    explicit = {
-        "proto2": True,
-        "proto3": node.label == "optional",
-        "editions": features.get("field_presence") != "IMPLICIT",
-    }[file.syntax]
+    made.required = node.label == "required" or features["field_presence"] == "LEGACY_REQUIRED"
+    explicit = features["field_presence"] != "IMPLICIT" or (file.syntax == "proto3" and node.label == "optional")
     made.presence = not made.repeated and (explicit or made.message is not None or made.oneof is not None)
-    packs = {
-        "proto2": False,
-        "proto3": True,
-        "editions": features.get("repeated_field_encoding", "PACKED") == "PACKED",
-    }[file.syntax]
+    packs = features["repeated_field_encoding"] == "PACKED"
     numeric = made.kind not in ("string", "bytes", "message", "group")
     made.packed = made.repeated and numeric and (packs if node.packed is None else node.packed)
-    made.checked = file.syntax == "proto3" or (editions and features.get("utf8_validation", "VERIFY") == "VERIFY")
+    made.checked = features["utf8_validation"] == "VERIFY"
     if node.default is not None:
         made.default = _default(made, node.default, path)
     return made
