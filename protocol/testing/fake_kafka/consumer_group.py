@@ -85,19 +85,19 @@ class ConsumerGroup:
             raise Refused(ErrorCode.INVALID_REQUEST)
         _check_regex(body["subscribed_topic_regex"])
         member = self._joining(body, client_id) if joins else self._known(body)
-        owned = body["topic_partitions"] and {
-            (bytes(row["topic_id"]), number) for row in body["topic_partitions"] for number in row["partitions"]
-        }
-        if not joins and body["member_epoch"] != member.epoch:
-            late = body["member_epoch"] == member.previous_epoch and owned is not None
-            if not late or not set(owned or ()) <= member.assigned:
-                raise Refused(ErrorCode.FENCED_MEMBER_EPOCH)
+        owned = (
+            None
+            if body["topic_partitions"] is None
+            else {(bytes(row["topic_id"]), number) for row in body["topic_partitions"] for number in row["partitions"]}
+        )
+        if not joins:
+            _check_epoch(member, body["member_epoch"], owned)
         self._update(member, body)
         self.retarget(topics)
         before = set(member.assigned)
-        self._reconcile(member, None if body["topic_partitions"] is None else set(owned or ()), now_s)
+        self._reconcile(member, owned, now_s)
         member.expires_s = now_s + (self.session_s or SESSION_S)
-        full = body["rebalance_timeout_ms"] >= 0 and body["topic_partitions"] is not None
+        full = body["rebalance_timeout_ms"] >= 0 and owned is not None
         return {
             "member_id": member.member_id,
             "member_epoch": member.epoch,
@@ -224,6 +224,13 @@ class ConsumerGroup:
         for member in list(self.members.values()):
             if now_s >= min(member.expires_s, member.revoked_by_s):
                 self.remove(member.member_id)
+
+
+def _check_epoch(member: ConsumerMember, epoch: int, owned: set[Partition] | None) -> None:
+    """Raise `Refused` for another epoch, unless the reply with the newest one may have been lost."""
+    lost_reply = epoch == member.previous_epoch and owned is not None and owned <= member.assigned
+    if epoch != member.epoch and not lost_reply:
+        raise Refused(ErrorCode.FENCED_MEMBER_EPOCH)
 
 
 def _check_regex(pattern: str | None) -> None:
