@@ -13,7 +13,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
-from protocol.errors import ProtocolError, UsageError
+from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
@@ -24,6 +24,7 @@ from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
