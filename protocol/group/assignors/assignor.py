@@ -19,21 +19,13 @@ NO_GENERATION = -1
 class Subscription:
     """The consumer protocol metadata of a member.
 
-    Attributes
-    ----------
-    topics : frozenset of str
-        Names of subscribed topics.
-    owned : frozenset of (str, int)
-        Partitions that the member owned in `generation` and still owns; empty for an eager member, which revokes all
-        before it joins.
-    generation : int
-        The generation of `owned`; -1 if unknown.
-    rack : str or None
-        Rack of the member (KIP-881).
-    user_data : bytes or None
-        Bytes that the assignor of the same name has written.
-    instance_id : str or None
-        Group instance id of a static member (KIP-345); JoinGroup has it beside the metadata.
+    `topics`: names of subscribed topics.
+    `owned`: partitions that the member owned in `generation` and still owns; empty for an eager member, which revokes
+    all before it joins.
+    `generation`: the generation of `owned`; -1 if unknown.
+    `rack`: rack of the member (KIP-881).
+    `user_data`: bytes that the assignor of the same name has written.
+    `instance_id`: group instance id of a static member (KIP-345); JoinGroup has it beside the metadata.
     """
 
     topics: frozenset[str]
@@ -80,19 +72,13 @@ def no_user_data(owned: Iterable[TopicPartition], generation: int) -> None:
 class Assignor:
     """An assignor: its names, and the function that assigns partitions.
 
-    Attributes
-    ----------
-    name : str
-        The name in JoinGroup.
-    java_class : str
-        Java's class of the assignor.
-    place : callable
-        Assigns partitions. Its topics are sorted by name, and each has partitions and a subscriber. May leave out
-        members.
-    cooperative : bool
-        Members keep their partitions while they join (KIP-429). A group does so if all of its assignors allow it.
-    user_data : callable
-        Returns a member's user data from its last assignment and generation.
+    `name`: the name in JoinGroup.
+    `java_class`: Java's class of the assignor.
+    `place`: assigns partitions. Its topics are sorted by name, and each has partitions and a subscriber. May leave out
+    members.
+    `cooperative`: members keep their partitions while they join (KIP-429). A group does so if all of its assignors
+    allow it.
+    `user_data`: returns a member's user data from its last assignment and generation.
     """
 
     name: str

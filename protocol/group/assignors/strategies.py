@@ -127,15 +127,9 @@ _NAMES = ASSIGNORS | {assignor.java_class: assignor for assignor in ASSIGNORS.va
 def parse_strategy(strategy: str | Sequence[object]) -> tuple[Assignor, ...]:
     """Parse `partition.assignment.strategy`: assignors in the order of preference.
 
-    Parameters
-    ----------
-    strategy : str or sequence of str and PartitionAssignor
-        Names of assignors or of their Java classes, separated by commas; in a sequence also assignors of the user.
-
-    Raises
-    ------
-    ConfigurationError
-        A name is unknown or listed twice, the list is empty, or an object is not an assignor.
+    `strategy`: names of assignors or of their Java classes, separated by commas; in a sequence also assignors of the
+    user.
+    Raises `ConfigurationError`: a name is unknown or listed twice, the list is empty, or an object is not an assignor.
     """
     if isinstance(strategy, str):
         return _parse_names(strategy)
