@@ -42,6 +42,11 @@ class TaskDecoder:
         self._filter_decoders = {
             part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.condition_schemas
         }
+        whole = {part for part, schema in options.schemas if not schema.fields}
+        self._rows_have_fields = set(self._filter_decoders) <= whole
+        self._keeps_most = False
+        # Columns of the batch that `filtered` has returned, where it has decoded them for the rows as well.
+        self._decoded: dict[str, pa.Array] = {}
         self._on_error = options.on_decode_error
         self._dead_letters = DeadLetters(options)
         self._headers = options.schema_id_location == "header"
@@ -64,7 +69,11 @@ class TaskDecoder:
         headers = batch.column("headers") if self._headers else None
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         errors: dict[int, str] = {}
+        decoded = self._decode_for_rows(batch, headers)
+        columns.update(decoded)
         for part, decoder in self._filter_decoders.items():
+            if part in decoded:
+                continue
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             if invalid:
                 self._report(part, batch, source_range, invalid)
@@ -75,7 +84,27 @@ class TaskDecoder:
             valid_rows = np.setdiff1d(valid_rows, list(errors))
             columns = {name: column.take(to_arrow(valid_rows)) for name, column in columns.items()}
         kept = self._filter.decoded_rows(columns, source_range)
-        return batch if kept.all() and not errors else batch.take(to_arrow(valid_rows[kept]))
+        self._keeps_most = bool(kept.sum() * 2 > len(kept))
+        self._decoded = decoded
+        if kept.all() and not errors:
+            return batch
+        rows = to_arrow(valid_rows[kept])
+        self._decoded = {part: column.take(rows) for part, column in decoded.items()}
+        return batch.take(rows)
+
+    def _decode_for_rows(self, batch: pa.RecordBatch, headers: pa.Array | None) -> dict[str, pa.Array]:
+        """Decode once for the filter and the rows if most rows are kept; nothing if a value is invalid.
+
+        An invalid field that the filter does not name must not matter for a row that it drops.
+        """
+        if not self._keeps_most or not self._rows_have_fields:
+            return {}
+        columns: dict[str, pa.Array] = {}
+        for part in self._filter_decoders:
+            columns[part], invalid = self._decoders[part].decode(batch.column(part), headers)
+            if invalid:
+                return {}
+        return columns
 
     def decode(
         self, batch: pa.RecordBatch, source_range: Range
@@ -89,7 +118,11 @@ class TaskDecoder:
         headers = batch.column("headers") if self._headers else None
         columns: dict[str, pa.Array] = {}
         errors: dict[int, str] = {}
+        decoded, self._decoded = self._decoded, {}
         for part, decoder in self._decoders.items():
+            if part in decoded:
+                columns[part] = decoded[part]
+                continue
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             if invalid:
                 self._report(part, batch, source_range, invalid)

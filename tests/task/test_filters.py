@@ -8,14 +8,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, DecodeFailed, FilterFailed
+from protocol.fetch.log_offsets import Range
+from protocol.filters.record_filter import RecordFilter
 from protocol.testing import FakeKafka
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.task.decoded_columns import TaskDecoder
 
 JSON = {"valueFormat": "json", "valueSchema": "id BIGINT, country STRING, city STRUCT<name: STRING>"}
 
@@ -155,3 +159,19 @@ def test_tasks_without_a_filter_import_none_of_it() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_decoder_takes_the_columns_of_the_filter_when_it_keeps_most_rows(fake: FakeKafka) -> None:
+    options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", **JSON}
+    options["filter"] = "value.id <> 3"
+    parsed = with_schemas(parse_source_options(options, streaming=False))
+    assert parsed.condition is not None
+    record_filter = RecordFilter(parsed.condition, ansi=True)
+    decoder = TaskDecoder(parsed, record_filter)
+    raw = [json.dumps({"id": number, "country": "x"}).encode() for number in range(5)]
+    batch = pa.record_batch({"value": pa.array(raw, pa.binary()), "offset": pa.array(range(5), pa.int64())})
+    for _ in range(3):
+        kept = decoder.filtered(batch, Range("orders", 0, 0, 5))
+        columns, _ = decoder.decode(kept, Range("orders", 0, 0, 5))
+        assert [value["id"] for value in columns["value"].to_pylist()] == [0, 1, 2, 4]
+        assert kept["offset"].to_pylist() == [0, 1, 2, 4]
