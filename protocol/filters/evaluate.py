@@ -239,7 +239,7 @@ class _Evaluation:
             limit = np.iinfo(np.int64).max // _MICROS
             wide = numbers.astype(np.int64)
             ends = np.where(wide > 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
-            return np.where(np.abs(wide) <= limit, wide * _MICROS, ends)
+            return np.where((wide <= limit) & (wide >= -limit), wide * _MICROS, ends)
         target = numpy_type(new)
         if target.kind == "f":
             return numbers.astype(target)

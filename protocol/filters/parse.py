@@ -153,6 +153,10 @@ class _Parser:
 
     def node(self, part: exp.Expr) -> Node:
         kind = type(part)
+        if part.args.get("negate"):  # NOT LIKE
+            positive = part.copy()
+            positive.set("negate", None)
+            return _negated(self.boolean(positive))
         if kind in _COMPARISONS:
             return self._comparison(part)
         if kind in _ARITHMETIC:
@@ -292,7 +296,8 @@ class _Parser:
         escape = self._constant(part, part.expression)
         if not isinstance(part.this, exp.Like) or len(escape) != 1 or escape in "%_":
             _refuse(part, "ESCAPE takes one character, with LIKE")
-        return self._like_node(part.this, escape)
+        node = self._like_node(part.this, escape)
+        return _negated(node) if part.this.args.get("negate") else node
 
     def _regexplike_node(self, part: exp.Expr) -> Node:
         _require_parentheses(part, part.this)

@@ -70,6 +70,9 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
         ("key IN ('k4', 'k5', X'6B37')", [4, 5, 7]),
         ("timestamp >= '1970-01-01 00:16:40.027Z'", [27, 28, 29]),
         ("contains(value, '\"id\": 2') AND timestamp < '1970-01-01T00:16:40.02Z'", [2]),
+        ("offset = 0 AND key NOT LIKE '%1'", [2]),
+        ("offset = 0 AND NOT (key NOT RLIKE '1$')", [1]),
+        ("offset = 0 AND key NOT LIKE '/%' ESCAPE '/' AND key NOT ILIKE 'K2'", [1]),
         ("offset < 0", []),
     ],
 )
