@@ -62,7 +62,7 @@ def _prepare(run: Run) -> None:
     (run.folder / "prod.properties").write_text(f"bootstrap.servers={run.kafka.bootstrap_servers}\n")
     (run.folder / ".config" / "pykafka" / "config.toml").write_text(
         f'[profiles.prod]\nbootstrap.servers = "{run.kafka.bootstrap_servers}"\nsecurity.protocol = "PLAINTEXT"\n'
-        f'sasl.password = "{PASSWORD}"\n[profiles.test]\nbootstrap.servers = "{run.other.bootstrap_servers}"\n'
+        f'sasl.password = "{PASSWORD}"\n[profiles.test]\nbootstrap.servers = "{run.test_cluster.bootstrap_servers}"\n'
     )
 
 
