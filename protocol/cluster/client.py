@@ -111,6 +111,8 @@ class Client:
         self._cluster_id: str | None = None
         self._metadata_at_s: dict[str, float] = {}
         self._coordinators: dict[CoordinatorKey, Broker] = {}
+        # Brokers that have replied since the last FindCoordinator that they are not the coordinator.
+        self._refusing: dict[CoordinatorKey, Broker] = {}
         # Addresses of brokers with open connections; bootstrap addresses may differ from them.
         self._addresses: set[tuple[str, int]] = set()
         # Those at which another broker has replied since the last metadata: all bootstrap servers may be gone.
@@ -346,7 +348,7 @@ class Client:
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
             if coordinator_of is not None and (kind is Refresh.COORDINATOR or not isinstance(error, BrokerError)):
-                self.forget_coordinator(coordinator_of)
+                self.forget_coordinator(coordinator_of, has_refused=kind is Refresh.COORDINATOR)
             if kind is Refresh.METADATA:
                 self.expire_metadata(topics)
 
@@ -717,12 +719,17 @@ class Client:
         with self._lock:
             self._coordinators[key] = broker
             self._addresses.add((broker.host, broker.port))
+            has_refused = self._refusing.pop(key, None) == broker
+        if has_refused:  # a connection may have reached another broker, as after a change of addresses
+            self.pool.discard_address((broker.host, broker.port))
         return broker
 
-    def forget_coordinator(self, key: CoordinatorKey) -> None:
-        """Make the next `coordinator` send FindCoordinator."""
+    def forget_coordinator(self, key: CoordinatorKey, *, has_refused: bool = False) -> None:
+        """Make the next `coordinator` send FindCoordinator, as the broker has refused or does not respond."""
         with self._lock:
-            self._coordinators.pop(key, None)
+            broker = self._coordinators.pop(key, None)
+            if broker is not None and has_refused:
+                self._refusing[key] = broker
 
     # -- inside -------------------------------------------------------------------------------
 

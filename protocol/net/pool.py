@@ -133,14 +133,15 @@ class ConnectionPool:
         for connection in closing:
             self.discard(connection)
 
-    def discard_address(self, address: Address, error: KafkaError) -> None:
-        """Close all connections to an address with this error, as after a failed connection attempt."""
+    def discard_address(self, address: Address, error: KafkaError | None = None) -> None:
+        """Close all connections to an address; with an error, also back off as after a failed connection attempt."""
         with self._lock:
             closing = [key for key in self.connections if key[:2] == address]
             connections = [self.connections.pop(key) for key in closing]
         for connection in connections:
             connection.close(error)
-        self._failed(address, error)
+        if error is not None:
+            self._failed(address, error)
 
     def close_departed(self, departed: Collection[Address]) -> set[Address]:
         """Close connections to addresses of former brokers that have been unused for some seconds.

@@ -18,6 +18,8 @@ LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
 NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
 # Set by `schema.registry.*`, and by the registry.
 NOT_OPTIONS |= {"registry", "reader_version", "schemas", "auto_register_schemas", "normalize_schemas"}
+# The parsed `filter`.
+NOT_OPTIONS |= {"condition", "condition_schemas"}
 
 
 @pytest.mark.parametrize("options", [SourceOptions, SinkOptions])

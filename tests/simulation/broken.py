@@ -194,8 +194,8 @@ FAULTS = {
     "a range has a record beyond its end": DeliberateFault(
         "assigned_consumer",
         "protocol/fetch/bounded_reader.py",
-        "self._columns, reading.name, reading.until_offset)",
-        "self._columns, reading.name, reading.until_offset + 1)",
+        "self._columns, reading.name, reading.until_offset, row_filter)",
+        "self._columns, reading.name, reading.until_offset + 1, row_filter)",
     ),
     "a refused position counts as lost": DeliberateFault(
         "assigned_consumer",

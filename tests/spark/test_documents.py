@@ -132,7 +132,7 @@ BLOCKS_NOT_RUN = {
 }
 OPTIONS_TESTS = "tests/options/test_options.py::"
 WHEEL = HERE + "test_wheel_contains_package_extras_and_entry_points"
-EXTRAS = "notebook spark spark,cli tls prometheus opentelemetry simulation cli azure aws google"
+EXTRAS = "notebook spark spark,cli tls prometheus opentelemetry simulation cli azure aws google filter"
 COMMANDS: dict[str, str] = {
     **dict.fromkeys(
         (

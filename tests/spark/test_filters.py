@@ -21,7 +21,7 @@ HEADER = "try_element_at(filter(headers, pair -> pair.key = '{}'), -1).value"
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     with FakeKafka(1) as cluster:
         cluster.create_topic("orders", 4)
         for number in range(200):
@@ -36,8 +36,8 @@ def kafka() -> Iterator[FakeKafka]:
         PROCESS.reset()
 
 
-def rows(spark: SparkSession, kafka: FakeKafka, condition: str | None = None, **options: str) -> DataFrame:
-    read = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": "orders", **options}
+def rows(spark: SparkSession, fake: FakeKafka, condition: str | None = None, **options: str) -> DataFrame:
+    read = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", **options}
     if condition is not None:
         read["filter"] = condition
     return spark.read.format("pykafka-group").options(**read).load()
@@ -57,26 +57,26 @@ def sorted_rows(frame: DataFrame) -> list[Any]:
         ('cast(value as string) LIKE \'%y": "É_"%\'', 'cast(value as string) LIKE \'%y": "É_"%\''),
     ],
 )
-def test_filter_keeps_the_rows_of_where(spark: SparkSession, kafka: FakeKafka, condition: str, where: str) -> None:
-    expected = sorted_rows(rows(spark, kafka, includeHeaders="true").where(where))
+def test_filter_keeps_the_rows_of_where(spark: SparkSession, fake: FakeKafka, condition: str, where: str) -> None:
+    expected = sorted_rows(rows(spark, fake, includeHeaders="true").where(where))
     assert 0 < len(expected) < 200
-    assert sorted_rows(rows(spark, kafka, condition, includeHeaders="true")) == expected
+    assert sorted_rows(rows(spark, fake, condition, includeHeaders="true")) == expected
 
 
-def test_filter_on_a_decoded_field_keeps_the_rows_of_where(spark: SparkSession, kafka: FakeKafka) -> None:
+def test_filter_on_a_decoded_field_keeps_the_rows_of_where(spark: SparkSession, fake: FakeKafka) -> None:
     json = {"valueFormat": "json", "valueSchema": "id BIGINT, country STRING"}
     condition = "value.country = 'DE' AND value.id % 2 = 0"
-    expected = sorted_rows(rows(spark, kafka, **json).where(condition))
+    expected = sorted_rows(rows(spark, fake, **json).where(condition))
     assert 0 < len(expected) < 200
-    assert sorted_rows(rows(spark, kafka, condition, **json)) == expected
+    assert sorted_rows(rows(spark, fake, condition, **json)) == expected
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
-def test_failed_cast_fails_in_ansi_mode_only(spark: SparkSession, kafka: FakeKafka, ansi: str) -> None:
+def test_failed_cast_fails_in_ansi_mode_only(spark: SparkSession, fake: FakeKafka, ansi: str) -> None:
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", ansi)
     try:
-        failing = rows(spark, kafka, "cast(cast(value AS string) AS int) IS NULL")
+        failing = rows(spark, fake, "cast(cast(value AS string) AS int) IS NULL")
         if ansi == "true":
             with pytest.raises(PythonException, match="the filter fails on the record at offset 0 of orders-"):
                 failing.count()
@@ -86,13 +86,13 @@ def test_failed_cast_fails_in_ansi_mode_only(spark: SparkSession, kafka: FakeKaf
         spark.conf.set("spark.sql.ansi.enabled", before)
 
 
-def test_condition_outside_the_language_is_refused_by_load(spark: SparkSession, kafka: FakeKafka) -> None:
+def test_condition_outside_the_language_is_refused_by_load(spark: SparkSession, fake: FakeKafka) -> None:
     with pytest.raises(AnalysisException, match=r"RAND\(\) is not supported: .* Use where for it"):
-        rows(spark, kafka, "rand() < 0.5")
+        rows(spark, fake, "rand() < 0.5")
 
 
-def test_example_of_the_page_runs(spark: SparkSession, kafka: FakeKafka, tmp_path: Path) -> None:
-    names = {"broker-1:9092": kafka.bootstrap_servers, '"orders")': '"orders").option("startingOffsets", "earliest")'}
+def test_example_of_the_page_runs(spark: SparkSession, fake: FakeKafka, tmp_path: Path) -> None:
+    names = {"broker-1:9092": fake.bootstrap_servers, '"orders")': '"orders").option("startingOffsets", "earliest")'}
     page: dict[str, Any] = {"spark": spark}
     exec(block("filters.md", "orders = (").with_names(names), page)
     writer = page["orders"].writeStream.format("noop").option("checkpointLocation", str(tmp_path))

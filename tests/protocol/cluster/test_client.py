@@ -31,6 +31,7 @@ from protocol.fetch.consumer import Consumer
 from protocol.fetch.list_offsets import list_offsets
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
+from protocol.net.connection import Connection
 from protocol.net.readiness import ready
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -412,3 +413,25 @@ class TestSilentBrokers:
                 with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
                     waiting.result(client.deadline(2_000))
             assert len(kafka_of_two.request_bodies(METADATA)) > 2
+
+    def test_connection_to_a_coordinator_that_refuses_repeatedly_is_replaced(self, kafka_of_two: FakeKafka) -> None:
+        """It may have reached another broker, as while a name resolved to that one."""
+        connections: list[Connection] = []
+        with client_of(kafka_of_two) as client:
+            key = group_coordinator("etl")
+
+            def attempt() -> None:
+                broker = client.coordinator(key, client.deadline())
+                client.send(broker, METADATA, {"topics": []}, client.deadline(), purpose="member").result(
+                    client.deadline()
+                )
+                connections.extend(
+                    connection
+                    for (*_, purpose, _), connection in client.pool.connections.items()
+                    if purpose == "member"
+                )
+                if len(connections) == 1:
+                    raise broker_error(ErrorCode.NOT_COORDINATOR, "as if")
+
+            client.retrying("Heartbeat", attempt, client.deadline(), coordinator_of=key)
+        assert connections[0] is not connections[1]
