@@ -125,6 +125,33 @@ def parse_condition(
     return Condition(text, conjuncts, frozenset(decoded) & read)
 
 
+# What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
+_ARGUMENTS = frozenset(
+    [
+        "this",
+        "expression",
+        "expressions",
+        "is_string",
+        "db",
+        "table",
+        "low",
+        "high",
+        "symmetric",
+        "query",
+        "unnest",
+        "field",
+        "flag",
+        "to",
+        "safe",
+        "start",
+        "length",
+        "substr",
+        "position",
+        "occurrence",
+    ]
+)
+
+
 def _conjuncts(node: Node) -> list[Node]:
     return [leaf for operand in node.operands for leaf in _conjuncts(operand)] if node.op == "and_" else [node]
 
@@ -157,6 +184,8 @@ class _Parser:
             positive = part.copy()
             positive.set("negate", None)
             return _negated(self.boolean(positive))
+        if unread := {name for name, value in part.args.items() if value} - _ARGUMENTS:
+            _refuse(part, f"{', '.join(sorted(unread))} is not in the language of filters")
         if kind in _COMPARISONS:
             return self._comparison(part)
         if kind in _ARITHMETIC:
