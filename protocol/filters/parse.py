@@ -126,30 +126,8 @@ def parse_condition(
 
 
 # What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
-_ARGUMENTS = frozenset(
-    [
-        "this",
-        "expression",
-        "expressions",
-        "is_string",
-        "db",
-        "table",
-        "low",
-        "high",
-        "symmetric",
-        "query",
-        "unnest",
-        "field",
-        "flag",
-        "to",
-        "safe",
-        "start",
-        "length",
-        "substr",
-        "position",
-        "occurrence",
-    ]
-)
+_ARGUMENTS = {"this", "expression", "expressions", "is_string", "db", "table", "low", "high", "symmetric", "query"}
+_ARGUMENTS |= {"unnest", "field", "flag", "to", "safe", "start", "length", "substr", "position", "occurrence"}
 
 
 def _conjuncts(node: Node) -> list[Node]:
