@@ -120,7 +120,7 @@ def test_broker_of_another_cluster_at_a_known_address_is_disconnected_and_named(
             client.ask(wrong, METADATA, {"topics": []}, client.deadline())
         kafka_of_two.edit_replies("Metadata", lambda body: {**body, "cluster_id": "other"}, broker=1)
         with pytest.raises(DeadlineExceeded, match=f"{wrong.host}:{wrong.port}.* cluster other, this .* cluster fake"):
-            client.metadata(None, client.deadline(500))
+            client.metadata(None, client.deadline(3_000))
         kafka_of_two.clear_faults()
         kafka_of_two.edit_replies("Metadata", lambda body: {**body, "cluster_id": None})
         assert client.metadata(None).brokers.keys() == {1, 2}
