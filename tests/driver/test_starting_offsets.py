@@ -8,9 +8,10 @@ import pytest
 
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import BOTH, Cluster, offsets_read
+from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.offsets import epochs_of
 from tests.support.stale_coordinator import keep_deleted_topic
@@ -187,3 +188,19 @@ def first_batch(reader: KafkaStreamReader) -> tuple[JsonDict, JsonDict]:
     while end == begin or "a" not in end:  # a member waits for its assignment
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
     return begin, end
+
+
+@PROTOCOLS
+def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster, protocol: str) -> None:
+    """Otherwise the next reader of the group could not detect a truncation."""
+    with client_of(regrown.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("a", 0): CommittedOffset(30, 6)}, client.deadline())
+    reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
+    committed_before = len(regrown.request_bodies(OFFSET_COMMIT))
+    begin, end = first_batch(reader)
+    assert ranges(reader, begin, end) == []
+    reader.latestOffset(end, reader.getDefaultReadLimit())
+    reader.stop()
+    bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
+    rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
+    assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}

@@ -14,7 +14,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator, transaction_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.config import ClientConfig
-from protocol.errors import BrokerError, Corrupt, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, Corrupt, DeadlineExceeded, KafkaError, UnsupportedVersion, UsageError
 from protocol.testing.fake_kafka.faults import api_of
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -22,9 +22,11 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, GROUP, TRANSACTION
+from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
+from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
@@ -119,6 +121,18 @@ def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
     assert cluster.brokers_asked(OFFSET_FETCH) == [TWO]
 
 
+def test_producer_id_without_transactions_comes_from_any_broker(both: Both) -> None:
+    cluster, client = both
+    cluster.handlers[INIT_PRODUCER_ID] = lambda *_: {"producer_id": 5}
+    assert call(client, INIT_PRODUCER_ID, {"transactional_id": None}, client.deadline())["producer_id"] == 5
+    assert cluster.brokers_asked(FIND_COORDINATOR) == []
+
+
+def test_call_about_partitions_needs_call_partitions(both: Both) -> None:
+    with pytest.raises(UsageError, match="ListOffsets goes to the leader of the partition"):
+        call(both[1], LIST_OFFSETS, {}, both[1].deadline())
+
+
 def test_remaining_time_is_sent_as_timeout_ms(both: Both) -> None:
     cluster, client = both
     cluster.handlers[CREATE_TOPICS] = lambda *_: {}
@@ -157,6 +171,28 @@ def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both)
     assert [body["key_type"] for body in cluster.request_bodies(FIND_COORDINATOR)].count(GROUP) == 1
 
 
+def test_coordinator_errors_name_the_group_or_transactional_id(both: Both) -> None:
+    cluster, client = both
+    refused = {"key": "etl", "error_code": int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)}
+    cluster.handlers[FIND_COORDINATOR] = lambda *_: {"coordinators": [refused]}
+    with pytest.raises(BrokerError, match="coordinator of transactional id etl") as caught:
+        call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
+    assert caught.value.context["transactional_id"] == "etl"
+    with pytest.raises(BrokerError, match="coordinator of group etl") as caught:
+        call(client, HEARTBEAT, {"group_id": "etl"}, client.deadline())
+    assert caught.value.context["group"] == "etl"
+
+
+def test_old_broker_is_not_asked_for_a_transaction_coordinator(both: Both) -> None:
+    """It would return the coordinator of the group with that name."""
+    cluster, client = both
+    kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
+    rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, first, last in kinds]
+    cluster.handlers[API_VERSIONS] = lambda *_: {"api_keys": rows}
+    with pytest.raises(UnsupportedVersion, match="FindCoordinator"):
+        call(client, END_TXN, {"transactional_id": "etl"}, client.deadline())
+
+
 # -- error codes ----------------------------------------------------------------------------------
 
 
@@ -172,6 +208,16 @@ def test_error_code_in_a_row_is_raised_with_its_topic(both: Both) -> None:
     ) as caught:
         call(client, CREATE_TOPICS, {"topics": []}, client.deadline(), topics=["orders", "bills"])
     assert caught.value.context["topic"] == "orders"
+
+
+def test_accepted_error_code_is_returned(both: Both) -> None:
+    cluster, client = both
+    answer = {"error_code": int(ErrorCode.MEMBER_ID_REQUIRED), "member_id": "m-1", "members": []}
+    cluster.handlers[JOIN_GROUP] = lambda *_: answer
+    with pytest.raises(BrokerError, match=r"JoinGroup for group etl at .*: MEMBER_ID_REQUIRED"):
+        call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline())
+    reply = call(client, JOIN_GROUP, {"group_id": "etl"}, client.deadline(), accept=[ErrorCode.MEMBER_ID_REQUIRED])
+    assert reply["member_id"] == "m-1"
 
 
 # -- partitions -----------------------------------------------------------------------------------
@@ -216,6 +262,18 @@ def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
     ]
     assert requested == [[0], [1, 2], [1], [1]]
     assert len(cluster.brokers_asked(METADATA)) == 3, "one request, and one for each refusal"
+
+
+def test_handler_may_refuse_a_row(both: Both) -> None:
+    cluster, client = both
+    cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
+
+    def handle(key: tuple[str, int], row: Any, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+        assert error is None
+        return UsageError(f"{key} at {broker}: {row['offset']} is no good") if key == ("orders", 2) else None
+
+    with pytest.raises(UsageError, match=r"2\) at .* \(broker 2\): 12 is no good"):
+        listed(client, handle=handle)
 
 
 def test_handler_may_accept_an_error_as_the_answer(both: Both) -> None:

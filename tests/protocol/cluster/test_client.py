@@ -19,16 +19,22 @@ from protocol.cluster.client import CONTROL, PRODUCE, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.dispatch import retrying
 from protocol.cluster.metadata import Broker, Metadata, NewLeader
-from protocol.config import ClientConfig
+from protocol.config import ClientConfig, parse_consumer
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import (
+    BrokerError,
     ConfigurationError,
     ConnectFailed,
     ConnectionLost,
     DeadlineExceeded,
+    FrameTooLarge,
+    KafkaError,
     RequestTimedOut,
 )
+from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import LATEST
 from protocol.net.connection import Connection
@@ -40,6 +46,7 @@ from protocol.testing.fake_kafka.server import FakeKafka, _BrokerListener
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from tests.support.no_broker import no_broker
+from tests.support.wait_until import wait_until
 
 T = TypeVar("T")
 
@@ -142,6 +149,15 @@ def test_another_cluster_at_the_address_of_a_leader_and_coordinator_gets_no_requ
         assert kafka_of_two.committed_offsets("etl") == {("orders", 0): 1}
 
 
+def test_another_broker_of_the_cluster_is_refused_but_not_at_a_bootstrap_address(kafka_of_two: FakeKafka) -> None:
+    with client_of(kafka_of_two) as client:
+        first, second = (client.metadata(None).brokers[node_id] for node_id in (1, 2))
+        for broker in (first, second, replace(first, node_id=-1)):
+            client.connection(broker, PRODUCE, client.deadline())
+        with pytest.raises(ConnectFailed, match=f"{first.host}:{first.port}: this is not broker 2 of cluster fake"):
+            client.connection(replace(first, node_id=2), PRODUCE, client.deadline())
+
+
 def test_client_continues_after_all_brokers_have_swapped_their_addresses(kafka_of_two: FakeKafka) -> None:
     bootstrap_server = _BrokerListener(kafka_of_two, 1)
     with Client(ClientConfig(((kafka_of_two.host, bootstrap_server.port),))) as client, Producer(client) as producer:
@@ -180,6 +196,14 @@ def test_writable_partitions_are_those_with_a_leader_and_offline_replicas_are_na
         after = client.metadata(["alone"]).topics["alone"]
         assert after.writable_partitions == (0,)
         assert after.partitions[1].offline_replicas == topic.partitions[1].replicas
+
+
+def test_two_dead_bootstrap_addresses_of_three_do_no_harm(kafka_of_two: FakeKafka) -> None:
+    with kept_port() as first, kept_port() as second:
+        servers = (first.getsockname(), kafka_of_two.addresses[1], second.getsockname())
+        for _ in range(5):
+            with Client(ClientConfig(bootstrap_servers=servers)) as client:
+                assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
 
 def test_unreachable_brokers_are_named_with_the_option_after_the_deadline() -> None:
@@ -230,6 +254,20 @@ def test_client_without_any_reply_gives_up_after_30_s(question: str) -> None:
             assert 25 < clock.now_s() - begun_s <= 30
 
 
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_client_with_an_earlier_reply_waits_until_the_callers_deadline(question: str) -> None:
+    clock = ManualClock()
+    with FakeKafka(1) as kafka, Client(ClientConfig((kafka.addresses[1],)), clock) as client:
+        client.metadata([])
+        kafka.stop(1)
+        begun_s = clock.now_s()
+        with pytest.raises(DeadlineExceeded) as failed:
+            QUESTIONS[question](client, client.deadline(240_000))
+        assert 230 < clock.now_s() - begun_s <= 240
+        assert "security.protocol" not in str(failed.value)
+        kafka.start(1)
+
+
 def test_partition_without_a_leader_is_retried_until_it_has_one(kafka_of_two: FakeKafka) -> None:
     kafka_of_two.move_leader("orders", 0, -1)
 
@@ -272,6 +310,25 @@ def test_leader_named_in_a_reply_replaces_an_older_one_only(
     assert broker.host == ("broker-2" if leader == 2 else "127.0.0.1")
 
 
+@pytest.mark.timeout(30)
+def test_moved_leader_named_in_replies_is_used_at_once(kafka_of_two: FakeKafka) -> None:
+    """KIP-951: producers and consumers wait for no back-off and no metadata."""
+    with (
+        client_of(kafka_of_two, retry_backoff_ms=60_000, retry_backoff_max_ms=60_000) as client,
+        Producer(client) as producer,
+        KafkaConsumer(client, {"group.id": "etl", "auto.offset.reset": "earliest"}) as consumer,
+    ):
+        consumer.assign([("orders", 0)])
+        for count, leader in enumerate((1, 2, 1), start=1):
+            kafka_of_two.move_leader("orders", 0, leader)
+            lookups = len(kafka_of_two.request_bodies(METADATA))
+            producer.send("orders", b"value").result(10)
+            wait_until(lambda: consumer.poll(100))
+            rows = BoundedReader(client, parse_consumer({}), [Range("orders", 0, 0, count)])
+            assert sum(batch.num_rows for _, batch in rows) == count
+            assert count == 1 or len(kafka_of_two.request_bodies(METADATA)) == lookups
+
+
 def retried(
     label: str,
     attempt: Callable[[], T],
@@ -305,6 +362,40 @@ def test_retry_loop_backs_off_refreshes_and_stops_at_the_deadline() -> None:
     assert clock.at_s <= 5.0
 
 
+def test_non_retriable_error_is_raised_at_once() -> None:
+    attempts: list[int] = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Metadata of orders")
+
+    with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+        retried("Metadata", fail, ManualClock())
+    assert attempts == [1]
+
+
+def test_lost_connection_is_retried() -> None:
+    failures: list[KafkaError] = [ConnectionLost("gone"), ConnectionLost("gone again")]
+
+    def attempt() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert retried("Fetch", attempt, ManualClock()) == "done"
+
+
+def test_concurrent_transactions_error_is_retried_soon() -> None:
+    clock, ended = ManualClock(), iter([False] * 4 + [True])
+
+    def attempt() -> None:
+        if not next(ended):
+            raise broker_error(ErrorCode.CONCURRENT_TRANSACTIONS, "AddPartitionsToTxn")
+
+    retried("AddPartitionsToTxn", attempt, clock)
+    assert clock.slept == pytest.approx([0.02, 0.04, 0.06, 0.08])
+
+
 def silent_address() -> socket.socket:
     """Return a socket that accepts connections and never replies, like a stopped process; `getsockname()` has its
     address."""
@@ -322,6 +413,12 @@ class TestBadBootstrapAddresses:
                 with Client(ClientConfig(servers)) as client:
                     assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
 
+    @pytest.mark.parametrize("host", ["a..b", "x" * 64])
+    def test_host_name_that_cannot_be_encoded_does_no_harm(self, kafka_of_two: FakeKafka, host: str) -> None:
+        for _ in range(8):
+            with Client(ClientConfig(((host, 9092), kafka_of_two.addresses[1]))) as client:
+                assert client.leader("orders", 0)[0].port == kafka_of_two.addresses[1][1]
+
     def test_addresses_without_reply_are_named_with_their_errors(self) -> None:
         with no_broker(b"HTTP/1.1 400 Bad Request") as wrong, kept_port() as closed_port, silent_address() as silent:
             closed = closed_port.getsockname()
@@ -335,6 +432,13 @@ class TestBadBootstrapAddresses:
         assert f"{closed[0]}:{closed[1]}: cannot connect" in words
         assert f"{servers[2][0]}:{servers[2][1]}: no reply to ApiVersions" in words
         assert "a..b:9092: the host name cannot be resolved" in words
+
+    def test_peers_that_are_no_brokers_fail_at_once(self) -> None:
+        with no_broker(b"HTTP/1.1 400 Bad Request") as kafka, no_broker(b"HTTP/1.1 400") as two:
+            servers = kafka.addresses[1], two.addresses[1]
+            with Client(ClientConfig(servers)) as client, pytest.raises(FrameTooLarge) as caught:
+                client.metadata(["orders"])
+        assert all(f"{host}:{port}" in str(caught.value).partition("): ")[2] for host, port in servers)
 
     def test_fifty_unreachable_brokers_are_grouped_by_cause(self) -> None:
         servers = tuple(("127.0.0.1", port) for port in range(1, 51))
@@ -362,6 +466,16 @@ class TestStartingBrokers:
             with pytest.raises(ConnectFailed):
                 client.ask(leader, METADATA, {"topics": []}, client.deadline())
             assert producer.send_and_wait("orders", b"row", partition=0).offset == 0
+            assert client.metadata(None).brokers.keys() == {1, 2}
+
+    def test_lasting_error_code_is_named_at_the_deadline(self, kafka_of_two: FakeKafka) -> None:
+        kafka_of_two.edit_replies("ApiVersions", REPLIES_OF_A_STARTING_BROKER["error code"])
+        with client_of(kafka_of_two) as client, pytest.raises(DeadlineExceeded, match="ApiVersions: UNKNOWN_SERVER_"):
+            client.metadata(None, client.deadline(300))
+
+    def test_malformed_metadata_replies_are_retried(self, kafka_of_two: FakeKafka) -> None:
+        kafka_of_two.edit_replies("Metadata", lambda body: b"\0\0\0\x05\0\0\0\x01\0", times=2)
+        with client_of(kafka_of_two) as client:
             assert client.metadata(None).brokers.keys() == {1, 2}
 
 
@@ -435,3 +549,51 @@ class TestSilentBrokers:
 
             client.retrying("Heartbeat", attempt, client.deadline(), coordinator_of=key)
         assert connections[0] is not connections[1]
+
+    def test_metadata_request_about_silent_broker_ends_at_the_waiters_deadline(
+        self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("protocol.net.connection.SILENCE_CHECK_S", 0.1)
+        monkeypatch.setattr("protocol.net.byte_stream.SILENCE_MS", 50)
+        monkeypatch.setattr("protocol.cluster.client.ABOUT_THE_SILENT_MS", 20_000)
+        kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
+        with client_of(kafka_of_two) as client:
+            broker = client.brokers()[1]
+            kafka_of_two.silence(2)
+            began_s = time.monotonic()
+            with pytest.raises(RequestTimedOut, match="no reply to FindCoordinator"):
+                client.ask(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline(500))
+            assert time.monotonic() - began_s < 10
+
+    def test_wait_for_several_replies_checks_a_silent_broker_only_if_time_remains(
+        self, kafka_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("protocol.net.connection.SILENCE_CHECK_S", 0.01)
+        monkeypatch.setattr("protocol.cluster.client.ABOUT_THE_SILENT_MS", 20_000)
+        kafka_of_two.handlers[FIND_COORDINATOR] = lambda body, version: None
+        with client_of(kafka_of_two) as client:
+            broker = client.brokers()[1]
+            kafka_of_two.silence(2)
+            waiting = client.send(broker, FIND_COORDINATOR, {"coordinator_keys": ["etl"]}, client.deadline())
+            for timeout_ms, asks in [(None, False), (0, False), (1_500, True)]:
+                began_s = time.monotonic()
+                deadline = None if timeout_ms is None else client.deadline(timeout_ms)
+                assert ready([waiting], 0.1, deadline) == []
+                assert time.monotonic() - began_s < 10
+                assert (client.pool.failed_at_s(*kafka_of_two.addresses[2]) > 0) == asks
+
+    def test_stale_metadata_is_expired_before_an_error_is_raised(self) -> None:
+        refreshed: list[Refresh] = []
+        errors = [
+            ConnectionLost("with no time for another try"),
+            DeadlineExceeded("of a call within this one"),
+            broker_error(ErrorCode.NOT_COORDINATOR, "with no time for another try"),
+        ]
+        for error in errors:
+
+            def fail(error: KafkaError = error) -> None:
+                raise error
+
+            with pytest.raises(DeadlineExceeded):
+                retried("OffsetCommit", fail, ManualClock(), refreshed, timeout_ms=1)
+        assert refreshed == [Refresh.METADATA, Refresh.METADATA, Refresh.COORDINATOR]

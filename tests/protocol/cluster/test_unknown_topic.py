@@ -69,6 +69,13 @@ def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[flo
     assert after(answers).expired is over
 
 
+def test_timer_has_the_time_of_the_first_unknown_reply() -> None:
+    assert after([]).began_s is None
+    assert after([*each_second(5, 8), (40.0, unknown())]).began_s == 5.0
+    assert after([*each_second(5, 8), (9.0, NOBODY)]).began_s == 5.0
+    assert after([*each_second(5, 8), (9.0, NO_LEADER)]).began_s is None
+
+
 def test_back_off_is_shortened_while_a_topic_is_unknown() -> None:
     assert after([]).wait_s(20.0) == 20.0
     assert after([(0.0, unknown())]).wait_s(20.0) == 1.5
@@ -102,6 +109,15 @@ def loop(answers: list[tuple[float, Answer]], backoff_ms: int = 1_000) -> float:
 @pytest.mark.parametrize("backoff_ms", [100, 1_000, 60_000])
 def test_retry_loop_ends_for_a_topic_that_stays_unknown(backoff_ms: int) -> None:
     assert -12.5 < loop([(0.0, unknown())], backoff_ms) < -9.9
+
+
+def test_topic_unknown_to_an_inner_call_is_retried() -> None:
+    """A topic found before has been deleted since: the next lookup will tell."""
+    assert 10 < loop([(10.0, TopicUnknown("deleted since it was found")), (0.0, None)]) < 12
+    with pytest.raises(DeadlineExceeded, match="deleted since"):
+        loop([(10.0, TopicUnknown("deleted since it was found"))])
+    with pytest.raises(DeadlineExceeded, match="no time"):
+        loop([(1.0, DeadlineExceeded("no time")), (0.0, None)])
 
 
 def test_call_that_detects_a_deleted_topic_has_time_for_it() -> None:

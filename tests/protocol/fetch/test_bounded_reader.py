@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from protocol.broker_errors import ErrorCode
+from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Partition
-from protocol.errors import DataLoss, DeadlineExceeded
+from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
+from protocol.fetch.bounded_reader import OnLoss, raise_loss
 from protocol.fetch.log_offsets import Range
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -24,9 +29,11 @@ from tests.protocol.fetch.consuming import (
     reader,
     rows_of,
     skip_loss,
+    skip_recreated,
 )
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.read_back import read_back
+from tests.support.wait_for_brokers import wait_until_gone
 from tests.support.wait_until import wait_until
 
 
@@ -40,6 +47,16 @@ def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFacto
     rows_by_partition = {source_range.partition: rows for source_range, rows in rows_of(consumer).items()}
     assert rows_by_partition == expected
     assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
+
+
+def test_partial_ranges_of_one_partition_are_read(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(2)
+    produce(kafka, name, range(2_000), 2)
+    ranges = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
+    result = rows_of(reader(client, ranges))
+    assert {source_range: [offset for offset, _ in rows] for source_range, rows in result.items()} == {
+        source_range: list(range(source_range.from_offset, source_range.until_offset)) for source_range in ranges[:3]
+    }
 
 
 def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -74,6 +91,25 @@ def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, t
             assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
     assert requested[:3] == [1 << 20, 2 << 20, 4 << 20]
     assert 8 << 20 in requested[3:], "max.partition.fetch.bytes from the first fetch on"
+
+
+def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """The memory must not grow with the number of ranges."""
+    name = topic(8)
+    produce(kafka, name, range(8_000), 8, size=500)
+    requested: list[int] = []
+
+    def note(exchange: Exchange) -> float:
+        rows = [row for topic in exchange.request()["topics"] for row in topic["partitions"]]
+        requested.append(sum(row["partition_max_bytes"] for row in rows))
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+        proxy.requests[FETCH] = note
+        consumer = reader(client, ranges_of(client, name, 8), {"max.partition.fetch.bytes": 1_000_000})
+        assert sum(len(rows) for rows in rows_of(consumer).values()) == 8_000
+    assert max(requested) <= 1_000_000
+    assert len(requested) > 3
 
 
 def test_leader_moving_during_a_read_loses_no_rows(
@@ -136,6 +172,61 @@ def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, topic: To
     assert consumer.skipped == [Range(name, 1, 0, 40)]
 
 
+def test_range_behind_the_log_end_is_skipped_whole(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    beyond = Range(name, 0, 50, 60)
+    with pytest.raises(DataLoss, match="the log was truncated"):
+        rows_of(reader(client, [beyond]))
+    consumer = reader(client, [beyond], on_loss=skip_loss)
+    assert rows_of(consumer) == {}
+    assert consumer.skipped == [Range(name, 0, 50, 60)]
+
+
+def test_recreated_topic_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(1)
+    produce(kafka, name, range(10))
+    expected = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
+    words = f"{name}-0: the topic was deleted and created again .*: offsets 3 to 10 "
+    with pytest.raises(TopicRecreated, match=words):
+        rows_of(reader(client, [expected]))
+    consumer = reader(client, [expected], on_loss=skip_recreated)
+    assert rows_of(consumer) == {}
+    assert consumer.skipped == [Range(name, 0, 3, 10)]
+    assert client.topic(name).topic_id != NO_TOPIC_ID
+
+
+@pytest.mark.parametrize("on_loss", [raise_loss, skip_loss])
+def test_topic_deleted_during_a_read_is_data_loss(
+    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, on_loss: OnLoss
+) -> None:
+    """The rest of the topic is lost after the timeout; other partitions are read to their end."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
+    retained, deleted = topic(1), topic(1)
+    with client_of(kafka) as client:
+        for name in (retained, deleted):
+            produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
+        ranges = [*ranges_of(client, retained, 1), *ranges_of(client, deleted, 1)]
+        options = {"on_loss": on_loss, "poll_timeout_ms": 2_000}
+        consumer = reader(client, ranges, {"max.partition.fetch.bytes": 20_000}, **options)
+        rows = {retained: 0, deleted: 0}
+        batches = iter(consumer)
+        while not rows[deleted]:
+            source_range, batch = next(batches)
+            rows[source_range.topic] += batch.num_rows
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        admin.delete_topics([deleted])[deleted].result(30)
+        wait_until_gone(kafka, deleted)
+        lost = rf"{deleted}-0: offsets \d+ to 100 cannot .* deleted"
+        with pytest.raises(DataLoss, match=lost) if on_loss is raise_loss else nullcontext():
+            for source_range, batch in batches:
+                rows[source_range.topic] += batch.num_rows
+        assert 0 < rows[deleted] < 100
+        if on_loss is skip_loss:
+            assert rows[retained] == 100
+            assert consumer.skipped == [Range(deleted, 0, rows[deleted], 100)]
+
+
 def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
     """The range of another partition is read all the same."""
     name = topic(2)
@@ -148,3 +239,41 @@ def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFacto
     for source_range, batch in reader(client, [Range(name, 1, 0, 10)]):
         rows.append((source_range.partition, batch.num_rows))
     assert time.monotonic() - started_s < 15
+
+
+def test_slow_caller_causes_no_timeout(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
+    name = topic(1)
+    produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
+    properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
+    rows = 0
+    for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=1_000):
+        if not rows:
+            time.sleep(3)
+        rows += batch.num_rows
+    assert rows == 30
+
+
+def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(3)
+    produce(kafka, name, range(300), 3)
+    failing = {"left": 3}
+    answered: set[int] = set()
+
+    def fail_one(exchange: Exchange) -> bytes | float:
+        body = exchange.reply()
+        for row in (row for topic in body["responses"] for row in topic["partitions"]):
+            answered.add(row["partition_index"])
+            # Until requests to the other brokers are in flight, too, however slow these are.
+            if row["partition_index"] == 1 and (failing["left"] > 0 or len(answered) < 3):
+                failing["left"] -= 1
+                row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"")
+                return exchange.reply_with(body)
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+        proxy.replies[FETCH] = fail_one
+        order = [source_range.partition for source_range, _ in reader(client, ranges_of(client, name, 3))]
+    assert sorted(order) == [0, 1, 2]
+    assert order[-1] == 1
+    assert failing["left"] <= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
 from tests.support import awkward_topics
+from tests.support.log_segments import stored_batches
 from tests.support.topic_changes import recreate
 from tests.support.topic_writers import Topic
 
@@ -69,6 +71,23 @@ def test_gap_of_2000_offsets_costs_at_most_3_fetches(compacted: tuple[Client, st
     inside = reader(client, [Range(name, 0, 500, 1_500)])
     assert rows_of(inside) == {}
     assert inside.fetches == 1
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])
+def test_ranges_without_visible_rows_end_at_once(
+    kafka1: LocalKafka, compacted: tuple[Client, str, str], isolation_level: str
+) -> None:
+    client, _, name = compacted
+    controls = [batch for batch in stored_batches(kafka1.data_folder(1), name) if batch.control]
+    empty = [batch for batch in controls if not batch.records]
+    assert empty, "the log cleaner left no empty control batch"
+    for batch in [*controls[:3], *empty[:3]]:
+        expected = Range(name, 0, batch.base_offset, batch.last_offset + 1)
+        started_s = time.monotonic()
+        consumer = reader(client, [expected], {"isolation.level": isolation_level, "fetch.max.wait.ms": 20_000})
+        assert rows_of(consumer) == {}
+        assert time.monotonic() - started_s < 15
+        assert consumer.fetches == 1
 
 
 @pytest.mark.parametrize("isolation_level", ["read_committed", "read_uncommitted"])

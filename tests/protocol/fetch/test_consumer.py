@@ -8,24 +8,27 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.kafka_terms import EARLIEST
+from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
 from tests.protocol.fetch.consuming import client_of, consumer_of, produce, read_all
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.read_back import read_back
-from tests.support.soak import SOAK
+from tests.support.soak import SOAK, scaled
 from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
+# `make soak` sets a thousand.
+CYCLES = scaled("CYCLES", 50, 1_000)
 # Partitions of one topic; brokers need long to create them.
 MANY = 1_000 if SOAK else 300
 
@@ -64,6 +67,21 @@ class TestRows:
             assert stream.position == (8 if isolation_level == "read_committed" else 11)
             assert stream.lag == 0
         producer.abort_transaction()
+
+    def test_messages_equal_those_produced(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
+        producer.produce(name, None, None, timestamp=1_700_000_000_456)
+        producer.flush()
+        with consumer_of(client) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            messages = stream.messages(10_000)
+            assert next(messages) == (
+                *(name, 0, 0, 1_700_000_000_123, 0, b"key", b"value"),
+                [("a", b"1"), ("b", None)],
+            )
+            assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
 
     def test_large_record_is_read_with_a_small_fetch_size(
         self, kafka: LocalKafka, topic: TopicFactory, client: Client
@@ -144,8 +162,69 @@ class TestRequests:
         assert {rows for _, epoch, rows in observed if epoch > 0} == {0}, "later requests name no changes"
         assert all(session > 0 for session, epoch, _ in observed if epoch == -1), "the sessions are closed"
 
+    def test_waiting_broker_does_not_delay_others(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+        """One broker has a partition without new records; records of another broker arrive while it is still
+        waiting."""
+        name = topic(3, replication_factor=1)
+
+        def leaders() -> set[int]:
+            return {client.leader(name, number)[0].node_id for number in range(3)}
+
+        # Brokers learn of a new topic at different times.
+        assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
+        with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
+            streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
+            wait_until(lambda: consumer.fetches >= 6)  # each broker has its second Fetch, which waits
+            for number in (0, 1, 2, 0, 1, 2):
+                produce(kafka, name, range(number, number + 1), 3)
+                started_s = time.monotonic()
+                assert streams[name, number].poll(30_000) is not None
+                assert time.monotonic() - started_s < 15
+
 
 class TestClose:
+    def test_closed_consumers_leave_no_threads_and_sockets(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(3, replication_factor=1)
+        produce(kafka, name, range(30), 3)
+        with client_of(kafka) as client:
+
+            def left() -> tuple[int, int, int]:
+                return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client.pool)
+
+            def no_more_than(before: tuple[int, int, int]) -> bool:
+                # The check of a broker that was slow once has a separate connection, which stays.
+                return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
+
+            first: tuple[int, int, int] | None = None
+            for cycle in range(CYCLES):
+                with consumer_of(client) as consumer:
+                    consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+                    if cycle % 2:
+                        read_all(consumer, 30)
+                assert not [thread for thread in threading.enumerate() if "consumer-" in thread.name]
+                if cycle == 5:  # the client's own connections are open by now
+                    first = left()
+            # librdkafka, in the same process, may still be closing threads of earlier tests.
+            wait_until(lambda: first is not None and no_more_than(first))
+
+    def test_close_wakes_readers_without_waiting_for_fetches(self, topic: TopicFactory, client: Client) -> None:
+        name = topic(1)
+        consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
+        stream = consumer.consume_partition(name, 0, LATEST)
+        wait_until(lambda: consumer.fetches >= 2)
+        ended: list[Any] = []
+        users = [threading.Thread(target=lambda: ended.append(list(stream)))]
+        users.append(threading.Thread(target=lambda: ended.append(list(consumer))))
+        for user in users:
+            user.start()
+        started_s = time.monotonic()
+        consumer.close()
+        for user in users:
+            user.join(15)
+        assert time.monotonic() - started_s < 15
+        assert ended == [[], []]
+        assert consumer.close() is None
+
     def test_close_ends_by_its_deadline_when_a_broker_hangs(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1, replication_factor=1)
         with client_of(kafka) as client:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.config import ConsumerConfig
-from protocol.errors import Corrupt, DataLoss
+from protocol.config import ConsumerConfig, parse_client
+from protocol.errors import Corrupt, DataLoss, DeadlineExceeded
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -27,6 +32,7 @@ from tests.protocol.fetch.consuming import (
     client_of,
     consumer_of,
     end_of_epoch,
+    move_leader,
     produce,
     records,
     reply,
@@ -35,12 +41,19 @@ from tests.protocol.fetch.consuming import (
     skip_loss,
 )
 from tests.support.background import background
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 
 # `make soak` kills brokers: the cluster notices after nine seconds, and a clean shutdown after one.
 KILLS = SOAK
+
+SESSION_ERRORS = [
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+]
 
 
 class Rows:
@@ -64,6 +77,11 @@ class Rows:
 
     def all_at(self, offset: int, partitions: int) -> bool:
         return self.next == dict.fromkeys(range(partitions), offset)
+
+
+def leader_of(client: Client, topic: str, partition: int = 0) -> int:
+    with Client(client.config) as second:
+        return second.topic(topic).partitions[partition].leader
 
 
 def in_sync(client: Client, topic: str) -> int:
@@ -97,6 +115,35 @@ class TestBrokers:
                 rows.read(lambda: rows.all_at(1_000, 6))
             produce(kafka, name, range(600), 6, settings=settings)
             rows.read(lambda: rows.all_at(1_100, 6))
+
+    def test_partition_is_reassigned_under_load(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+        name = topic(2, replication_factor=1)
+        stop = threading.Event()
+        sent = 0
+        with client_of(kafka) as client, consumer_of(client) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+            old = leader_of(client, name)
+            new = next(number for number in kafka.broker_ids if number != old)
+
+            def load() -> None:
+                nonlocal sent
+                while not stop.is_set():
+                    produce(kafka, name, range(200), 2, settings={"enable.idempotence": True})
+                    sent += 100
+
+            rows = Rows(consumer)
+            with background(load):
+                try:
+                    rows.read(lambda: rows.next.get(0, 0) >= 100)
+                    move_leader(kafka, name, 0, new, tmp_path)
+                    rows.read(lambda: leader_of(client, name) == new)
+                    moved_at = rows.next[0]
+                    rows.read(lambda: rows.next[0] >= moved_at + 200)
+                finally:
+                    stop.set()
+            rows.read(lambda: rows.all_at(sent, 2))
+            # The old leader may have served the last records before it released the partition.
+            rows.read(lambda: client.leader(name, 0)[0].node_id == new)
 
     @pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
     def test_truncation_by_unclean_election_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -135,6 +182,75 @@ class TestBrokers:
                 assert len(list(stream.messages(2_000))) == 150
             finally:
                 kafka.start(*{leader.node_id, follower} - running(kafka))
+
+
+class TestSessions:
+    @pytest.mark.parametrize("code", SESSION_ERRORS)
+    def test_lost_session_is_restarted_with_the_same_positions(
+        self, kafka: LocalKafka, topic: TopicFactory, code: int
+    ) -> None:
+        name = topic(3)
+        injected: list[int] = []
+        epochs: dict[int, list[int]] = {number: [] for number in kafka.broker_ids}
+
+        def break_some(exchange: Exchange) -> float | bytes:
+            if exchange.number > 3 and exchange.number % 4 == 0 and len(injected) < 6:
+                injected.append(exchange.number)
+                return exchange.reply_with(reply(error_code=code))
+            return 0.0
+
+        def note(exchange: Exchange) -> float:
+            epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
+            return 0.0
+
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+            proxy.replies[FETCH] = break_some
+            proxy.requests[FETCH] = note
+            # Sessions are short enough for errors to meet requests other than waiting ones.
+            with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
+                consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+                rows = Rows(consumer)
+                for first in range(0, 600, 60):
+                    produce(kafka, name, range(first, first + 60), 3)
+                    rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
+                rows.read(lambda: len(injected) == 6)
+        assert sum(epoch.count(0) for epoch in epochs.values()) >= 3 + 3
+        assert max(map(max, epochs.values())) > 1
+
+
+class TestConnections:
+    def test_lost_replies_and_connections_lose_no_rows(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(6, replication_factor=1)
+        produce(kafka, name, range(12_000), 6, settings={"batch.size": 2_000})
+        rng = random.Random(7)
+        cut = 0
+
+        def lose(exchange: Exchange) -> Fate:
+            nonlocal cut
+            if rng.random() < 0.2:
+                cut += 1
+                return Fate.CUT
+            return Fate.PASS
+
+        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
+            proxy.replies[FETCH] = lose
+            with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
+                consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+                rows = Rows(consumer)
+                rows.read(lambda: rows.all_at(2_000, 6))
+        assert cut > 5
+
+    def test_topic_created_later_is_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        with client_of(kafka, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
+            stream = consumer.consume_partition("not-there", 0, 0)
+            assert stream.poll(100) is None
+            for reader in (stream, consumer):
+                with pytest.raises(DeadlineExceeded, match=r"not-there-0: .* UNKNOWN_TOPIC_OR_PARTITION"):
+                    reader.poll(5_000)
+            name = topic(1)
+            produce(kafka, name, range(10))
+            second = consumer.consume_partition(name, 0, 0)
+            assert len(list(islice(second.messages(5_000), 10))) == 10
 
 
 class TestBadReplies:
@@ -243,6 +359,55 @@ class TestBadReplies:
                 )
                 assert reading.skipped == []
                 assert refused == 3
+
+    def test_stale_leader_is_awaited_until_the_timeout(self, fake: FakeKafka) -> None:
+        fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
+        ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
+        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
+            reading = BoundedReader(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
+            with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
+                list(reading)
+            assert reading.skipped == []
+
+    def test_partition_missing_in_a_reply_is_fetched_again(self, fake: FakeKafka) -> None:
+        self.answers(
+            fake,
+            lambda body: reply(reply_row(0)),
+            lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else self.idle(body),
+        )
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
+            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+            batch = streams["orders", 1].poll(5_000)
+            assert batch is not None
+            assert batch.num_rows == 5
+
+    def test_empty_reply_slightly_after_max_wait_is_accepted(self, fake: FakeKafka) -> None:
+        def wait_longer(body: Any, version: int) -> Any:
+            time.sleep(0.6)
+            return reply(reply_row(0))
+
+        fake.handlers[FETCH] = wait_longer
+        properties = ConsumerConfig(fetch_max_wait_ms=100)
+        ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
+        with client_of(fake.bootstrap_servers) as client:
+            client.leader("orders", 0)  # may take longer than the reader's timeout
+            reading = BoundedReader(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
+            with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
+                list(reading)
+
+    def test_throttle_time_is_awaited(self, fake: FakeKafka) -> None:
+        self.answers(
+            fake,
+            lambda body: reply(throttle_time_ms=400),
+            lambda body: reply(reply_row(0, records(0, 5)), session_id=5),
+            self.idle,
+        )
+        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
+            started_s = time.monotonic()
+            batch = consumer.consume_partition("orders", 0, 0).poll(15_000)
+            assert batch is not None
+            assert time.monotonic() - started_s >= 0.4
 
     def test_unexpected_error_is_raised_to_the_user(
         self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

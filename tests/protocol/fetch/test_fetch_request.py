@@ -9,7 +9,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import ConnectionLost, TransportError
+from protocol.errors import BrokerError, ConnectionLost, TransportError
 from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.fetch_request import FetchRequest, FetchRequestBuilder, requests_by_broker
 from protocol.position import Position
@@ -68,6 +68,14 @@ def test_request_keeps_fetch_max_bytes_below_max_partition_fetch_bytes() -> None
     assert body["max_bytes"] == 5_000
 
 
+def test_topics_without_an_id_need_a_version_with_names() -> None:
+    positions = partitions(2)
+    request = asked(positions)
+    assert request.newest_version is None
+    positions[0].position = Position(0)
+    assert request.newest_version == 12
+
+
 def test_rows_of_a_reply_are_handled_independently() -> None:
     positions = partitions(4)
     positions[3].seek(Position(30, 2))
@@ -91,6 +99,12 @@ def test_broken_record_batch_fails_only_its_partition() -> None:
     result = asked(partitions(2)).handle_response(reply(reply_row(0, b"\xff" * 100), reply_row(1, records(10, 5))))
     assert [partition.partition for partition, _ in result.completed] == [1]
     assert [partition.partition for partition, _ in result.failed] == [0]
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_throttled_empty_reply_is_no_error(sessions: bool) -> None:
+    result = asked(partitions(2), sessions=sessions).handle_response(reply(throttle_time_ms=1_200))
+    assert (result.completed, result.failed, result.throttle_ms) == ([], [], 1_200)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
@@ -156,6 +170,12 @@ def test_session_error_costs_one_full_request_and_keeps_positions(code: int) -> 
     # A broker that refuses a full request too is faulty; that must not become a loop without delays.
     result = request.handle_response(reply(error_code=code))
     assert [partition.partition for partition, _ in result.failed] == [0, 1, 2]
+
+
+def test_other_top_level_error_fails_all_partitions() -> None:
+    result = asked(partitions(2)).handle_response(reply(error_code=ErrorCode.UNKNOWN_SERVER_ERROR))
+    assert all(isinstance(error, BrokerError) for _, error in result.failed)
+    assert len(result.failed) == 2
 
 
 def test_leader_may_name_a_preferred_read_replica() -> None:

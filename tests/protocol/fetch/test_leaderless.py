@@ -13,8 +13,10 @@ from protocol.config import ConsumerConfig
 from protocol.errors import ConnectionLost, DeadlineExceeded, UsageError
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.consumer import Consumer
+from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.fetch.log_samples import log_samples
+from protocol.kafka_terms import LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
@@ -40,6 +42,13 @@ def cluster() -> Iterator[FakeKafka]:
 
 def metadata_requests(cluster: FakeKafka) -> int:
     return len(cluster.request_bodies(METADATA))
+
+
+def test_two_attempts_to_list_offsets_send_two_metadata_requests(cluster: FakeKafka) -> None:
+    with client_of(cluster.bootstrap_servers) as client:
+        with pytest.raises(DeadlineExceeded, match=r"2 attempt.*LEADER_NOT_AVAILABLE"):
+            list_offsets(client, dict.fromkeys(ALL_PARTITIONS, LATEST), max_attempts=2)
+        assert metadata_requests(cluster) == 2
 
 
 def test_leaders_log_samples_and_delete_records_send_one_metadata_request_each(cluster: FakeKafka) -> None:

@@ -10,12 +10,13 @@ import pytest
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
-from protocol.errors import BrokerError, KafkaError, LogTruncated, TopicRecreated
-from protocol.fetch.fetch_failures import Action, InvalidPosition, Retry
+from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.fetch.fetch_failures import Action, Fail, InvalidPosition, Retry
 from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.leaders import decide_with_leader, resolve_leaders
 from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from tests.protocol.fetch.consuming import client_of, end_of_epoch, records
@@ -64,6 +65,10 @@ def test_refused_position_within_the_log_is_retried(client: Client) -> None:
     assert action.error.code == ErrorCode.OFFSET_NOT_AVAILABLE
 
 
+def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
+    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 4, Position(2), str(TRUNCATED))
+
+
 @pytest.mark.parametrize(
     ("epoch_end", "context", "lost", "retained"),
     [
@@ -101,6 +106,22 @@ def test_log_of_a_recreated_topic_is_reported_as_such(fake: FakeKafka, client: C
     assert isinstance(action, InvalidPosition)
     assert action.kind is TopicRecreated
     assert isinstance(action.cause, TopicRecreated)
+
+
+def test_log_of_a_deleted_topic_is_not_reported_as_lost(fake: FakeKafka, client: Client) -> None:
+    """The brokers may only have been restarted."""
+    partition = routed(client, 4)
+    fake.delete_topic("orders")
+    action = decided(client, partition, TRUNCATED)
+    assert isinstance(action, Retry)
+    assert isinstance(action.error, BrokerError)
+    assert action.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_other_failures_need_no_leader(fake: FakeKafka, client: Client) -> None:
+    partition, error = routed(client, 4), Corrupt("CRC")
+    fake.handlers[LIST_OFFSETS] = fake.handlers[METADATA] = lambda body, version: pytest.fail("a request")
+    assert decided(client, partition, error) == Fail(error)
 
 
 def test_leader_is_resolved_again_while_brokers_report_several_topic_ids(fake: FakeKafka, client: Client) -> None:

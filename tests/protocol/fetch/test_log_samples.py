@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,21 @@ def test_partition_without_records_is_asked_again_until_it_was_first() -> None:
         assert {body["rack_id"] for body in broker.request_bodies(FETCH)} == {""}
 
 
+def test_throttling_broker_is_not_asked_again() -> None:
+    with cluster(2, reply(throttle_time_ms=1_000)) as broker:
+        sample(broker, RecordSizes(CONFIG), 2)
+        assert fetches(broker) == [[0, 1]]
+
+
+def test_partition_without_a_sample_is_first_next_time() -> None:
+    sizes, data = RecordSizes(CONFIG), records(0, 10)
+    with cluster(2, reply(reply_row(0, data), reply_row(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))) as broker:
+        sample(broker, sizes, 2)
+    with cluster(2, reply(reply_row(1, data), reply_row(0, data))) as broker:
+        sample(broker, sizes, 2)
+        assert fetches(broker) == [[1, 0]]
+
+
 def test_sampling_stops_after_enough_bytes() -> None:
     data = records(0, 10)
     with (
@@ -141,6 +157,14 @@ def test_earlier_size_counts_half_and_replaces_unknown_sizes(caplog: pytest.LogC
         assert sample(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
     with cluster(2, b"\0\0\0\4\0\0\0\2") as broker:
         assert sample(broker, sizes, 2) == {0: (len(small) + len(large)) / 20, 1: len(small) / 10}
+
+
+def test_silent_broker_costs_no_more_than_the_deadline() -> None:
+    with cluster(100, None, None) as broker:
+        started_s = time.monotonic()
+        assert sample(broker, RecordSizes(CONFIG), 100, timeout_ms=1_000)[99] == 1024
+        assert time.monotonic() - started_s < 15
+        assert len(fetches(broker)) == 1
 
 
 # -- on a real Kafka ------------------------------------------------------------------------------

@@ -116,6 +116,43 @@ def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> N
     assert (stream.position, stream.committable.leader_epoch) == (1, 8)
 
 
+def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
+        for batch in decoded(part, where):
+            yield batch
+            for interrupt in interrupts:
+                raise interrupt
+
+    stream = stream_of(interrupted)
+    stream.buffer.put(fetched(0), 0)
+    stream.buffer.put(fetched(10), 0)
+    assert read(stream) == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyboardInterrupt):
+        stream.poll(0)
+    assert [offset for _ in range(3) for offset in read(stream)] == list(range(5, 20))
+
+
+@pytest.mark.parametrize("at", ["decode", "name"])
+def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any point in `_begin`."""
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        if at == "decode":
+            patched.setattr(stream.buffer, "_decode", interrupted)
+        else:
+            patched.setattr(FetchBuffer, "name", property(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            stream.poll()
+    assert read(stream) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("leave", [FetchBuffer.expire, FetchBuffer.pause])
 def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
     fetches: list[CompletedFetch] = []
@@ -148,6 +185,15 @@ def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> Non
     assert not stream.expired
 
 
+def test_closed_stream_has_no_rows_and_errors() -> None:
+    stream = stream_of()
+    stream.buffer.stop(DataLoss("gone"))
+    assert stream.buffer.readable
+    stream.close()
+    assert not stream.buffer.readable
+    assert stream.poll(0) is None
+
+
 def test_time_without_requests_does_not_count_as_broker_failure() -> None:
     """One Fetch failed; then no request was sent, since the user did not read."""
     clock = ManualClock()
@@ -175,6 +221,22 @@ def test_time_with_requests_counts_as_broker_failure(seek: bool) -> None:
         stream.seek(5)
         assert stream.poll(0) is None, "the user was away, not the brokers"
     clock.at_s += 61
+    with pytest.raises(DeadlineExceeded):
+        stream.poll(0)
+
+
+def test_pauses_do_not_postpone_a_broker_failure_forever() -> None:
+    clock = ManualClock()
+    stream = stream_of(clock=clock)
+    stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
+    for _ in range(6):
+        clock.at_s += 9
+        stream.resume()
+        assert stream.poll(0) is None
+        stream.pause()
+        clock.at_s += 100
+        stream.resume()
+    clock.at_s += 9
     with pytest.raises(DeadlineExceeded):
         stream.poll(0)
 

@@ -17,7 +17,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
-from tests.protocol.fetch.consuming import client_of, consumer_of, reader, records
+from tests.protocol.fetch.consuming import client_of, consumer_of, reader, records, rows_of
 from tests.support.wait_until import wait_until
 
 
@@ -70,6 +70,17 @@ def test_poll_raises_authorization_error_once_and_reads_partition_afterwards(
     assert "orders" in str(raised[0])
 
 
+def test_stream_raises_authorization_error_once_and_continues(fake: FakeKafka, consumer: Consumer) -> None:
+    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
+    stream = consumer.consume_partition("orders", 0, 0)
+    for _ in range(2):
+        with pytest.raises(BrokerError, match=r"orders-0 .*TOPIC_AUTHORIZATION_FAILED"):
+            stream.poll(10_000)
+    batch = stream.poll(10_000)
+    assert batch is not None
+    assert batch.num_rows == 5
+
+
 def test_unknown_server_error_is_retried_with_one_warning(
     fake: FakeKafka, consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,6 +97,12 @@ def test_poll_raises_unreadable_reply_and_fetches_again(fake: FakeKafka, consume
     raised = poll_until_read(consumer)
     assert raised
     assert all(isinstance(error, ProtocolError) for error in raised)
+
+
+def test_range_is_read_after_unknown_server_error(fake: FakeKafka, client: Client) -> None:
+    fake.refuse(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, 2, partition=("orders", 0))
+    expected = Range("orders", 0, 0, 5)
+    assert len(rows_of(reader(client, [expected]))[expected]) == 5
 
 
 @pytest.mark.parametrize("refusals", [0, 1])

@@ -19,6 +19,8 @@ from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, records
 from tests.support.older_brokers import limit_version
 
+OLD = b"old-topic-id----"
+
 
 @pytest.fixture
 def fake() -> Iterator[FakeKafka]:
@@ -102,6 +104,25 @@ def test_topic_fetched_by_name_is_compared_after_metadata_max_age(fake: FakeKafk
         assert after_loss(stream, 8) == list(range(8))
 
 
+def test_partitions_of_a_recreated_topic_are_each_detected(fake: FakeKafka, consumer: Consumer) -> None:
+    """The first one returns to the new topic before the second one is compared."""
+    fake.create_topic("two", 2)
+    for number in (0, 1):
+        fake.write("two", number, records(0, 5))
+    streams = consumer.consume_partitions({("two", 0): 0, ("two", 1): 0})
+    for stream in streams.values():
+        assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    streams["two", 1].pause()
+    with fake.changed:
+        fake.delete_topic("two")
+        fake.create_topic("two", 2)
+        for number in (0, 1):
+            fake.write("two", number, records(0, 8))
+    for stream in streams.values():
+        stream.resume()
+        assert after_loss(stream, 8) == list(range(8))
+
+
 class Lagging:
     """Edits some Metadata replies, never two in a row, to that of a broker that still has the old id of orders."""
 
@@ -140,3 +161,17 @@ def test_lagging_broker_does_not_return_reader_to_deleted_topic(fake: FakeKafka,
         written += 1
         time.sleep(0.02)
     assert len(fake.request_bodies(METADATA)) - before < 12
+
+
+@pytest.mark.soak
+def test_topic_is_not_recreated_while_a_broker_has_the_known_id(fake: FakeKafka, consumer: Consumer) -> None:
+    """The reader has never had the other id: ids have no order, but the metadata of one broker never go back."""
+    lagging, stream = Lagging(fake, OLD), consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    lagging.active = True
+    end_s, written = time.monotonic() + 4, 5
+    while time.monotonic() < end_s:
+        fake.write("orders", 0, records(written, 1))
+        assert read_offsets(stream, 1) == [written]
+        written += 1
+        time.sleep(0.02)

@@ -13,7 +13,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
-from protocol.errors import DataLoss
+from protocol.errors import DataLoss, DeadlineExceeded
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.log_offsets import Range
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -97,6 +97,14 @@ def test_topic_unknown_for_half_a_minute_is_lost(clock: ManualClock, poll_timeou
         assert 30 < clock.at_s < 33
 
 
+def test_long_back_off_raises_the_same_error(clock: ManualClock) -> None:
+    with Broker(clock, UNKNOWN) as broker:
+        properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
+        with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
+            rows(consumer_of(client))
+        assert 29 < clock.at_s < 35
+
+
 def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: ManualClock) -> None:
     kraft = {"process.roles": "broker"}
     with Broker(clock, KNOWN, UNKNOWN, settings=kraft) as broker, client_on(broker, clock) as client:
@@ -106,6 +114,14 @@ def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: M
         assert rows(consumer) == 0
         assert consumer.skipped == [WANTED]
         assert 0.5 <= clock.at_s < 2
+
+
+def test_deleted_topic_is_skipped_with_a_loss_handler(clock: ManualClock) -> None:
+    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
+        consumer = consumer_of(client, on_loss=skip_loss)
+        assert rows(consumer) == 0
+        assert consumer.skipped == [Range("orders", 0, 5, 15)]
+        assert clock.at_s > 30
 
 
 # -- existing topics ------------------------------------------------------------------------------
@@ -133,6 +149,16 @@ def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[st
         assert broker.looks >= len([text for text in says if isinstance(text, str)]) - 2
 
 
+def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:
+    """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
+    # The time passes while no request is in flight.
+    with Broker(clock, *[16.0, UNKNOWN] * 8, UNKNOWN) as broker, client_on(broker, clock) as client:
+        # On a busy machine the time may pass during the first request, which names no partition.
+        with pytest.raises(DeadlineExceeded, match="orders"):
+            rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
+        assert clock.at_s < 200
+
+
 def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeout(
     clock: ManualClock,
 ) -> None:
@@ -141,3 +167,17 @@ def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeo
         broker.refuse(FETCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 5)
         assert rows(consumer_of(client, poll_timeout_ms=1_000)) == 10
         assert clock.at_s > 1
+
+
+def test_poll_timeout_starts_when_the_topic_is_known(clock: ManualClock) -> None:
+    with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
+        assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
+        assert clock.at_s > 20
+
+
+def test_topic_that_alternates_between_known_and_unknown_ends(clock: ManualClock) -> None:
+    with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
+        with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
+            rows(consumer_of(client, poll_timeout_ms=20_000))
+        spent_s = float(str(caught.value).split(" did not succeed in ")[1].split()[0])
+        assert spent_s <= clock.at_s < 60

@@ -33,6 +33,13 @@ def test_rate_of_short_time_is_that_of_one_complete_window_more() -> None:
     assert sensor.read(101.0).count_rate == pytest.approx(1 / 31)
 
 
+def test_steady_rate_is_exact_once_windows_are_complete() -> None:
+    sensor = Sensor(1)
+    for second in range(600):
+        sensor.record((float(second), 50.0))
+    assert sensor.read(600.0).rates[0] == pytest.approx(50, rel=0.02)
+
+
 def test_events_leave_the_window_but_not_the_total() -> None:
     sensor = Sensor(1)
     sensor.record((0.0, 900.0))
@@ -112,6 +119,19 @@ def test_replies_count_for_their_broker_and_their_api() -> None:
     assert _value(metrics, "incoming-byte-total") == 1_010
 
 
+def test_address_without_metadata_is_node_minus_one() -> None:
+    sensors = ClientSensors()
+    sensors.requests[ADDRESS].record((1.0, 10.0))
+    assert _value(sensors.read(2.0, {}), "request-total", **{"node-id": "node--1"}) == 1
+
+
+def test_groups_without_use_are_not_reported() -> None:
+    sensors = ClientSensors()
+    assert {metric.group for metric in sensors.read(0.0, {})} == {"client-metrics"}
+    sensors.use(["producer-metrics"])
+    assert {metric.group for metric in sensors.read(0.0, {})} == {"client-metrics", "producer-metrics"}
+
+
 def test_gauge_ends_with_its_owner() -> None:
     class Owner:
         size = 3
@@ -122,6 +142,12 @@ def test_gauge_ends_with_its_owner() -> None:
     assert _value(sensors.read(0.0, {}), "connection-count") == 6
     del second, gauge_owner
     assert _value(sensors.read(0.0, {}), "connection-count") == 3
+
+
+def test_mean_and_maximum_without_events_are_nan() -> None:
+    metrics = ClientSensors().read(0.0, {})
+    assert str(_value(metrics, "request-latency-avg")) == str(_value(metrics, "request-latency-max")) == "nan"
+    assert _value(metrics, "request-rate") == 0
 
 
 def test_wait_ratio_is_the_share_of_elapsed_time() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from protocol.base.clock import Deadline
-from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectionLost, RequestTimedOut
+from protocol.broker_errors import ErrorCode
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, ConnectionLost, RequestTimedOut
 from protocol.net.authenticate import Authenticator
 from protocol.sasl.config import SaslConfig
 from protocol.settings.secret import Secret
@@ -179,3 +180,12 @@ def test_missing_package_is_named(extra: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{extra}\]'"):
         sign_in(Authenticator(EXTRAS[extra], clock), broker, clock)
     assert broker.tries == 0
+
+
+def test_failure_of_the_broker_while_authenticating_is_no_refusal() -> None:
+    clock, broker = ManualClock(), Broker({**TAKEN, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR})
+    authenticator = Authenticator(ALICE, clock)
+    with pytest.raises(ConnectFailed, match="broker:9093: not authenticated: the broker replied UNKNOWN_SERVER_ERROR"):
+        sign_in(authenticator, broker, clock)
+    broker.answer = TAKEN
+    assert sign_in(authenticator, broker, clock) is None

@@ -146,3 +146,12 @@ def test_client_without_sasl_gets_a_hint_to_require_it(client: ClientFactory, li
         KafkaError, match=r"if that listener requires SASL, set security\.protocol to SASL_PLAINTEXT or SASL"
     ):
         asking.metadata([])
+
+
+def test_refusal_is_final_if_other_brokers_are_down(secured: SecuredKafka, client: ClientFactory) -> None:
+    servers = f"127.0.0.1:1,{secured.kafka.address(1, 'SASL_PLAINTEXT')},127.0.0.1:2"
+    for _ in range(5):  # the client selects brokers in random order
+        began_s = time.monotonic()
+        with pytest.raises(AuthenticationFailed):
+            client({**wrong("SCRAM-SHA-256"), "bootstrap.servers": servers}).metadata([])
+        assert time.monotonic() - began_s < 15

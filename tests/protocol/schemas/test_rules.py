@@ -166,3 +166,15 @@ def test_rules_of_a_referenced_schema_do_not_count(server: FakeSchemaRegistry, r
     uses_note = SECOND.replace('"string", "default": ""', '"Note"')
     registry.register(SUBJECT, RegisteredSchema(uses_note, references=(reference,)))
     assert choose_schema("confluent-avro", registry, SUBJECT).version == 1
+
+
+def test_double_passes_rules_on_to_the_next_version(server: FakeSchemaRegistry, registry: SchemaRegistry) -> None:
+    server.register(SUBJECT, FIRST)
+    server.register(SUBJECT, FIRST, rule_set=rule_set())
+    assert registry.lookup(SUBJECT, RegisteredSchema(FIRST)).version == 1
+    registry.register(SUBJECT, RegisteredSchema(SECOND))
+    latest = registry.lookup(SUBJECT, RegisteredSchema(SECOND))
+    assert (latest.version, [rule.name for rule in latest.rules]) == (3, ["hidePII"])
+    assert registry.by_id(3).rules == registry.by_guid(str(latest.guid)).rules == latest.rules
+    confluents = SchemaRegistryClient({"url": server.url}).get_latest_version(SUBJECT).schema
+    assert json.loads(json.dumps(confluents.to_dict()))["ruleSet"]["domainRules"][0]["name"] == "hidePII"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,13 @@ import protocol
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.testing import FakeKafka, ManualClock
+from protocol.testing.fake_kafka.authorizer import ITSELF
+from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
+from protocol.testing.fake_kafka.requests import Request
+from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
+from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
 from tests.support.wait_until import wait_until
 
 
@@ -34,6 +40,10 @@ class TestRecords:
         assert first == ("orders", 1, 0, 5, 0, b"k", b"a", [("h", b"1")])
         assert (second.offset, second.value) == (1, None)
 
+    def test_records_without_key_go_to_the_partitions_in_turn(self, fake: FakeKafka) -> None:
+        assert fake.produce("orders", "a", "b", "c") == [0, 0, 1]
+        assert (values(fake, partition=0), values(fake, partition=1)) == ([b"a", b"c"], [b"b"])
+
     def test_key_chooses_the_same_partition_as_the_producer(self, fake: FakeKafka) -> None:
         with protocol.Producer(bootstrap_servers=fake.bootstrap_servers) as producer:
             for number in range(20):
@@ -45,6 +55,11 @@ class TestRecords:
             partitions.setdefault(record.key, set()).add(record.partition)
         assert all(len(partition) == 1 for partition in partitions.values())
         assert len(fake.records("orders")) == 40
+
+    def test_consumer_reads_produced_records(self, fake: FakeKafka) -> None:
+        fake.produce("orders", *map(str, range(100)))
+        table = protocol.read({"bootstrap.servers": fake.bootstrap_servers}, "orders").read_all()
+        assert sorted(table["value"].to_pylist()) == sorted(str(number).encode() for number in range(100))
 
     def test_records_of_open_and_aborted_transactions_are_hidden(self, fake: FakeKafka) -> None:
         client = {"bootstrap.servers": fake.bootstrap_servers}
@@ -101,6 +116,54 @@ class TestControls:
         with pytest.raises(UsageError, match="broker 1 is running"):
             fake.start(1)
 
+    def test_partition_without_leader_refuses_records_with_kafkas_error(self, fake: FakeKafka) -> None:
+        fake.move_leader("orders", 0, -1)
+        for call in (lambda: fake.produce("orders", b"a", partition=0), lambda: fake.records("orders")):
+            with pytest.raises(BrokerError, match=r"orders-0 has no leader: LEADER_NOT_AVAILABLE"):
+                call()
+
+    def test_cleared_faults_do_not_happen(self, fake: FakeKafka) -> None:
+        fake.refuse("Produce", "TOPIC_AUTHORIZATION_FAILED", 5)
+        fake.clear_faults()
+        assert fake.produce("orders", b"a", partition=0) == [0]
+
+    def test_producer_continues_after_dropped_connections(self, fake: FakeKafka) -> None:
+        with protocol.Producer(bootstrap_servers=fake.bootstrap_servers, retry_backoff_ms=20) as producer:
+            for number in range(5):
+                producer.send_and_wait("orders", b"%d" % number, partition=0)
+                fake.drop_connections()
+        assert values(fake, partition=0) == [b"0", b"1", b"2", b"3", b"4"]
+
+    def test_shuffled_leaders_keep_the_records(self, fake: FakeKafka) -> None:
+        fake.create_topic("single")
+        fake.produce("single", b"a")
+        before = [fake.controller.topic(name).partitions[0].leader for name in ("orders", "single")]
+        fake.shuffle_leaders()
+        after = [fake.controller.topic(name).partitions[0].leader for name in ("orders", "single")]
+        assert all(now != then for now, then in zip(after, before, strict=True))
+        assert values(fake, "single") == [b"a"]
+        assert fake.produce("single", b"b") == [1]
+
+    def test_rehashed_coordinators_keep_the_group(self, fake: FakeKafka) -> None:
+        fake.produce("orders", "a", partition=0)
+        client = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest"}
+        with protocol.KafkaConsumer(client) as consumer:
+            consumer.subscribe(["orders"])
+            wait_until(lambda: consumer.poll(100).num_rows == 1)
+            before = dict(fake.coordinators)
+            fake.rehash_coordinators()
+            assert fake.coordinators != before
+            consumer.commit_sync()
+        assert fake.committed_offsets("g")["orders", 0] == 1
+
+    def test_added_broker_leads_partitions(self, fake: FakeKafka) -> None:
+        assert fake.add_broker() == 4
+        fake.produce("orders", b"a", partition=0)
+        fake.move_leader("orders", 0, 4)
+        assert fake.produce("orders", b"b", partition=0) == [1]
+        table = protocol.read({"bootstrap.servers": fake.address(4)}, "orders").read_all()
+        assert table["value"].to_pylist() == [b"a", b"b"]
+
     def test_replaced_broker_hands_over_its_logs(self, fake: FakeKafka) -> None:
         host, port = fake.addresses[fake.leader("orders", 0)]
         fake.produce("orders", b"a", partition=0)
@@ -123,6 +186,44 @@ class TestControls:
         for node_id in fake.brokers:
             fake.move_leader("orders", 0, node_id)
             assert [record.value for record in fake.records("orders", 0)] == [b"a", b"b", b"d"]
+
+    def test_truncated_log_ends_at_the_offset_after_compaction(self, fake: FakeKafka) -> None:
+        fake.create_topic("latest", config={"cleanup.policy": "compact"})
+        for value in ("a", "b", "c"):
+            fake.produce("latest", value, key="k")
+        fake.clean_logs("latest")
+        fake.truncate_log("latest", 0, 2)
+        assert fake.produce("latest", "d", key="k") == [2]
+
+    def test_isolated_broker_forwards_a_deletion_to_the_controller(self, fake: FakeKafka) -> None:
+        fake.isolate(1)
+        fake.create_topic("payments")
+        body = {"topics": [{"name": "payments", "topic_id": bytes(16)}], "timeout_ms": 1_000}
+        assert fake.ask(1, DELETE_TOPICS, body)["responses"][0]["error_code"] == ErrorCode.NONE
+        assert "payments" not in fake.controller.image.topics
+
+    def test_records_of_a_former_leader_are_not_acknowledged(self, fake: FakeKafka) -> None:
+        """The next leader's records reach the high watermark that the former leader waits for."""
+        fake.create_topic("payments", 1, 2)
+        leader = fake.leader("payments", 0)
+        (follower,) = {*fake.controller.topic("payments").partitions[0].replicas} - {leader}
+        fake.silence(follower)
+        part = {"index": 0, "records": write_batch(Batch([Record(b"lost")]))}
+        rows = [{"topic_id": fake.controller.topic("payments").topic_id, "partition_data": [part]}]
+        body = {"acks": -1, "timeout_ms": 60_000, "topic_data": rows, "transactional_id": None}
+        pending = fake.handle(leader, Request(PRODUCE, PRODUCE.last, body, "test", ITSELF))
+        assert callable(pending)
+        assert fake.look(pending) is None
+        fake.isolate(leader)
+        fake.move_leader("payments", 0, follower)
+        fake.silence(follower, False)
+        fake.produce("payments", "a", "b")
+        fake.isolate(leader, False)
+        reply = fake.look(pending)
+        assert reply is not None
+        (row,) = reply["responses"][0]["partition_responses"]
+        assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert [record.value for record in fake.records("payments")] == [b"a", b"b"]
 
     def test_denied_operation_is_allowed_again(self) -> None:
         settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
@@ -150,6 +251,29 @@ class TestControls:
             ((row,),) = (topic["partitions"] for topic in group["topics"])
             codes.append((group["error_code"], row["error_code"], row["committed_offset"]))
         assert codes == [(0, ErrorCode.UNSTABLE_OFFSET_COMMIT, -1), (0, 0, 3)]
+
+    def test_shrunk_log_begins_at_the_given_offset(self, fake: FakeKafka) -> None:
+        fake.produce("orders", "a", "b", "c", partition=0)
+        fake.shrink_log("orders", 0, 2)
+        assert [record.offset for record in fake.records("orders", 0)] == [2]
+        fake.shrink_log("orders", 0, 1)
+        assert fake.log("orders", 0).start_offset == 2, "a log start offset never decreases"
+
+    def test_transaction_ends_after_its_topic_was_recreated_with_fewer_partitions(self, fake: FakeKafka) -> None:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "t"}
+        with protocol.TransactionalProducer(properties) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send_and_wait("orders", b"a", partition=1)
+            fake.delete_topic("orders")
+            fake.create_topic("orders", 1)
+            producer.abort_transaction()
+        assert fake.produce("orders", b"b") == [0]
+
+    def test_closing_twice_is_harmless(self) -> None:
+        fake = FakeKafka()
+        fake.close()
+        fake.close()
 
     def test_brokers_listen_on_consecutive_ports(self) -> None:
         with FakeKafka() as probe:
@@ -187,6 +311,14 @@ class TestCleaning:
         table = protocol.read({"bootstrap.servers": fake.bootstrap_servers}, "table").read_all()
         assert table["offset"].to_pylist() == [2, 3, 4]
 
+    def test_old_tombstones_are_compacted_away(self, fake: FakeKafka) -> None:
+        fake.create_topic("table", config={"cleanup.policy": "compact", "delete.retention.ms": "1000"})
+        fake.produce("table", "1", key="a")
+        fake.produce("table", None, key="a", timestamp_ms=1)
+        fake.produce("table", "1", key="b")
+        fake.clean_logs()
+        assert [record.key for record in fake.records("table")] == [b"b"]
+
     def test_compaction_removes_aborted_records_only(self, fake: FakeKafka) -> None:
         fake.create_topic("table", config={"cleanup.policy": "compact"})
         fake.produce("table", "1", key="a")
@@ -217,11 +349,25 @@ class TestCleaning:
             fake.create_topic("another")
             assert values(fake, "old") == []
 
+    def test_log_append_time_replaces_the_records_timestamp(self, fake: FakeKafka) -> None:
+        fake.create_topic("stamped", config={"message.timestamp.type": "LogAppendTime"})
+        fake.produce("stamped", "a", timestamp_ms=1)
+        (record,) = fake.records("stamped")
+        assert record.timestamp_type == 1
+        assert abs(record.timestamp_ms - time.time() * 1000) < 600_000
+
 
 def test_unknown_topic_config_is_refused(fake: FakeKafka) -> None:
     admin = protocol.Admin(bootstrap_servers=fake.bootstrap_servers)
     with admin, pytest.raises(KafkaError, match="INVALID_CONFIG"):
         admin.create_topics([protocol.admin.NewTopic("new", 1, configs={"no.such.config": "1"})])
+
+
+def test_closed_connections_are_forgotten(fake: FakeKafka) -> None:
+    for _ in range(3):
+        with protocol.Admin(bootstrap_servers=fake.bootstrap_servers) as admin:
+            admin.list_topics()
+    wait_until(lambda: not any(listener.connections for listener in fake.listeners.values()))
 
 
 def test_connection_is_closed_when_the_client_has_ended(fake: FakeKafka) -> None:

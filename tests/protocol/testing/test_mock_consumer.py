@@ -51,6 +51,13 @@ def test_records_that_were_not_polled_fail_the_with_block() -> None:
         assert consumer.poll(0).num_rows == 1
 
 
+def test_exception_of_the_block_is_not_replaced_by_unread_records() -> None:
+    consumer = MockConsumer()
+    consumer.yield_records("orders", b"1")
+    with pytest.raises(ZeroDivisionError), consumer:
+        _ = 1 / 0
+
+
 def test_error_follows_the_records_before_it() -> None:
     with MockConsumer() as consumer:
         consumer.yield_records("orders", b"1")
@@ -61,6 +68,16 @@ def test_error_follows_the_records_before_it() -> None:
         with pytest.raises(protocol.DataLoss):
             consumer.poll(0)
         assert [message.value for message in consumer.poll(0).messages()] == [b"2"]
+
+
+def test_error_without_topic_is_raised_by_the_next_poll() -> None:
+    with MockConsumer() as consumer:
+        consumer.yield_records("orders", b"1")
+        consumer.yield_error(ValueError("now"))
+        consumer.subscribe(["orders"])
+        with pytest.raises(ValueError, match="now"):
+            consumer.poll(0)
+        assert consumer.poll(0).num_rows == 1
 
 
 def test_error_that_was_not_polled_fails_the_test() -> None:
@@ -169,6 +186,20 @@ def test_rebalance_revokes_and_assigns_in_the_next_poll() -> None:
         ("assigned", [("orders", 1)]),
         ("revoked", [("orders", 1)]),
     ]
+
+
+def test_subscribe_and_assign_exclude_each_other() -> None:
+    consumer = MockConsumer()
+    consumer.assign([ORDERS])
+    with pytest.raises(UsageError, match="unsubscribe first"):
+        consumer.subscribe(["orders"])
+    consumer.unsubscribe()
+    consumer.subscribe(["orders"])
+    with pytest.raises(UsageError, match="unsubscribe first"):
+        consumer.assign([ORDERS])
+    consumer.close()
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
 
 
 def test_only_requested_columns_are_returned() -> None:

@@ -39,6 +39,13 @@ def test_results_equal_those_of_a_real_producer() -> None:
         assert use(mock) == expected
 
 
+def test_given_fields_are_compared() -> None:
+    with MockProducer() as producer:
+        producer.expect_send("orders", "1", key="k", headers=[("h", b"x")], timestamp_ms=5, partition=0)
+        producer.send("orders", b"1", key=b"k", headers=[("h", b"x")], timestamp_ms=5)
+    assert producer.sent == [("orders", 0, b"k", b"1", [("h", b"x")], 5)]
+
+
 def test_message_with_another_field_raises_in_the_call() -> None:
     producer = MockProducer()
     producer.expect_send("orders", b"1")
@@ -85,6 +92,13 @@ def test_missing_messages_fail_the_with_block() -> None:
         producer.send("orders", b"1")
 
 
+def test_exception_of_the_block_is_not_replaced_by_missing_messages() -> None:
+    producer = MockProducer()
+    producer.expect_send("orders")
+    with pytest.raises(ZeroDivisionError), producer:
+        _ = 1 / 0
+
+
 def test_expected_error_fails_the_message_alone() -> None:
     with MockProducer() as producer:
         producer.expect_send("orders", error=REFUSED)
@@ -127,6 +141,13 @@ def test_partition_that_the_topic_lacks_is_a_usage_error() -> None:
     producer = MockProducer({"orders": 2})
     with pytest.raises(UsageError, match="orders has no partition 2, only 0 to 1"):
         producer.send("orders", b"1", partition=2)
+
+
+def test_closed_producer_refuses_messages() -> None:
+    producer = MockProducer()
+    producer.close()
+    with pytest.raises(UsageError, match="closed"):
+        producer.send("orders", b"1")
 
 
 def test_null_partition_is_chosen_and_wrong_ones_are_refused() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import UnsupportedVersion
+from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.older_versions import newest_request, reply_in
@@ -13,7 +15,9 @@ from protocol.testing.fake_kafka.requests import Request
 from protocol.wire import frame
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from protocol.wire.schema import Api
+from tests.protocol.fetch.consuming import client_of
 
 EACH = [(api, version) for api, (first, last) in VERSIONS.items() for version in range(first, last + 1)]
 
@@ -30,6 +34,19 @@ def test_empty_request_gets_a_reply_of_its_version(api: Api, version: int) -> No
         pytest.skip("the reply is not due yet")
     data = b"".join(frame.encode_response(api, version, 7, reply_in(api, version, reply)))[4:]
     assert frame.decode_response(api, version, data).keys() == {field.name for field in api.response.fields}
+
+
+def test_cluster_offers_no_newer_versions_than_asked() -> None:
+    with (
+        FakeKafka(newest_versions={"ApiVersions": 2, "Metadata": 9, "ConsumerGroupHeartbeat": -1}) as kafka,
+        client_of(kafka.bootstrap_servers) as client,
+    ):
+        kafka.create_topic("orders")
+        assert client.topic("orders").topic_id == NO_TOPIC_ID
+        assert {version for name, version, _ in kafka.requests if name == "Metadata"} == {9}
+        (broker,) = client.metadata([]).brokers.values()
+        with pytest.raises(UnsupportedVersion, match="does not support ConsumerGroupHeartbeat"):
+            client.ask(broker, CONSUMER_GROUP_HEARTBEAT, {}, client.deadline())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,23 +12,29 @@ from protocol.admin.topics import NewTopic, create_topic
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.config import parse_client, parse_consumer
-from protocol.errors import BrokerError, DeadlineExceeded
+from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import Range
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
+from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from tests.contract.members import GroupMember, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.protocol.fetch.consuming import records
+from tests.protocol.producer.producing import numbered
+from tests.support.wait_until import wait_until
 
 ETL = group_coordinator("etl")
 
@@ -68,6 +76,41 @@ class TestFaults:
         assert produce(client, "orders", batch(b"b"))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
         assert produce(client, "orders", batch(b"b"))["base_offset"] == 1, "the broker refuses once, without writing"
 
+    def test_coordinator_requests_are_refused(self, fake: FakeKafka, client: Client) -> None:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 2)
+        commit_offsets(client, "etl", {("orders", 0): CommittedOffset(5)}, client.deadline())
+        assert times_asked(fake, "OffsetCommit") == 3
+
+    def test_requests_and_replies_are_lost(self, fake: FakeKafka, client: Client) -> None:
+        fake.lose_requests(PRODUCE)
+        with pytest.raises(ConnectionLost):
+            written(client, "orders", b"a")
+        assert fake.log("orders").end_offset == 0
+        fake.lose_replies(PRODUCE)
+        with pytest.raises(ConnectionLost):
+            written(client, "orders", b"a")
+        assert fake.log("orders").end_offset == 1
+
+    def test_producer_with_lost_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
+        fake.lose_replies(PRODUCE, 3)
+        with Producer(client, parse_producer({"batch.size": 1_000})) as producer:
+            producer.send_columns("orders", numbered(0, 100), None)
+        assert fake.log("orders").end_offset == 100
+
+    def test_replies_are_delayed_on_the_clusters_clock(self, fake: FakeKafka, client: Client) -> None:
+        client.topic("orders")
+        fake.delay_replies(LIST_OFFSETS, 0.3)
+        began_s = time.monotonic()
+        list_offset(client, "orders", LATEST)
+        assert time.monotonic() - began_s >= 0.3
+
+    def test_replies_are_edited(self, fake: FakeKafka, client: Client) -> None:
+        fake.edit_replies(FETCH, lambda body: {**body, "throttle_time_ms": 700}, 1)
+        replies = [
+            client.ask(client.leader("orders", 0)[0], FETCH, {"max_wait_ms": 0}, client.deadline()) for _ in "12"
+        ]
+        assert [reply["throttle_time_ms"] for reply in replies] == [700, 0]
+
     def test_replies_come_from_a_handler_of_the_test(self, fake: FakeKafka, client: Client) -> None:
         fake.handlers[METADATA] = lambda body, version: {"cluster_id": "fake", "controller_id": 7}
         assert client.metadata([]).controller_id == 7
@@ -76,6 +119,19 @@ class TestFaults:
 
 
 class TestBrokers:
+    def test_stopped_broker_refuses_connections_and_loses_leadership(self, fake: FakeKafka, client: Client) -> None:
+        written(client, "orders", b"a")
+        fake.stop(1)
+        host, port = fake.addresses[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port), 5)
+        client.expire_metadata(["orders"])
+        leader, partition = client.leader("orders", 0)
+        assert (leader.node_id, partition.leader_epoch, partition.isr) == (2, 1, (2, 3))
+        assert values_in(fetch(client, "orders")) == [b"a"]
+        fake.start(1)
+        assert client.metadata(["orders"]).leader("orders", 0)[1].isr == (2, 3, 1)
+
     def test_silent_broker_is_fenced_after_session_timeout(self) -> None:
         clock = ManualClock()
         with FakeKafka(2, clock=clock) as fake, client_of(fake) as client:
@@ -119,6 +175,23 @@ class TestBrokers:
                 ErrorCode.UNKNOWN_LEADER_EPOCH
             )
 
+    def test_new_topic_is_unknown_to_an_isolated_broker(self, fake: FakeKafka, client: Client) -> None:
+        fake.isolate(2)
+        fake.create_topic("bills")
+        codes = [
+            fake.ask(topic, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] for topic in (1, 2)
+        ]
+        assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        fake.isolate(2, False)
+        assert fake.ask(2, METADATA, {"topics": [{"name": "bills"}]})["topics"][0]["error_code"] == 0
+
+    def test_partition_without_a_leader_gets_one(self, fake: FakeKafka, client: Client) -> None:
+        fake.move_leader("orders", 0, -1)
+        with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
+            client.leader("orders", 0)
+        fake.move_leader("orders", 0, 3)
+        assert client.leader("orders", 0)[0].node_id == 3
+
     def test_topic_is_auto_created_by_metadata(self) -> None:
         with FakeKafka(settings={"auto.create.topics.enable": "true"}) as fake, client_of(fake) as client:
             assert client.metadata(["new"]).topics["new"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -129,6 +202,14 @@ class TestBrokers:
 
 
 class TestCoordinators:
+    def test_moved_coordinator_keeps_committed_offsets(self, fake: FakeKafka, client: Client) -> None:
+        offsets = {("orders", 0): CommittedOffset(5)}
+        commit_offsets(client, "etl", offsets, client.deadline())
+        before = client.coordinator(ETL, client.deadline()).node_id
+        fake.move_coordinator("etl", before % 3 + 1)
+        assert fetch_offsets(client, "etl", offsets, client.deadline()) == offsets
+        assert client.coordinator(ETL, client.deadline()).node_id == before % 3 + 1
+
     def test_pending_join_gets_not_coordinator_when_the_coordinator_moves(
         self, fake: FakeKafka, client: Client
     ) -> None:
@@ -141,6 +222,13 @@ class TestCoordinators:
         client.forget_coordinator(ETL)
         first.end(first.send_join())
 
+    def test_group_rebalances_on_demand(self, fake: FakeKafka, client: Client) -> None:
+        (member,) = stable(client, "etl")
+        fake.rebalance("etl")
+        assert member.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
+        member.end(member.send_join())
+        assert member.generation == 2
+
     def test_members_are_removed_when_the_clock_passes_session_timeout(self) -> None:
         clock = ManualClock()
         with FakeKafka(clock=clock) as fake, client_of(fake) as client:
@@ -149,6 +237,20 @@ class TestCoordinators:
             assert member.heartbeat() == 0
             clock.advance(31)
             assert member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_first_rebalance_waits_for_more_members(self) -> None:
+        clock = ManualClock()
+        settings = {"group.initial.rebalance.delay.ms": "3000"}
+        with FakeKafka(clock=clock, settings=settings) as fake, client_of(fake) as client:
+            first, second = GroupMember(client, "etl"), GroupMember(client, "etl")
+            replies = [first.begin(), second.begin()]
+            wait_until(lambda: len(fake.groups.groups["etl"].members) == 2)
+            assert not any(reply.done for reply in replies)
+            clock.advance(4)
+            assert [member.end(reply).generation for member, reply in zip((first, second), replies, strict=True)] == [
+                1,
+                1,
+            ]
 
     def test_delayed_markers_keep_the_transaction_prepared(self, fake: FakeKafka, client: Client) -> None:
         producer = TransactionalProducer(client).init()
@@ -170,6 +272,14 @@ class TestCoordinators:
         producer.end(commit=True)
         assert fake.log("orders").end_offset == 1
         fake.silence(follower, False)
+        assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
+
+    def test_moved_transaction_coordinator_completes_the_transaction(self, fake: FakeKafka, client: Client) -> None:
+        producer = TransactionalProducer(client).init()
+        producer.send("orders", b"a")
+        before = fake.coordinator(TRANSACTION, producer.transactional_id)
+        fake.move_coordinator(producer.transactional_id, before % 3 + 1, TRANSACTION)
+        producer.end(commit=True)
         assert list_offset(client, "orders", LATEST, committed=True)["offset"] == 2
 
 

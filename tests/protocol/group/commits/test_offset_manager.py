@@ -494,3 +494,15 @@ def heartbeat(
     if reply["assignment"] is not None:
         owned = [number for row in reply["assignment"]["topic_partitions"] for number in row["partitions"]]
     return replace(member, member_epoch=reply["member_epoch"]), owned
+
+
+def test_slow_reply_to_a_commit_counts_until_request_timeout(
+    fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a coordinator needs eight seconds for ten thousand partitions."""
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 100)
+    fake.delay_replies(OFFSET_COMMIT, 0.4, times=2)
+    manager.stage(MARKS)
+    assert flushed(client, manager)
+    assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
+    assert committed_partitions(fake) == [[0]]
