@@ -1,1 +1,1 @@
-"""What every layer uses: time, waiting, signals, one public call at a time."""
+"""Used by all layers: time, waiting, signals, one public call at a time."""

@@ -50,7 +50,7 @@ class FetchBuffer:
     `ahead`: replies behind the one being read.
     `batches`: the rest of the reply being read.
     `unread_since_s`: time of the last read, or of the first reply since the reader had read everything.
-    `wanted`: True if a read has returned nothing since the last reply.
+    `reader_waits`: True if a read has returned nothing since the last reply.
     `expired`: True if the reader has not read for `max.processing.time.ms`; the partition is not fetched until the next
     read.
     `error`: raised to the reader behind the replies; until then, or until a seek, the partition is not fetched.
@@ -63,7 +63,7 @@ class FetchBuffer:
         self.ahead: deque[CompletedFetch] = deque()
         self.batches: ReplyBatches | None = None
         self.unread_since_s = 0.0
-        self.wanted = False
+        self.reader_waits = False
         self.paused = False
         self.closed = False
         self.expired = False
@@ -236,7 +236,7 @@ class FetchBuffer:
         if not self.unread:
             self.unread_since_s = now_s
         self.ahead.append(_detached(fetched) if self.paused or self.expired else fetched)
-        self.wanted = False
+        self.reader_waits = False
 
     def postpone(self, error: KafkaError, now_s: float, *, at_once: bool = False) -> None:
         """Back off after a retriable error unless `at_once`, and resolve the broker again."""
@@ -265,7 +265,7 @@ class FetchBuffer:
     def _detach(self) -> None:
         """Copy the bytes of queued replies: a view keeps the whole frame, with other partitions, in memory."""
         self._user_clock.pause()
-        self.wanted = False
+        self.reader_waits = False
         self.ahead = deque(map(_detached, self.ahead))
         if self._reading is not None:
             detached = _detached(self._reading)

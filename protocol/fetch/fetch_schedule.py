@@ -26,7 +26,7 @@ RequestedBuffers = Mapping[FetchPosition, FetchBuffer]
 class Fetch:
     """A request to a broker."""
 
-    asked: RequestedBuffers
+    buffers: RequestedBuffers
     max_bytes: int
     max_wait_ms: int
 
@@ -86,7 +86,7 @@ class FetchSchedule:
 
     The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
-    `wanted`: True if `Consumer.poll` has returned nothing since the last reply.
+    `reader_waits`: True if `Consumer.poll` has returned nothing since the last reply.
     `unread` (dict of FetchBuffer to None): buffers with unread replies. Buffers without any are removed by the next
     decision.
     """
@@ -94,7 +94,7 @@ class FetchSchedule:
     config: ConsumerConfig
     buffer_memory_bytes: int
     metadata_max_age_ms: int
-    wanted: bool = False
+    reader_waits: bool = False
     unread: dict[FetchBuffer, None] = field(default_factory=dict)
     _by_broker: dict[Broker, dict[FetchBuffer, None]] = field(default_factory=dict)
 
@@ -180,7 +180,7 @@ class FetchSchedule:
     def _free_memory(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
         """Return the free memory. If readers wait, free the memory of paused and expired buffers first."""
         free_bytes = self.free_bytes
-        if free_bytes <= 0 and (self.wanted or any(buffer.wanted for buffer in ready)):
+        if free_bytes <= 0 and (self.reader_waits or any(buffer.reader_waits for buffer in ready)):
             for buffer in self.unread:
                 if (buffer.expired or buffer.paused) and buffer.drop_ahead():
                     changed.append(buffer)

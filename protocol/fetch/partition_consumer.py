@@ -214,8 +214,8 @@ class PartitionConsumer:
         buffer = self.buffer
         with self._lock:
             while (batches := self._take_what_is_there()) is None and not (buffer.closed or self._has_unread):
-                if not (buffer.wanted or buffer.paused):
-                    buffer.wanted = True
+                if not (buffer.reader_waits or buffer.paused):
+                    buffer.reader_waits = True
                     self._on_change(buffer)
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:

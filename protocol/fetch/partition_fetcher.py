@@ -131,8 +131,8 @@ class PartitionFetcher:
                         self.changed(buffer)
                 if self._arrived:
                     continue
-                if not self.schedule.wanted:
-                    self.schedule.wanted = True
+                if not self.schedule.reader_waits:
+                    self.schedule.reader_waits = True
                     for thread in self._threads.values():
                         thread.work.notify()
                 remaining_s = deadline.remaining_s()
@@ -205,7 +205,7 @@ class PartitionFetcher:
 
     def _announce(self, buffer: FetchBuffer) -> None:
         self._arrived[buffer] = None
-        self.schedule.wanted = False
+        self.schedule.reader_waits = False
         self._arrival.notify()
 
     def _stop(self, buffer: FetchBuffer, error: KafkaError, *, retry: bool = False) -> None:
@@ -373,7 +373,7 @@ class _BrokerThread(threading.Thread):
             while (fetch := self._fetcher.next_fetch(self)) is not None:
                 result = self._ask(fetch)
                 failed = [(partition, self._decide(partition, error)) for partition, error in result.failed]
-                self._fetcher.deliver(result.completed, failed, fetch.asked)
+                self._fetcher.deliver(result.completed, failed, fetch.buffers)
         except Exception as error:
             log.exception("%s: reading from %s has failed", self.name, self.state.broker)
             self._fetcher.abandon(self, UsageError(f"reading from {self.state.broker} has failed: {error!r}"))
@@ -389,7 +389,7 @@ class _BrokerThread(threading.Thread):
 
     def _ask(self, fetch: Fetch) -> FetchResult[FetchPosition]:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
-        request = self.builder.build(list(fetch.asked), max_bytes=fetch.max_bytes, max_wait_ms=fetch.max_wait_ms)
+        request = self.builder.build(list(fetch.buffers), max_bytes=fetch.max_bytes, max_wait_ms=fetch.max_wait_ms)
         try:
             connection = self._client.connection(self.state.broker, self._purpose, deadline)
             with self.work:

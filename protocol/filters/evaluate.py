@@ -75,13 +75,13 @@ def rows_where(conjuncts: tuple[Node, ...], source: Callable[[Node], pa.Array], 
         The first row that fails.
     """
     evaluation = _Evaluation(source, count, ansi=ansi)
-    kept = np.ones(count, np.bool_)
+    selected = np.ones(count, np.bool_)
     for conjunct in conjuncts:
-        evaluation.guard = kept
-        kept = kept & _is_true(evaluation.array(conjunct))
+        evaluation.guard = selected
+        selected = selected & _is_true(evaluation.array(conjunct))
     if evaluation.failed:
         raise RowFailed(*min(evaluation.failed))
-    return kept
+    return selected
 
 
 class _Evaluation:
@@ -157,18 +157,18 @@ class _Evaluation:
         literals = [literal_column(value, node.operands[0].type, 1) for value in values]
         if not literals:
             return pa.nulls(self._count, pa.bool_())
-        found = pc.is_in(column, value_set=pa.concat_arrays(literals))
-        known = valid(column) if len(values) == len(node.value) else valid(column) & _is_true(found)
-        return _masked(found, known)
+        is_listed = pc.is_in(column, value_set=pa.concat_arrays(literals))
+        present = valid(column) if len(values) == len(node.value) else valid(column) & _is_true(is_listed)
+        return _masked(is_listed, present)
 
     def _compared(self, node: Node, op: str) -> pa.Array:
         kernel, of_order = _COMPARISONS[op]
         left, right = node.operands
         if pa.types.is_floating(left.type):
-            (a, known_a), (b, known_b) = self._numbers(left), self._numbers(right)
+            (a, present_a), (b, present_b) = self._numbers(left), self._numbers(right)
             # In Spark, NaN equals NaN and is larger than all other numbers.
             order = np.where(np.isnan(a), np.where(np.isnan(b), 0, 1), np.where(np.isnan(b), -1, (a > b) * 1 - (a < b)))
-            return _masked(_booleans(of_order(order, 0)), known_a & known_b)
+            return _masked(_booleans(of_order(order, 0)), present_a & present_b)
         return kernel(self.array(left), _scalar(right) if right.op == "literal" else self.array(right))
 
     def null_safe_equal(self, node: Node) -> pa.Array:
@@ -187,29 +187,29 @@ class _Evaluation:
             self.failed.append((int(rows[0]), node.text))
 
     def _arithmetic(self, node: Node, function: Callable[..., Numbers], overflows: Callable[..., Mask]) -> pa.Array:
-        (left, known), (right, also_known) = (self._numbers(operand) for operand in node.operands)
+        (left, present), (right, also_present) = (self._numbers(operand) for operand in node.operands)
         with np.errstate(all="ignore"):
             result = function(left, right)
             if self._ansi and left.dtype.kind == "i":
-                self._fail(node, overflows(left, right, result) & known & also_known)
-        return _masked(to_arrow(result), known & also_known)
+                self._fail(node, overflows(left, right, result) & present & also_present)
+        return _masked(to_arrow(result), present & also_present)
 
     def _division(self, node: Node, function: Callable[[Numbers, Numbers], Numbers]) -> pa.Array:
-        (left, known), (right, also_known) = (self._numbers(operand) for operand in node.operands)
-        is_zero, known = right == 0, known & also_known
-        self._fail(node, is_zero & known)
+        (left, present), (right, also_present) = (self._numbers(operand) for operand in node.operands)
+        is_zero, present = right == 0, present & also_present
+        self._fail(node, is_zero & present)
         if left.dtype.kind == "i":
             # The processor traps on the smallest number divided by -1; the rest is 0 for 1, too.
             right = np.where(is_zero | (right == -1), right.dtype.type(1), right)
         with np.errstate(all="ignore"):
-            return _masked(to_arrow(function(left, right)), known & ~is_zero)
+            return _masked(to_arrow(function(left, right)), present & ~is_zero)
 
     def _signed(self, node: Node, function: Callable[[Numbers], Numbers]) -> pa.Array:
-        numbers, known = self._numbers(node.operands[0])
+        numbers, present = self._numbers(node.operands[0])
         if numbers.dtype.kind == "i":
-            self._fail(node, (numbers == np.iinfo(numbers.dtype).min) & known)
+            self._fail(node, (numbers == np.iinfo(numbers.dtype).min) & present)
         with np.errstate(all="ignore"):
-            return _masked(to_arrow(function(numbers)), known)
+            return _masked(to_arrow(function(numbers)), present)
 
     # -- casts --------------------------------------------------------------------------------
 
@@ -223,13 +223,13 @@ class _Evaluation:
             return column.cast(pa.string()).view(pa.binary())
         if pa.types.is_decimal(new):
             return column.cast(new)
-        numbers, known = to_numpy(column.cast(pa.int8()) if pa.types.is_boolean(old) else column), valid(column)
+        numbers, present = to_numpy(column.cast(pa.int8()) if pa.types.is_boolean(old) else column), valid(column)
         if pa.types.is_boolean(new):
-            return _masked(_booleans(numbers != 0), known)
+            return _masked(_booleans(numbers != 0), present)
         with np.errstate(all="ignore"):
-            return _masked(to_arrow(self._converted(node, numbers, known)), known)
+            return _masked(to_arrow(self._converted(node, numbers, present)), present)
 
-    def _converted(self, node: Node, numbers: Numbers, known: Mask) -> Numbers:
+    def _converted(self, node: Node, numbers: Numbers, present: Mask) -> Numbers:
         """Convert numbers, and timestamps in microseconds."""
         old, new = node.value, node.type
         if pa.types.is_timestamp(old):
@@ -247,9 +247,9 @@ class _Evaluation:
         if numbers.dtype.kind == "f":
             numbers = numbers.astype(np.float64)
             fits = (np.floor(numbers) <= float(bounds.max)) & (np.ceil(numbers) >= float(bounds.min))
-            self._fail(node, ~fits & known)
+            self._fail(node, ~fits & present)
             return _java_integers(numbers, target)
-        self._fail(node, ((numbers > bounds.max) | (numbers < bounds.min)) & known)
+        self._fail(node, ((numbers > bounds.max) | (numbers < bounds.min)) & present)
         return numbers.astype(target)
 
     def _parsed(self, node: Node, column: pa.Array) -> pa.Array:
@@ -279,8 +279,8 @@ def _product_overflows(left: Numbers, right: Numbers, product: Numbers) -> Mask:
 
 
 def _positive_remainder(left: Numbers, right: Numbers) -> Numbers:
-    rest = np.fmod(left, right)
-    positive: Numbers = np.where(rest < 0, np.fmod(rest + right, right), rest)
+    remainder = np.fmod(left, right)
+    positive: Numbers = np.where(remainder < 0, np.fmod(remainder + right, right), remainder)
     return positive
 
 
@@ -309,7 +309,7 @@ _TEXTS: dict[str, Callable[[pa.Array, Any], pa.Array]] = {
 # The function, and a mask of the integers for which it overflows.
 _ARITHMETIC: dict[str, tuple[Callable[..., Numbers], Callable[[Numbers, Numbers, Numbers], Mask]]] = {
     "add": (np.add, lambda a, b, total: ((a ^ total) & (b ^ total)) < 0),
-    "subtract": (np.subtract, lambda a, b, rest: ((a ^ b) & (a ^ rest)) < 0),
+    "subtract": (np.subtract, lambda a, b, difference: ((a ^ b) & (a ^ difference)) < 0),
     "multiply": (np.multiply, _product_overflows),
 }
 _DIVISIONS: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
@@ -378,11 +378,11 @@ def _is_true(booleans: pa.Array) -> Mask:
     return bits[booleans.offset :].view(np.bool_) & valid(booleans)
 
 
-def _masked(column: pa.Array, known: Mask) -> pa.Array:
-    """Return the column with null where it is not known."""
-    if known.all():
+def _masked(column: pa.Array, present: Mask) -> pa.Array:
+    """Return the column with null where it is not present."""
+    if present.all():
         return column
-    validity = pa.py_buffer(np.packbits(known, bitorder="little"))
+    validity = pa.py_buffer(np.packbits(present, bitorder="little"))
     return pa.Array.from_buffers(column.type, len(column), [validity, *column.buffers()[1:]])
 
 
@@ -399,8 +399,8 @@ def _java_integers(numbers: Numbers, target: np.dtype[Any]) -> Numbers:
 def _integer(text: bytes, pattern: re.Pattern[bytes], bounds: np.iinfo[Any]) -> int | None:
     if not pattern.fullmatch(text):
         return None
-    whole = text.partition(b".")[0]
-    number = int(whole) if whole.strip(b"+-") else 0
+    integral = text.partition(b".")[0]
+    number = int(integral) if integral.strip(b"+-") else 0
     return number if bounds.min <= number <= bounds.max else None
 
 

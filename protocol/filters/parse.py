@@ -89,9 +89,7 @@ _PREDICATES: tuple[type[exp.Expr], ...] = (
 )
 
 
-def parse_condition(
-    text: str, types: Mapping[str, pa.DataType] | None = None, known: Sequence[str] = (*COLUMN_TYPES, HEADERS)
-) -> Condition:
+def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -> Condition:
     """Parse a condition.
 
     Parameters
@@ -100,8 +98,6 @@ def parse_condition(
         A condition in Spark's SQL.
     types : mapping of str to pyarrow.DataType, optional
         Types of `key` and `value` where they are decoded.
-    known : sequence of str
-        The columns that it may name.
 
     Raises
     ------
@@ -115,7 +111,7 @@ def parse_condition(
     if len(statements) != 1 or statements[0] is None:
         raise ConfigurationError(f"filter is {text!r}, which is not one condition of Spark's SQL")
     decoded = dict(types or {})
-    parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in known})
+    parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in (*COLUMN_TYPES, HEADERS)})
     try:
         root = parser.boolean(statements[0])
         conjuncts = tuple(_conjuncts(root))
@@ -273,9 +269,9 @@ class _Parser:
         same = all(left == value and right.op == "literal" for left, right in pairs)
         if same and not pa.types.is_floating(value.type) and not pa.types.is_decimal(value.type):
             return Node("is_in", _BOOLEAN, (value,), tuple(dict.fromkeys(right.value for _, right in pairs)))
-        node, *others = [Node("equal", _BOOLEAN, pair) for pair in pairs]
-        for other in others:
-            node = Node("or_", _BOOLEAN, (node, other))
+        node, *further = [Node("equal", _BOOLEAN, pair) for pair in pairs]
+        for equality in further:
+            node = Node("or_", _BOOLEAN, (node, equality))
         return node
 
     def _is_node(self, part: exp.Is) -> Node:

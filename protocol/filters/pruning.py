@@ -18,10 +18,10 @@ _OF_RANGE = frozenset({"topic", "partition"})
 
 
 def pruned(condition: Condition, ranges: Sequence[Range]) -> list[Range]:
-    """Return what is to be read of the ranges, by conditions on topic, partition and offset."""
+    """Return the parts of ranges that conditions on topic, partition and offset leave to read."""
     of_range = tuple(conjunct for conjunct in condition.conjuncts if conjunct.columns and conjunct.columns <= _OF_RANGE)
     low, high = _bounds(condition, "offset")
-    kept = []
+    remaining = []
     for source_range in ranges:
         begin, end = source_range.from_offset, source_range.until_offset
         begin, end = begin if low is None else max(begin, low), end if high is None else min(end, high + 1)
@@ -32,8 +32,8 @@ def pruned(condition: Condition, ranges: Sequence[Range]) -> list[Range]:
             is_true = True
         if begin < end and is_true:
             epoch = source_range.from_epoch if begin == source_range.from_offset else NO_LEADER_EPOCH
-            kept.append(replace(source_range, from_offset=begin, until_offset=end, from_epoch=epoch))
-    return kept
+            remaining.append(replace(source_range, from_offset=begin, until_offset=end, from_epoch=epoch))
+    return remaining
 
 
 def _constant(source_range: Range, node: Node) -> pa.Array:

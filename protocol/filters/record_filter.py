@@ -92,15 +92,15 @@ class RecordFilter:
             return pc.struct_field(stored, fields) if fields else stored
 
         try:
-            kept = rows_where(conjuncts, column, len(offsets), ansi=self._ansi)
+            selected = rows_where(conjuncts, column, len(offsets), ansi=self._ansi)
         except RowFailed as failed:
             where = f"{source_range.topic}-{source_range.partition}"
             raise FilterFailed(
                 f"the filter fails on the record at offset {offsets[failed.row]} of {where}: {failed.text} is a cast, "
                 "an overflow or a division by zero that spark.sql.ansi.enabled=true does not allow"
             ) from None
-        self._count(source_range, len(kept) - int(kept.sum()))
-        return kept
+        self._count(source_range, len(selected) - int(selected.sum()))
+        return selected
 
     def _count(self, source_range: Range, records: int) -> None:
         if self._client is not None and records:

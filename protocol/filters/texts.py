@@ -17,7 +17,7 @@ from protocol.records.arrow_numpy import nullable_binaries, nullable_integers
 # Java replaces an encoded surrogate, also a half one, by one character; Python by one for each byte.
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
-# Bytes of a character by its first byte, as in Spark's UTF8String; invalid first bytes are characters of their own.
+# Bytes of a character by its first byte, as in Spark's UTF8String; each invalid first byte is one character.
 _WIDTHS = bytes(
     2 if 0xC2 <= byte <= 0xDF else 3 if byte >> 4 == 14 else 4 if 0xF0 <= byte <= 0xF4 else 1 for byte in range(256)
 )

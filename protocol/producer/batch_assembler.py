@@ -191,7 +191,7 @@ class BatchAssembler:
     def close(self, error: KafkaError) -> None:
         """Fail all rows and messages without a result, and refuse further ones.
 
-        Without the lock, whose owner may wait for memory: it goes on with the accumulator that it has.
+        Without the lock: its owner may wait for memory, and continues with the accumulator that it has.
         """
         self._pending.close(error)
         self._accumulator = self._new_accumulator()

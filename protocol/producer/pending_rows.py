@@ -208,21 +208,21 @@ class PendingRows:
         self._report_batches(completed)
         results = [(batch.whole or batch, batch, batch.result) for batch in completed if batch.result is not None]
         with self._changed:
-            for whole, batch, result in results:
+            for undivided, batch, result in results:
                 key, error = (batch.topic, batch.partition), result.error
                 if error is None:
                     before = self._acknowledged.get(key, ProducedRange())
                     self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
                 elif batch.partition != NO_PARTITION:  # else never sent: `failed` has recorded it, or a future has it
-                    rows = rows_within(whole.sent, batch.first_row, batch.record_count)
+                    rows = rows_within(undivided.sent, batch.first_row, batch.record_count)
                     self._add_failure(error, [row.call for row in rows] or [None])
-        for whole, batch, result in results:
-            whole.rows_left -= batch.record_count
-            complete_rows(whole.sent, batch.partition, result, batch.first_row, batch.record_count)
+        for undivided, batch, result in results:
+            undivided.rows_left -= batch.record_count
+            complete_rows(undivided.sent, batch.partition, result, batch.first_row, batch.record_count)
         with self._changed:
-            for whole, *_ in results:
-                if not whole.rows_left:
-                    self._remove(whole)
+            for undivided, *_ in results:
+                if not undivided.rows_left:
+                    self._remove(undivided)
             self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
 

@@ -315,7 +315,7 @@ class MemberMachine(ABC):
             self._refused(error, now_s)
 
     def _refused(self, error: KafkaError, now_s: float) -> None:
-        """End the session with an error for the owner, who may change its cause; the next poll after it rejoins."""
+        """End the session with an error for the owner, whose next poll joins again: the cause may have changed."""
         error = self._with_remedy(error)
         if isinstance(error, BrokerError) and error.code == ErrorCode.FENCED_INSTANCE_ID:
             return self.fail(error)  # a join would fence the newer member

@@ -90,7 +90,7 @@ class Reading:
         return self.streams_of(fetch)
 
     def streams_of(self, fetch: Fetch) -> list[PartitionConsumer]:
-        return [self.streams[buffer] for buffer in fetch.asked.values()]
+        return [self.streams[buffer] for buffer in fetch.buffers.values()]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_reply_is_matched_to_the_state_at_the_request(reading: Reading) -> None:
     assert isinstance(fetch, Fetch)
     moved.seek(5)
     closed.close()
-    assert [buffer for partition, buffer in fetch.asked.items() if buffer.source is partition] == [consumer.buffer]
+    assert [buffer for partition, buffer in fetch.buffers.items() if buffer.source is partition] == [consumer.buffer]
 
 
 def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) -> None:
@@ -317,7 +317,7 @@ class TestMemory:
         if who == "its user":
             assert hungry.poll(0) is None
         else:
-            reading.schedule.wanted = True
+            reading.schedule.reader_waits = True
         reading.changed_streams.clear()
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
@@ -350,7 +350,7 @@ class TestMemory:
     ) -> None:
         hungry.pause()
         unread.pause()
-        reading.schedule.wanted = True
+        reading.schedule.reader_waits = True
         assert reading.next() == LONGEST_S
         assert unread.buffer.ahead
 
