@@ -245,9 +245,9 @@ def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
     """However short the poll is: replies that other users do not read make room for it."""
     stream = stream_of()
     assert stream.poll(0) is None
-    assert stream.buffer.wanted
+    assert stream.buffer.reader_waits
     stream.buffer.put(fetched(0), 0)
-    assert not stream.buffer.wanted
+    assert not stream.buffer.reader_waits
 
 
 # -- reads with a limit of rows -------------------------------------------------------------------
