@@ -34,7 +34,7 @@ test: setup ## lint and all tests (starts local Kafkas and a Spark)
 	$(MAKE) --no-print-directory -j2 test-real test-computing
 
 test-computing: setup
-	nice $(MAKE) --no-print-directory test-fast simulation types
+	nice -n 4 $(MAKE) --no-print-directory test-fast simulation types
 
 GUARDED := $(BIN)/python -m tests.support.guarded_run
 WORKERS := --max-worker-restart 0 --durations 20
