@@ -153,23 +153,20 @@ class _Evaluation:
 
     def is_in(self, node: Node) -> pa.Array:
         column = self.array(node.operands[0])
-        values = [value for value in node.value if value is not None]
-        literals = [literal_column(value, node.operands[0].type, 1) for value in values]
-        if not literals:
-            return pa.nulls(self._count, pa.bool_())
-        is_listed = pc.is_in(column, value_set=pa.concat_arrays(literals))
-        present = valid(column) if len(values) == len(node.value) else valid(column) & _is_true(is_listed)
-        return _masked(is_listed, present)
+        literals = [literal_column(value, node.operands[0].type, 1) for value in node.value]
+        return _masked(pc.is_in(column, value_set=pa.concat_arrays(literals)), valid(column))
 
     def _compared(self, node: Node, op: str) -> pa.Array:
         kernel, of_order = _COMPARISONS[op]
-        left, right = node.operands
+        if node.operands[1].op == "literal" and not pa.types.is_floating(node.operands[0].type):
+            return kernel(self.array(node.operands[0]), _scalar(node.operands[1]))
+        left, right = self._pair(*node.operands)
         if pa.types.is_floating(left.type):
-            (a, present_a), (b, present_b) = self._numbers(left), self._numbers(right)
+            (a, present_a), (b, present_b) = _numbers(left), _numbers(right)
             # In Spark, NaN equals NaN and is larger than all other numbers.
             order = np.where(np.isnan(a), np.where(np.isnan(b), 0, 1), np.where(np.isnan(b), -1, (a > b) * 1 - (a < b)))
             return _masked(_booleans(of_order(order, 0)), present_a & present_b)
-        return kernel(self.array(left), _scalar(right) if right.op == "literal" else self.array(right))
+        return kernel(left, right)
 
     def null_safe_equal(self, node: Node) -> pa.Array:
         left, right = (valid(self.array(operand)) for operand in node.operands)
@@ -177,9 +174,13 @@ class _Evaluation:
 
     # -- numbers ------------------------------------------------------------------------------
 
-    def _numbers(self, node: Node) -> tuple[Numbers, Mask]:
-        column = self.array(node)
-        return to_numpy(column), valid(column)
+    def _pair(self, first: Node, second: Node) -> tuple[pa.Array, pa.Array]:
+        """Return the values of two nodes; Spark does not evaluate the second where the first is null."""
+        column, guard = self.array(first), self.guard
+        if self._ansi and second.may_fail:
+            self.guard = guard & valid(column)
+        other_column, self.guard = self.array(second), guard
+        return column, other_column
 
     def _fail(self, node: Node, failed: Mask) -> None:
         """Note the first row that fails; without ANSI mode none does."""
@@ -187,7 +188,7 @@ class _Evaluation:
             self.failed.append((int(rows[0]), node.text))
 
     def _arithmetic(self, node: Node, function: Callable[..., Numbers], overflows: Callable[..., Mask]) -> pa.Array:
-        (left, present), (right, also_present) = (self._numbers(operand) for operand in node.operands)
+        (left, present), (right, also_present) = map(_numbers, self._pair(*node.operands))
         with np.errstate(all="ignore"):
             result = function(left, right)
             if self._ansi and left.dtype.kind == "i":
@@ -195,7 +196,7 @@ class _Evaluation:
         return _masked(to_arrow(result), present & also_present)
 
     def _division(self, node: Node, function: Callable[[Numbers, Numbers], Numbers]) -> pa.Array:
-        (left, present), (right, also_present) = (self._numbers(operand) for operand in node.operands)
+        (right, also_present), (left, present) = map(_numbers, self._pair(*reversed(node.operands)))
         is_zero, present = right == 0, present & also_present
         self._fail(node, is_zero & present)
         if left.dtype.kind == "i":
@@ -205,7 +206,7 @@ class _Evaluation:
             return _masked(to_arrow(function(left, right)), present & ~is_zero)
 
     def _signed(self, node: Node, function: Callable[[Numbers], Numbers]) -> pa.Array:
-        numbers, present = self._numbers(node.operands[0])
+        numbers, present = _numbers(self.array(node.operands[0]))
         if numbers.dtype.kind == "i":
             self._fail(node, (numbers == np.iinfo(numbers.dtype).min) & present)
         with np.errstate(all="ignore"):
@@ -271,6 +272,10 @@ class _Evaluation:
         return numbers.cast(pa.bool_()) if pa.types.is_boolean(node.type) else numbers
 
 
+def _numbers(column: pa.Array) -> tuple[Numbers, Mask]:
+    return to_numpy(column), valid(column)
+
+
 def _product_overflows(left: Numbers, right: Numbers, product: Numbers) -> Mask:
     divisor = np.where((right == 0) | (right == -1), right.dtype.type(1), right)
     wrong = (right != 0) & (right != -1) & ((product // divisor != left) | (product % divisor != 0))
@@ -279,6 +284,8 @@ def _product_overflows(left: Numbers, right: Numbers, product: Numbers) -> Mask:
 
 
 def _positive_remainder(left: Numbers, right: Numbers) -> Numbers:
+    if left.dtype.itemsize < 4:  # Java adds small integers as int: no sum overflows
+        return _positive_remainder(left.astype(np.int32), right.astype(np.int32)).astype(left.dtype)
     remainder = np.fmod(left, right)
     positive: Numbers = np.where(remainder < 0, np.fmod(remainder + right, right), remainder)
     return positive

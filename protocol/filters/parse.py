@@ -146,10 +146,15 @@ class _Parser:
 
     def boolean(self, part: exp.Expr) -> Node:
         node = self.node(part)
-        if node.type == pa.null():
-            return _literal(None, _BOOLEAN)
         if node.type != _BOOLEAN:
             _refuse(part, f"a condition is needed here, and this is of type {_name(node.type)}")
+        return self._varying(part, node)
+
+    @staticmethod
+    def _varying(part: exp.Expr, node: Node) -> Node:
+        """Refuse a condition without columns: Spark decides with it, and drops what is beside it."""
+        if not node.columns:
+            _refuse(part, "it is the same for all records; leave it out")
         return node
 
     def node(self, part: exp.Expr) -> Node:
@@ -228,8 +233,9 @@ class _Parser:
     def _boolean_node(self, part: exp.Expr) -> Node:
         return _literal(part.this, _BOOLEAN)
 
-    def _null_node(self, part: exp.Expr) -> Node:
-        return _literal(None, pa.null())
+    def _null_node(self, part: exp.Expr) -> NoReturn:
+        # Spark's optimizer drops what NULL decides, and with it the errors of ANSI mode.
+        _refuse(part, "NULL stands in IS NULL and IS NOT NULL only")
 
     def _paren_node(self, part: exp.Expr) -> Node:
         return self.node(part.this)
@@ -258,7 +264,8 @@ class _Parser:
         value = self.node(part.this)
         low = self._aligned(value, self.node(part.args["low"]), part)
         high = self._aligned(value, self.node(part.args["high"]), part)
-        return Node("and_", _BOOLEAN, (Node("greater_equal", _BOOLEAN, low), Node("less_equal", _BOOLEAN, high)))
+        halves = Node("greater_equal", _BOOLEAN, low), Node("less_equal", _BOOLEAN, high)
+        return Node("and_", _BOOLEAN, tuple(self._varying(part, half) for half in halves))
 
     def _in_node(self, part: exp.In) -> Node:
         _require_parentheses(part, part.this)
@@ -354,15 +361,14 @@ class _Parser:
 
     def _coalesce_node(self, part: exp.Expr) -> Node:
         nodes = [self.node(argument) for argument in (part.this, *part.expressions)]
-        kinds = {node.type for node in nodes if node.type != pa.null()}
-        if kinds and kinds <= set(_INTEGERS):
+        kinds = {node.type for node in nodes}
+        if kinds <= set(_INTEGERS):
             widest = max(kinds, key=_INTEGERS.index)
-            nodes = [node if node.type == pa.null() else _cast(node, widest) for node in nodes]
+            nodes = [_cast(node, widest) for node in nodes]
             kinds = {widest}
         if len(kinds) != 1:
             _refuse(part, "its arguments must have one type; cast them")
         (kind,) = kinds
-        nodes = [_literal(None, kind) if node.type == pa.null() else node for node in nodes]
         return Node("coalesce", kind, tuple(nodes))
 
     def _abs_node(self, part: exp.Expr) -> Node:
@@ -408,8 +414,6 @@ class _Parser:
         node, kind = self.node(part.this), _CAST_TYPES.get(part.to.this.name)
         if kind is None:
             _refuse(part, "it is not a type that filters cast to")
-        if node.type == pa.null():
-            return _literal(None, kind)
         if node.op == "literal" and node.type == _STRING and kind in (_TIMESTAMP, _DATE):
             return self._moment(part, node.value, kind)
         if node.op == "literal" and pa.types.is_decimal(node.type) and kind == _DOUBLE:
@@ -453,11 +457,8 @@ class _Parser:
             if node.op == "literal" and node.type == _STRING and other.type in (_DATE, _TIMESTAMP):
                 moment = self._moment(part, node.value, other.type)
                 return (moment, right) if node is left else (left, moment)
-        if len(kinds) == 1 and not pa.types.is_null(left.type):
+        if len(kinds) == 1:
             return left, right
-        if pa.null() in kinds:
-            (kind,) = kinds - {pa.null()} or {_BOOLEAN}
-            return tuple(_literal(None, kind) if node.type == pa.null() else node for node in (left, right))  # type: ignore[return-value]
         kind = _BINARY if kinds == {_STRING, _BINARY} else _common_number(left, right)
         if kind is None:
             _refuse(part, f"{_name(left.type)} and {_name(right.type)} have no common type here; cast one of them")
@@ -511,11 +512,7 @@ def _negated(node: Node) -> Node:
 
 
 def _comparable(kind: pa.DataType) -> bool:
-    return (
-        kind in _NUMBERS
-        or kind in (_BOOLEAN, _STRING, _BINARY, _DATE, _TIMESTAMP)
-        or (pa.types.is_decimal(kind) or pa.types.is_null(kind))
-    )
+    return kind in _NUMBERS or kind in (_BOOLEAN, _STRING, _BINARY, _DATE, _TIMESTAMP) or pa.types.is_decimal(kind)
 
 
 def _cast(node: Node, kind: pa.DataType, text: str = "") -> Node:

@@ -61,10 +61,8 @@ def _bounds(condition: Condition, column: str) -> tuple[int | None, int | None]:
 def _comparisons(conjuncts: Sequence[Node], column: str) -> Iterator[tuple[str, int]]:
     for node in conjuncts:
         if node.op == "is_in" and node.operands[0].value == (column,):
-            values = [value for value in node.value if value is not None]
-            if values:
-                yield "greater_equal", min(values)
-                yield "less_equal", max(values)
+            yield "greater_equal", min(node.value)
+            yield "less_equal", max(node.value)
         if len(node.operands) != 2:
             continue
         left, right = node.operands

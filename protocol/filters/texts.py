@@ -99,7 +99,8 @@ def change_case(column: pa.Array, *, upper: bool) -> pa.Array:
     if _is_ascii(column):
         kernel = pc.ascii_upper if upper else pc.ascii_lower
         return kernel(column.view(pa.string())).view(pa.binary())
-    return _binaries(column, lambda raw: _changed(decoded(raw), upper=upper).encode())
+    # Unlike patterns, these functions replace each byte of an encoded surrogate.
+    return _binaries(column, lambda raw: _changed(raw.decode("utf-8", "replace"), upper=upper).encode())
 
 
 def _changed(text: str, *, upper: bool) -> str:

@@ -156,9 +156,7 @@ class ConditionMaker:
 
     def condition(self, depth: int = 3) -> str:
         if depth <= 0:
-            return str(
-                self._pick("value.flag", "value.flag", "true", "false", "null", lambda: f"{self.anything(0)} IS NULL")
-            )
+            return str(self._pick("value.flag", "value.flag", "true", "false", lambda: f"{self.anything(0)} IS NULL"))
         deeper = depth - 1
         return str(
             self._pick(
@@ -179,7 +177,7 @@ class ConditionMaker:
         )
 
     def choice(self, left: str, make: Callable[[], str]) -> str:
-        choices = ", ".join(self._pick(make, make, "null") for _ in range(3))
+        choices = ", ".join(self._pick(make) for _ in range(3))
         return f"{left} {self._pick('', 'NOT ')}IN ({choices})"
 
     def comparison(self, depth: int) -> str:

@@ -149,7 +149,14 @@ def test_failed_cast_fails_the_task_and_names_the_record(fake: FakeKafka) -> Non
     assert read(fake, "offset > 10 AND cast(cast(value AS string) AS int) > 3") == []
 
 
-@pytest.mark.parametrize("condition", ["value.nope = 1", "value.id = 'a'", "partition", "unknown_function(key) = 1"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("value.nope = 1", "value.id = 'a'", "partition", "unknown_function(key) = 1"),
+        *("partition NOT IN (1, NULL)", "partition = NULL OR offset = 1", "coalesce(cast(NULL AS int), 1) = 1"),
+        *("1 = 1 AND partition = 0", "2 BETWEEN partition AND 1"),
+    ],
+)
 def test_condition_outside_the_language_is_refused_and_names_where(fake: FakeKafka, condition: str) -> None:
     with pytest.raises(ConfigurationError, match="where"):
         read(fake, condition, **JSON)
