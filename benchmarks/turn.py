@@ -54,7 +54,7 @@ def trigger(servers: str, topic: str, rows: int) -> Job:
 
 def consumer(servers: str, topic: str, rows: int) -> Job:
     """Poll all rows without Spark."""
-    from protocol.consumer.kafka_consumer import KafkaConsumer
+    from protocol import KafkaConsumer
 
     made = KafkaConsumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest", "enable.auto.commit": False})
     made.assign([(topic, number) for number in range(4)])

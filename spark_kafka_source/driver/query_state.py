@@ -34,7 +34,7 @@ from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot
-from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, topic_ids
+from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets, OffsetsParser, topic_ids
 from spark_kafka_source.process_state import PROCESS
 
 # A trigger is busy from this processor time on, and from this share of the time since the previous trigger's end.
@@ -62,6 +62,7 @@ class QueryState:
         self.membership = QueryMembership(options, self.commits) if options.is_member else None
         self.record_sizes = RecordSizes(options.consumer)
         self.idle = IdleTriggers()
+        self.offsets = OffsetsParser()
         self.running = False
         self.target: dict[TopicPartition, ListedOffset] | None = None
         self.planned_end = STARTING_OFFSETS

@@ -131,11 +131,11 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         """
         query, options = self.query, self._options
         query.planned_end = end
-        batch_end = Offsets.from_json_dict(end)
+        batch_end = query.offsets.parse(end)
         if not query.running:
             query.require_own_checkpoint(batch_end, query.deadline())
         batch_start = (
-            replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else Offsets.from_json_dict(start)
+            replay.first_batch_start(query, batch_end) if start == STARTING_OFFSETS else query.offsets.parse(start)
         )
         missing = unresolved(batch_start, batch_end)
         ranges = offset_ranges(
@@ -156,7 +156,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
     def commit(self, end: JsonDict) -> None:
         """Mark the end of a complete batch for the commit."""
         if (logs := self.query.logs) is not None:
-            completed = Offsets.from_json_dict(end)
+            completed = self.query.offsets.parse(end)
             # Spark may plan the next batch before this call.
             is_planned_already = completed == logs.completed
             assignment = logs.assignment if is_planned_already else logs.assignment.after(completed)
@@ -184,7 +184,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         """
         query = self.query
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
-        completed = Offsets({}) if is_new else Offsets.from_json_dict(start)
+        completed = Offsets({}) if is_new else query.offsets.parse(start)
         if not query.running:
             query.require_own_checkpoint(completed, deadline)
         if not query.running and completed.schemas:

@@ -53,12 +53,21 @@ def by_partition(document: object, convert: Callable[[object], _T]) -> dict[Topi
             numbers = sorted([(_partition(text), text) for text in partitions])
         except ValueError as error:
             raise ValueError(f"{topic} {error}") from error
-        for number, text in numbers:
-            try:
-                values[topic, number] = convert(partitions[text])
-            except ValueError as error:
-                raise ValueError(f"{topic}-{number} {error}") from error
+        try:
+            values.update({(topic, number): convert(partitions[text]) for number, text in numbers})
+        except ValueError:
+            _raise_first(topic, {number: partitions[text] for number, text in numbers}, convert)
+            raise
     return values
+
+
+def _raise_first(topic: str, partitions: Mapping[int, object], convert: Callable[[object], object]) -> None:
+    """Raise the first error of `convert` with the name of its partition."""
+    for number, value in partitions.items():
+        try:
+            convert(value)
+        except ValueError as error:
+            raise ValueError(f"{topic}-{number} {error}") from error
 
 
 # Cached, because it is called for every partition of every batch.
@@ -71,7 +80,7 @@ def _partition(text: object) -> int:
 
 def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
     """Return `item` from a JSON document; raise `ValueError` unless it is an int from `minimum` to `maximum`."""
-    if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
+    if type(item) is not int or not minimum <= item <= maximum:
         raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
     return item
 

@@ -187,6 +187,22 @@ def _parsed(text: str) -> object:
     return None
 
 
+class OffsetsParser:
+    """Parses the offsets of a query's calls: Spark passes the same ones to up to four calls. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[object, Offsets], ...] = ()
+
+    def parse(self, document: object) -> Offsets:
+        """Return `Offsets.from_json_dict(document)`; the same object for one of the last two documents."""
+        for last_document, last_offsets in self._last:
+            if document == last_document:
+                return last_offsets
+        offsets = Offsets.from_json_dict(document)
+        self._last = (*self._last[-1:], (document, offsets))
+        return offsets
+
+
 def topic_ids(partitions: Mapping[TopicPartition, bytes]) -> dict[str, bytes]:
     """Return topic ids by topic, without zero ids (brokers before Kafka 2.8)."""
     return {topic: topic_id for (topic, _), topic_id in partitions.items() if topic_id != NO_TOPIC_ID}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.partitions import checked_topic
-from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.offsets import Offsets, OffsetsParser
 from tests.support.offsets import batch_end
 
 pytestmark = pytest.mark.soak
@@ -130,6 +130,18 @@ def test_other_json_is_refused_with_reason_and_remedy(rows: object, why: str) ->
         Offsets.from_json_dict(rows)
     assert why in str(raised.value)
     assert "checkpointLocation" in str(raised.value)
+
+
+def test_offsets_of_two_documents_are_parsed_once() -> None:
+    parser = OffsetsParser()
+    start, end = ({"orders": {"0": offset}} for offset in (1, 2))
+    offsets = [parser.parse(start), parser.parse(end)]
+    assert [offsets[0].ends, offsets[1].ends] == [{("orders", 0): 1}, {("orders", 0): 2}]
+    assert parser.parse({"orders": {"0": 1}}) is offsets[0]
+    assert parser.parse({"orders": {"0": 2}}) is offsets[1]
+    assert parser.parse({"orders": {"0": 3}}).ends == {("orders", 0): 3}
+    assert parser.parse(end) is offsets[1]
+    assert parser.parse(start) is not offsets[0]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a@b", "ä", "x" * 250, "a\n"])
