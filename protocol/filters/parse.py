@@ -533,15 +533,21 @@ def _common_number(left: Node, right: Node) -> pa.DataType | None:
     if all(kind in _INTEGERS for kind in kinds):
         return max(kinds, key=_INTEGERS.index)
     if any(pa.types.is_floating(kind) for kind in kinds):
-        for node, other in ((left, right), (right, left)):
-            if pa.types.is_decimal(node.type):
-                return _DOUBLE if node.op == "literal" else None
-            if node.type == _FLOAT and other.type in _INTEGERS:
-                # Spark compares as float, and in ANSI mode as double: the same for such a literal.
-                return _FLOAT if other.op == "literal" and abs(other.value) <= _EXACT_IN_FLOAT else None
-        return _DOUBLE if all(kind in _NUMBERS for kind in kinds) else None
-    if not any(pa.types.is_decimal(kind) for kind in kinds):
-        return None
+        return _common_float(left, right)
+    return _common_decimal(kinds) if any(pa.types.is_decimal(kind) for kind in kinds) else None
+
+
+def _common_float(left: Node, right: Node) -> pa.DataType | None:
+    for node, other in ((left, right), (right, left)):
+        if pa.types.is_decimal(node.type):
+            return _DOUBLE if node.op == "literal" else None
+        if node.type == _FLOAT and other.type in _INTEGERS:
+            # Spark compares as float, and in ANSI mode as double: the same for such a literal.
+            return _FLOAT if other.op == "literal" and abs(other.value) <= _EXACT_IN_FLOAT else None
+    return _DOUBLE if left.type in _NUMBERS and right.type in _NUMBERS else None
+
+
+def _common_decimal(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
     sizes = [(kind.precision, kind.scale) if pa.types.is_decimal(kind) else (_DIGITS.get(kind), 0) for kind in kinds]
     if any(digits is None for digits, _ in sizes):
         return None

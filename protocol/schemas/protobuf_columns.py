@@ -410,6 +410,17 @@ class _Rules:
     emit_defaults: bool = False
 
 
+def _last_hits(hits: Found, rows: int) -> tuple[Found, Positions, Positions]:
+    """Return the hits in the order of rows, the last one of each row (-1: none), and the rows without one."""
+    if rows and len(hits.row) == rows and (hits.row == np.arange(rows)).all():
+        return hits, np.arange(rows), np.empty(0, np.int64)
+    if len(hits.row) > 1 and not (np.diff(hits.row) > 0).all():
+        hits = hits.where(np.lexsort((hits.order, hits.row)))
+    last = np.full(rows, -1, np.int64)
+    last[hits.row] = np.arange(len(hits.row))
+    return hits, last, np.flatnonzero(last < 0)
+
+
 class FieldReader:
     """Reads one field of a message."""
 
@@ -451,17 +462,7 @@ class FieldReader:
             return self._repeated(data, own, packed, len(starts))
         if self.field.enum is not None and self.field.enum.closed and len(own.row):
             own = self._known(own, NumberReader("enum").converted(own.number))
-        rows = len(starts)
-        if len(own.row) == rows and rows and (own.row == np.arange(rows)).all():
-            last, missing = np.arange(rows), np.empty(0, np.int64)
-        else:
-            last = np.full(rows, -1, np.int64)
-            ordered = own
-            if len(own.row) > 1 and not (np.diff(own.row) > 0).all():
-                ordered = own.where(np.lexsort((own.order, own.row)))
-                own = ordered
-            last[ordered.row] = np.arange(len(ordered.row))  # the last one of a row wins
-            missing = np.flatnonzero(last < 0)
+        own, last, missing = _last_hits(own, len(starts))
         if self.field.required and len(missing):
             raise InvalidRows(missing, _MISSING)
         if self._numbers is not None:
@@ -487,12 +488,14 @@ class FieldReader:
             return item.sparse(data, column.at, length)
         if self._numbers is None:
             return item.read(data, column.at, column.number)
-        at = column.at
+        return self._number_column(self._numbers, data, column)
+
+    def _number_column(self, item: NumberReader, data: Bytes, column: Column) -> pa.Array:
+        at, present, default = column.at, column.there, self._default()
         if item.wire != VARINT and present is not None:
             at = np.minimum(at, len(data) - (8 if item.wire == FIXED64 else 4))
-        values = self._numbers.values(data, at, column.number)
-        default = self._default()
-        if present is not None and default is None and isinstance(self._numbers, EnumReader):
+        values = item.values(data, at, column.number)
+        if present is not None and default is None and isinstance(item, EnumReader):
             values = np.where(present, values, np.int32(0))
         if present is not None and default is not None:
             values = np.where(present, values, np.array(default, values.dtype))
@@ -502,7 +505,7 @@ class FieldReader:
             if present is not None:
                 nonzero &= present
             present = None if nonzero.all() else nonzero
-        return self._numbers.column(values, present)
+        return item.column(values, present)
 
     def _known(self, hits: Found, numbers: Integers) -> Found:
         assert self.field.enum is not None

@@ -296,13 +296,17 @@ def _field(
     made.required = node.label == "required" or features["field_presence"] == "LEGACY_REQUIRED"
     explicit = features["field_presence"] != "IMPLICIT" or (file.syntax == "proto3" and node.label == "optional")
     made.presence = not made.repeated and (explicit or made.message is not None or made.oneof is not None)
-    packs = features["repeated_field_encoding"] == "PACKED"
-    numeric = made.kind not in ("string", "bytes", "message", "group")
-    made.packed = made.repeated and numeric and (packs if node.packed is None else node.packed)
+    made.packed = _is_packed(made, node, features)
     made.checked = features["utf8_validation"] == "VERIFY"
     if node.default is not None:
         made.default = _default(made, node.default, path)
     return made
+
+
+def _is_packed(made: FieldType, node: FieldNode, features: Mapping[str, str]) -> bool:
+    numeric = made.kind not in ("string", "bytes", "message", "group")
+    packs = features["repeated_field_encoding"] == "PACKED" if node.packed is None else node.packed
+    return made.repeated and numeric and packs
 
 
 def _set_type(

@@ -221,46 +221,70 @@ def consume(
     spans = [offset for offset in offsets if isinstance(offset, Span)]
     as_json = as_json or len(spans) < len(offsets)
     _check_usage(spans, path, text, partitions, group, as_json=as_json)
-    try:
-        output = _Output(RecordFilter(key.encode() if key is not None else None, pattern, headers), limit)
-    except ValueError as error:
-        raise click.UsageError(f"--grep: {error}") from error
-    if condition is not None:
-        try:
-            output.condition = RecordCondition(condition)
-        except ConfigurationError as error:
-            raise click.UsageError(f"--filter: {error}") from error
+    output = _Output(_record_filter(key, pattern, headers), limit)
+    output.condition = None if condition is None else _record_condition(condition)
     follows = (path is None) if follows is None else follows
-    default = FROM_LATEST if follows else FROM_EARLIEST
-    span = spans[0] if spans else Span(default)
+    span = spans[0] if spans else Span(FROM_LATEST if follows else FROM_EARLIEST)
     fixed = _FixedSchema(schema, value_format, value_message)
     output.decoder = _decoder(cluster, topic, schema_registry, subject, fixed, decode=decode, decode_key=decode_key)
     if path is None:
         decoded = () if output.decoder is None else output.decoder.types
         output.format = json_format(decoded) if as_json else text or text_format(r"%v\n")
-    with stop_request(prints=path is None) as stop, ExitStack() as opened:
-        if group is not None:
-            properties = _group_properties(cluster, group, span, is_named=bool(spans))
-            receiver = _open(opened, output, path, topic, None)
-            # Without the file, its records would be lost for the group.
-            complete = None if path is None else opened.close
-            read_as_member(
-                *(cluster, properties, topic, output.columns, receiver, stop),
-                exit_at_end=not follows,
-                complete=complete,
-            )
-        else:
-            starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
-            total = sum(max(0, end.until_offset - end.from_offset) for end in ends or ())
-            receiver = _open(opened, output, path, topic, None if ends is None else total)
-            if ends is None:
-                follow(cluster, starts, output.columns, receiver, stop)
-            elif not read_ranges(cluster, ends, output.columns, receiver, stop) and path is not None:
-                raise click.ClickException(f"interrupted; {path} was not written")
+    if group is not None:
+        properties = _group_properties(cluster, group, span, is_named=bool(spans))
+        _consume_as_member(cluster, topic, properties, output, path, follows=follows)
+    else:
+        _consume_partitions(cluster, topic, partitions, span, output, path, follows=follows)
     if path is not None:
         click.echo(f"{output.count} records written to {path}", err=True)
     if output.decoder is not None and output.decoder.invalid:
         raise click.ClickException(f"{output.decoder.invalid} records did not decode")
+
+
+def _record_filter(key: str | None, pattern: str | None, headers: tuple[tuple[str, bytes | None], ...]) -> RecordFilter:
+    try:
+        return RecordFilter(key.encode() if key is not None else None, pattern, headers)
+    except ValueError as error:
+        raise click.UsageError(f"--grep: {error}") from error
+
+
+def _record_condition(condition: str) -> RecordCondition:
+    try:
+        return RecordCondition(condition)
+    except ConfigurationError as error:
+        raise click.UsageError(f"--filter: {error}") from error
+
+
+def _consume_as_member(
+    cluster: Cluster, topic: str, properties: Mapping[str, object], output: _Output, path: Path | None, *, follows: bool
+) -> None:
+    with stop_request(prints=path is None) as stop, ExitStack() as opened:
+        receiver = _open(opened, output, path, topic, None)
+        # Without the file, its records would be lost for the group.
+        complete = None if path is None else opened.close
+        read_as_member(
+            *(cluster, properties, topic, output.columns, receiver, stop), exit_at_end=not follows, complete=complete
+        )
+
+
+def _consume_partitions(
+    cluster: Cluster,
+    topic: str,
+    partitions: tuple[int, ...] | None,
+    span: Span,
+    output: _Output,
+    path: Path | None,
+    *,
+    follows: bool,
+) -> None:
+    with stop_request(prints=path is None) as stop, ExitStack() as opened:
+        starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
+        total = sum(max(0, end.until_offset - end.from_offset) for end in ends or ())
+        receiver = _open(opened, output, path, topic, None if ends is None else total)
+        if ends is None:
+            follow(cluster, starts, output.columns, receiver, stop)
+        elif not read_ranges(cluster, ends, output.columns, receiver, stop) and path is not None:
+            raise click.ClickException(f"interrupted; {path} was not written")
 
 
 @dataclass(frozen=True)

@@ -270,13 +270,9 @@ def trim(
     if missing := sorted(set(numbers or ()) - set(partitions)):
         raise click.UsageError(f"{name} has no partition {missing[0]}.")
     keys: list[TopicPartition] = [(name, number) for number in (numbers or sorted(partitions))]
-    begins, ends = (_offsets(admin, cluster, keys, moment) for moment in (EARLIEST, LATEST))
-    if before_ms is not None:
-        offsets = _offsets(admin, cluster, keys, before_ms)
-        targets = {key: offsets[key] if offsets[key] >= 0 else ends[key] for key in keys}
-    else:
-        targets = {key: ends[key] if before_offset is None else min(before_offset, ends[key]) for key in keys}
-    targets = {key: max(offset, begins[key]) for key, offset in targets.items()}
+    begins = _offsets(admin, cluster, keys, EARLIEST)
+    ends = _ends_to_trim(admin, cluster, keys, before_offset, before_ms)
+    targets = {key: max(ends[key], begins[key]) for key in keys}
     rows = [(*key, begins[key], targets[key], targets[key] - begins[key]) for key in keys]
     if execute:
         due = {key: offset for key, offset in targets.items() if offset > begins[key]}
@@ -284,6 +280,17 @@ def trim(
     print_rows(("topic", "partition", "log_start_offset", "new_log_start_offset", "records"), rows, output)
     if not execute:
         click.echo("Nothing was deleted; --execute deletes.", err=True)
+
+
+def _ends_to_trim(
+    admin: Admin, cluster: Cluster, keys: list[TopicPartition], before_offset: int | None, before_ms: int | None
+) -> dict[TopicPartition, int]:
+    """Return the first offset to keep; with neither an offset nor a time, the end of the log."""
+    ends = _offsets(admin, cluster, keys, LATEST)
+    if before_ms is not None:
+        offsets = _offsets(admin, cluster, keys, before_ms)
+        return {key: offsets[key] if offsets[key] >= 0 else ends[key] for key in keys}
+    return ends if before_offset is None else {key: min(before_offset, end) for key, end in ends.items()}
 
 
 def _offsets(admin: Admin, cluster: Cluster, keys: list[TopicPartition], moment: int) -> dict[TopicPartition, int]:

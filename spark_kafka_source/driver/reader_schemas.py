@@ -6,7 +6,8 @@ as metadata, and the query asks for that version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -77,9 +78,16 @@ def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] 
     if version is None and isinstance(options.reader_version, int):
         version = options.reader_version
     registry = None if options.registry is None else PROCESS.registry(options.registry)
-    try:
+    with _options_named(part, has_text=text is not None):
         protobuf = options.protobuf(part)
         return choose_schema(format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf)
+
+
+@contextmanager
+def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
+    """Add to errors which option to change."""
+    try:
+        yield
     except RegistryFailed as error:
         if error.context.get("error_code") == _SUBJECT_NOT_FOUND:
             error.message += f"; set {part}Subject if its name is another one"
@@ -87,7 +95,7 @@ def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] 
             error.message += "; set schema.registry.reader.version to one that the subject has"
         raise
     except ConfigurationError as error:
-        of = error.context["of"] if isinstance(error, UnknownName) else None if text is None else "Schema"
+        of = error.context["of"] if isinstance(error, UnknownName) else "Schema" if has_text else None
         prefix = "" if of is None else f"{part}{of}: "
         raise ConfigurationError(f"{prefix}{error}", name=f"{part}{of or 'Schema'}") from None
 

@@ -28,6 +28,45 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start a cluster, print its bootstrap servers to standard output, and wait for Ctrl-C."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if (chosen.user or chosen.acl) and not any(name.lower().startswith("sasl_") for name in chosen.security):
+        parser.error("--user and --acl need a SASL listener: add --security sasl_plaintext or --security sasl_ssl")
+    settings = (acl_settings() if chosen.acl else {}) | dict(chosen.set)
+    # As with Ctrl-C, the `with` block below ends and cleans up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with LocalKafka(
+            *(chosen.brokers, chosen.version, settings),
+            port=chosen.port,
+            security=chosen.security,
+            users=dict(chosen.user) if chosen.user else USERS,
+            registry=chosen.registry,
+            registry_port=chosen.registry_port,
+        ) as kafka:
+            for name, partitions in chosen.topic:
+                kafka.create_topic(name, partitions)
+            if chosen.acl:
+                with Admin(bootstrap_servers=kafka.bootstrap_servers) as admin:
+                    admin.create_acls(chosen.acl)
+            print(kafka.bootstrap_servers, flush=True)
+            if chosen.registry or chosen.registry_port is not None:
+                print(f"schema.registry.url={kafka.schema_registry_url}", flush=True)
+            for protocol in chosen.security:
+                for name, value in kafka.client_properties(protocol.upper()).items():
+                    print(f"{name}={value}", flush=True)
+            to_stderr("Ctrl-C stops it and deletes its data")
+            _watch(kafka)
+    except KeyboardInterrupt:
+        to_stderr("stopped")
+    except KafkaError as error:
+        to_stderr(f"error: {error}")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m spark_kafka_source.local_kafka",
         description=main.__doc__,
@@ -81,41 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--registry-port", type=int, metavar="PORT", help="start it on this port (default: a free port)"
     )
-    chosen = parser.parse_args(arguments)
-    if (chosen.user or chosen.acl) and not any(name.lower().startswith("sasl_") for name in chosen.security):
-        parser.error("--user and --acl need a SASL listener: add --security sasl_plaintext or --security sasl_ssl")
-    settings = (acl_settings() if chosen.acl else {}) | dict(chosen.set)
-    # As with Ctrl-C, the `with` block below ends and cleans up.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        with LocalKafka(
-            *(chosen.brokers, chosen.version, settings),
-            port=chosen.port,
-            security=chosen.security,
-            users=dict(chosen.user) if chosen.user else USERS,
-            registry=chosen.registry,
-            registry_port=chosen.registry_port,
-        ) as kafka:
-            for name, partitions in chosen.topic:
-                kafka.create_topic(name, partitions)
-            if chosen.acl:
-                with Admin(bootstrap_servers=kafka.bootstrap_servers) as admin:
-                    admin.create_acls(chosen.acl)
-            print(kafka.bootstrap_servers, flush=True)
-            if chosen.registry or chosen.registry_port is not None:
-                print(f"schema.registry.url={kafka.schema_registry_url}", flush=True)
-            for protocol in chosen.security:
-                for name, value in kafka.client_properties(protocol.upper()).items():
-                    print(f"{name}={value}", flush=True)
-            to_stderr("Ctrl-C stops it and deletes its data")
-            _watch(kafka)
-    except KeyboardInterrupt:
-        to_stderr("stopped")
-    except KafkaError as error:
-        to_stderr(f"error: {error}")
-        return 1
-    return 0
+    return parser
 
 
 def _topic(text: str) -> tuple[str, int]:

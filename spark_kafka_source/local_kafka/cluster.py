@@ -125,12 +125,7 @@ class LocalKafka:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
         config.version_numbers(version)  # refuse a malformed version before a download
         self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
-        ports = [*self._chosen.values(), *([] if registry_port is None else [registry_port])]
-        if taken := [port for port in ports if not _is_free(port)]:
-            raise ConfigurationError(
-                f"port {taken[0]} of {LOOPBACK} cannot be used: it is in use, or needs root. "
-                "Choose another port, or none for a free one"
-            )
+        _require_free([*self._chosen.values(), *([] if registry_port is None else [registry_port])])
         self._report = report
         self._start_timeout_s = start_timeout_s
         java, jars = find_java(), kafka_jars(version, report)
@@ -154,10 +149,7 @@ class LocalKafka:
         self._zookeeper: JavaProcess | None = None
         self.certificate_authority: CertificateAuthority | None = None  # of the brokers' certificates
         self.users = dict(users)
-        own = {id: _as_text(values) for id, values in (broker_settings or {}).items()}
-        self._nodes = {
-            id: Node(id, self._folder / f"broker-{id}", {}, 0, own.get(id, {})) for id in range(1, brokers + 1)
-        }
+        self._nodes = _new_nodes(brokers, self._folder, broker_settings or {})
         self._processes = {id: self._process(f"broker {id}", node.folder) for id, node in self._nodes.items()}
         self._registry: FakeSchemaRegistry | None = None
         atexit.register(self.close)
@@ -504,6 +496,19 @@ def free_ports(count: int) -> list[int]:
         if len(free) == count:
             return free
     raise KafkaError(f"this machine has no {count} free ports between {PORTS.start} and {PORTS.stop}")
+
+
+def _new_nodes(count: int, folder: Path, settings: Mapping[int, Mapping[str, str]]) -> dict[int, Node]:
+    ids = range(1, count + 1)
+    return {id: Node(id, folder / f"broker-{id}", {}, 0, _as_text(settings.get(id, {}))) for id in ids}
+
+
+def _require_free(ports: Sequence[int]) -> None:
+    if taken := [port for port in ports if not _is_free(port)]:
+        raise ConfigurationError(
+            f"port {taken[0]} of {LOOPBACK} cannot be used: it is in use, or needs root. "
+            "Choose another port, or none for a free one"
+        )
 
 
 def _is_free(port: int) -> bool:
