@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from protocol.consumer.out_of_range import OutOfRange, check_committed
 from protocol.errors import DataLoss, NoOffset, UsageError
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.list_offsets import list_offsets
-from protocol.fetch.log_offsets import Range
+from protocol.fetch.log_offsets import ListedOffset, Range
 from protocol.group.commits.committed_offsets import TopicIds, as_committed_offsets, fetch_start_offsets
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from protocol.position import Position
@@ -237,8 +238,7 @@ def _read(
         needed |= record_filter.decoded_columns
     if decoders:
         needed.add("offset")
-    names = sorted({source_range.topic for source_range in ranges})
-    indexes, topics = {name: index for index, name in enumerate(names)}, pa.array(names, pa.string())
+    topics = sorted({source_range.topic for source_range in ranges})
     with client:
         fetched = BoundedReader(
             client,
@@ -249,17 +249,13 @@ def _read(
             row_filter=None if record_filter is None else record_filter.of_range,
         )
         for source_range, batch in fetched:
-            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            if "topic" in needed:
-                index = pa.repeat(pa.scalar(indexes[source_range.topic], pa.int32()), batch.num_rows)
-                arrays["topic"] = pa.DictionaryArray.from_arrays(index, topics)
-            if "partition" in needed:
-                arrays["partition"] = pa.repeat(pa.scalar(source_range.partition, pa.int32()), batch.num_rows)
+            arrays = _read_columns(batch, source_range, topics, needed)
             for name, decoder in decoders.items():
-                if name in arrays:
-                    arrays[name], invalid = decoder.decode(arrays[name])
-                    if invalid:
-                        raise decode_failed(source_range.topic, source_range.partition, name, batch, invalid)
+                if name not in arrays:
+                    continue
+                arrays[name], invalid = decoder.decode(arrays[name])
+                if invalid:
+                    raise decode_failed(source_range.topic, source_range.partition, name, batch, invalid)
             if record_filter is not None and record_filter.decoded_columns:
                 mask = pa.array(record_filter.decoded_rows(arrays, source_range))
                 arrays = {name: array.filter(mask) for name, array in arrays.items()}
@@ -271,6 +267,19 @@ def _read(
     reporter.end()
 
 
+def _read_columns(
+    batch: pa.RecordBatch, source_range: Range, topics: list[str], needed: Collection[str]
+) -> dict[str, pa.Array]:
+    """Return the columns of a batch, and those that are constant in its range."""
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if "topic" in needed:
+        index = pa.repeat(pa.scalar(topics.index(source_range.topic), pa.int32()), batch.num_rows)
+        arrays["topic"] = pa.DictionaryArray.from_arrays(index, pa.array(topics, pa.string()))
+    if "partition" in needed:
+        arrays["partition"] = pa.repeat(pa.scalar(source_range.partition, pa.int32()), batch.num_rows)
+    return arrays
+
+
 def _ranges(
     client: Client, config: GroupConsumerConfig, topics: list[str], start: RangeBound, end: RangeBound
 ) -> list[Range]:
@@ -279,11 +288,10 @@ def _ranges(
     for name in topics:
         topic = client.retrying(f"Metadata of {name}", partial(client.topic, name, deadline), deadline, topics=[name])
         topic_ids.update(((name, partition), topic.topic_id) for partition in sorted(topic.partitions))
-    begins = _offsets(client, config, topic_ids, "start", start, deadline)
-    ends = _offsets(client, config, topic_ids, "end", end, deadline, missing=begins)
-    latest = list_offsets(
-        client, dict.fromkeys(topic_ids, LATEST), isolation_level=config.consumer.isolation_level, deadline=deadline
-    )
+    logs = _Logs(client, config, topic_ids, deadline)
+    begins = logs.positions("start", start)
+    ends = logs.positions("end", end, missing=begins)
+    latest = logs.listed(dict.fromkeys(topic_ids, LATEST))
     if start == "committed" or isinstance(start, Mapping):
         above = [key for key, begin in begins.items() if begin.offset > latest[key].offset]
         _require_in_log(client, "start", {key: begins[key] for key in above}, deadline)
@@ -328,89 +336,99 @@ def _out_of_range(option: str, whose: str, lost: Mapping[TopicPartition, OutOfRa
     )
 
 
-def _offsets(
-    client: Client,
-    config: GroupConsumerConfig,
-    topic_ids: TopicIds,
-    option: str,
-    bound: RangeBound,
-    deadline: Deadline,
-    missing: Mapping[TopicPartition, Position] | None = None,
-) -> dict[TopicPartition, Position]:
-    """Resolve a bound to positions, those of the group with their leader epochs.
+@dataclass(frozen=True)
+class _Logs:
+    """The partitions of a call, with the ids of their topics: resolves bounds to positions."""
 
-    `missing` are the positions of partitions that the group has committed none of.
-    """
-    offsets: dict[TopicPartition, Position] = {}
-    times: dict[TopicPartition, int] = {}
-    match bound:
-        case "earliest":
-            times = dict.fromkeys(topic_ids, EARLIEST)
-        case "latest":
-            times = dict.fromkeys(topic_ids, LATEST)
-        case "committed":
-            offsets = _committed(client, config, topic_ids, option, deadline)
-            absent = [key for key in topic_ids if key not in offsets]
-            if missing is not None:
-                offsets.update({key: missing[key] for key in absent if key in missing})
-            elif absent:
-                times = dict.fromkeys(absent, _reset(client, config, absent))
-        case datetime():
-            if bound.tzinfo is None:
-                raise UsageError(f"{bound} has no time zone; use datetime.now(timezone.utc), for example")
-            times = dict.fromkeys(topic_ids, round(bound.timestamp() * 1000))
-        case Mapping():
-            try:
-                offsets.update(as_committed_offsets(bound))
-            except UsageError as error:
-                raise UsageError(f"{option}: {error}") from None
-            if unknown := offsets.keys() - topic_ids.keys():
-                topic, partition = min(unknown)
-                raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
-        case _:
-            raise UsageError(
-                f"{bound!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
-                "or offsets by (topic, partition)"
-            )
-    if times:
-        isolation = config.consumer.isolation_level
-        listed = list_offsets(client, times, isolation_level=isolation, deadline=deadline)
-        none_since = [key for key, offset in listed.items() if offset.offset < 0]
-        ends = list_offsets(client, dict.fromkeys(none_since, LATEST), isolation_level=isolation, deadline=deadline)
-        offsets.update({key: Position(offset.offset) for key, offset in {**listed, **ends}.items()})
-    return offsets
+    client: Client
+    config: GroupConsumerConfig
+    topic_ids: TopicIds
+    deadline: Deadline
 
+    def positions(
+        self, option: str, bound: RangeBound, missing: Mapping[TopicPartition, Position] | None = None
+    ) -> dict[TopicPartition, Position]:
+        """Return the positions of a bound, those of the group with their leader epochs.
 
-def _committed(
-    client: Client, config: GroupConsumerConfig, topic_ids: TopicIds, option: str, deadline: Deadline
-) -> dict[TopicPartition, Position]:
-    group = config.consumer.group_id
-    if group is None:
-        raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
-    valid, lost = check_committed(client, fetch_start_offsets(client, group, topic_ids, deadline), deadline)
-    if option == "end":
-        # Records before the log start offset are not part of the range, whether the group has read them or not.
-        valid |= {key: loss.position for key, loss in lost.items() if loss.is_deleted}
-    if lost.keys() - valid.keys():
-        lost = {key: loss for key, loss in lost.items() if key not in valid}
-        raise _out_of_range(option, f"{option}='committed': group {group}: its", lost)
-    return valid
-
-
-def _reset(client: Client, config: GroupConsumerConfig, absent: list[TopicPartition]) -> int:
-    reset = config.auto_offset_reset
-    if isinstance(reset, timedelta):
-        return client.clock.wall_ms() - round(reset.total_seconds() * 1000)
-    if reset == "none":
-        topic, partition = absent[0]
-        raise NoOffset(
-            f"group {config.consumer.group_id} has committed no offset of {topic}-{partition}, and auto.offset.reset "
-            "is none",
-            topic=topic,
-            partition=partition,
-            settings=("auto.offset.reset",),
+        `missing` are the positions of partitions that the group has committed none of.
+        """
+        match bound:
+            case "earliest":
+                return self._at(dict.fromkeys(self.topic_ids, EARLIEST))
+            case "latest":
+                return self._at(dict.fromkeys(self.topic_ids, LATEST))
+            case "committed":
+                return self._committed_or_reset(option, missing)
+            case datetime():
+                if bound.tzinfo is None:
+                    raise UsageError(f"{bound} has no time zone; use datetime.now(timezone.utc), for example")
+                return self._at(dict.fromkeys(self.topic_ids, round(bound.timestamp() * 1000)))
+            case Mapping():
+                return self._named(option, bound)
+        raise UsageError(
+            f"{bound!r} is not a position; use 'earliest', 'latest', 'committed', a datetime with a time zone, "
+            "or offsets by (topic, partition)"
         )
-    return EARLIEST if reset == "earliest" else LATEST
+
+    def listed(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
+        """List offsets, with `read_committed` up to the last stable one."""
+        isolation = self.config.consumer.isolation_level
+        return list_offsets(self.client, times, isolation_level=isolation, deadline=self.deadline)
+
+    def _at(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
+        """Return the positions at these times; the log ends of partitions without a record that new."""
+        offsets = self.listed(times)
+        none_since = [key for key, offset in offsets.items() if offset.offset < 0]
+        offsets |= self.listed(dict.fromkeys(none_since, LATEST))
+        return {key: Position(offset.offset) for key, offset in offsets.items()}
+
+    def _named(self, option: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Position]:
+        try:
+            positions: dict[TopicPartition, Position] = {**as_committed_offsets(offsets)}
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from None
+        if unknown := positions.keys() - self.topic_ids.keys():
+            topic, partition = min(unknown)
+            raise UsageError(f"{topic}-{partition} does not exist, or its topic is not one of those to read")
+        return positions
+
+    def _committed_or_reset(
+        self, option: str, missing: Mapping[TopicPartition, Position] | None
+    ) -> dict[TopicPartition, Position]:
+        positions = self._committed(option)
+        absent = [key for key in self.topic_ids if key not in positions]
+        if missing is not None:
+            return positions | {key: missing[key] for key in absent if key in missing}
+        return positions | self._at(dict.fromkeys(absent, self._reset_time(absent))) if absent else positions
+
+    def _committed(self, option: str) -> dict[TopicPartition, Position]:
+        group = self.config.consumer.group_id
+        if group is None:
+            raise UsageError("the position 'committed' needs group.id", settings=("group.id",))
+        offsets = fetch_start_offsets(self.client, group, self.topic_ids, self.deadline)
+        valid, lost = check_committed(self.client, offsets, self.deadline)
+        if option == "end":
+            # Records before the log start offset are not part of the range, whether the group has read them or not.
+            valid |= {key: loss.position for key, loss in lost.items() if loss.is_deleted}
+        if lost.keys() - valid.keys():
+            lost = {key: loss for key, loss in lost.items() if key not in valid}
+            raise _out_of_range(option, f"{option}='committed': group {group}: its", lost)
+        return valid
+
+    def _reset_time(self, absent: list[TopicPartition]) -> int:
+        reset = self.config.auto_offset_reset
+        if isinstance(reset, timedelta):
+            return self.client.clock.wall_ms() - round(reset.total_seconds() * 1000)
+        if reset == "none":
+            topic, partition = absent[0]
+            raise NoOffset(
+                f"group {self.config.consumer.group_id} has committed no offset of {topic}-{partition}, and "
+                "auto.offset.reset is none",
+                topic=topic,
+                partition=partition,
+                settings=("auto.offset.reset",),
+            )
+        return EARLIEST if reset == "earliest" else LATEST
 
 
 @hide_variables

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +82,14 @@ class CompletedFetch:
             where=where,
             row_filter=row_filter,
         )
+
+
+class Route(NamedTuple):
+    """Where to fetch a partition: the leader, or the replica that it named; the leader's epoch, and the topic's id."""
+
+    broker: Broker
+    leader_epoch: int
+    topic_id: bytes
 
 
 class FetchPosition:
@@ -223,13 +231,13 @@ class FetchPosition:
         """Fetch no records from this offset on."""
         self.until = replace(self.until, offset=offset)
 
-    def route(self, broker: Broker, leader_epoch: int, topic_id: bytes, now_s: float) -> None:
+    def route(self, route: Route, now_s: float) -> None:
         """Handle that the broker was resolved."""
-        self.position = self.position.in_topic(topic_id)
-        self.leader_epoch = leader_epoch
+        self.position = self.position.in_topic(route.topic_id)
+        self.leader_epoch = route.leader_epoch
         self.routed_at_s = now_s
         # Set last, since the broker's thread fetches the partition as soon as it is set.
-        self.broker = broker
+        self.broker = route.broker
 
     def leave_broker(self) -> None:
         """Forget the broker, so that it is resolved again."""

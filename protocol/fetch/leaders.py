@@ -6,13 +6,14 @@ Runs in the caller's thread; no retries. Used by `bounded_reader`, `partition_fe
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import FETCH as FETCH_PURPOSE
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, Metadata, Topic, topic_id_text
+from protocol.cluster.metadata import Metadata, Topic, topic_id_text
 from protocol.errors import BrokerError, KafkaError, LogTruncated, TopicRecreated, TopicUnknown
 from protocol.fetch.fetch_failures import (
     CheckLog,
@@ -24,7 +25,7 @@ from protocol.fetch.fetch_failures import (
     range_truncated,
     validate_position,
 )
-from protocol.fetch.fetch_position import FetchPosition, P
+from protocol.fetch.fetch_position import FetchPosition, P, Route
 from protocol.fetch.fetch_request import FetchRequest, FetchResult
 from protocol.fetch.list_offsets import end_of_epoch, list_offsets
 from protocol.fetch.log_offsets import LogBounds
@@ -60,48 +61,52 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
     ids, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no broker replied.
     """
     try:
-        snapshot, ids = _snapshot(client, partitions, deadline)
+        snapshot = _snapshot(client, partitions, deadline)
     except KafkaError as error:
         return dict.fromkeys(partitions, error)
     failures: dict[P, KafkaError] = {}
     now_s = client.clock.now_s()
     for partition in partitions:
         try:
-            broker, leader_epoch, topic_id = _leader(snapshot, ids, partition)
+            route = _route(snapshot, partition)
         except KafkaError as error:
             failures[partition] = error
         else:
-            partition.route(broker, leader_epoch, topic_id, now_s)
+            partition.route(route, now_s)
     client.expire_metadata({partition.topic for partition, error in failures.items() if isinstance(error, BrokerError)})
     return failures
 
 
-def _snapshot(
-    client: Client, partitions: Collection[FetchPosition], deadline: Deadline
-) -> tuple[Metadata, Mapping[str, set[bytes]]]:
-    """Return metadata, and the ids that several brokers report for topics that seem to be recreated.
+class _Snapshot(NamedTuple):
+    """Metadata, and the ids that several brokers report for topics that seem to be recreated.
 
     Ids have no order: the other id may be that of the deleted topic, if the broker lags behind. The metadata of one
     broker never go back, so that no broker reports an older id only.
     """
+
+    metadata: Metadata
+    ids_at_brokers: Mapping[str, set[bytes]]
+
+
+def _snapshot(client: Client, partitions: Collection[FetchPosition], deadline: Deadline) -> _Snapshot:
     topics = {partition.topic for partition in partitions}
-    snapshot = client.snapshot(topics, deadline)
-    if another := _other_topics(snapshot, partitions):
+    metadata = client.snapshot(topics, deadline)
+    if another := _other_topics(metadata, partitions):
         # Cached metadata may be older than the plan of the range.
         client.expire_metadata(another)
-        snapshot = client.snapshot(topics, deadline)
-        another = _other_topics(snapshot, partitions)
-    return snapshot, client.ids_at_brokers(another, deadline) if another else {}
+        metadata = client.snapshot(topics, deadline)
+        another = _other_topics(metadata, partitions)
+    return _Snapshot(metadata, client.ids_at_brokers(another, deadline) if another else {})
 
 
-def _other_topics(snapshot: Metadata, partitions: Collection[FetchPosition]) -> set[str]:
-    return {partition.topic for partition in partitions if _is_another(snapshot, partition)}
+def _other_topics(metadata: Metadata, partitions: Collection[FetchPosition]) -> set[str]:
+    return {partition.topic for partition in partitions if _is_another(metadata, partition)}
 
 
-def _require_same_topic(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> Topic:
-    topic = snapshot.topic(partition.topic)
-    if _is_another(snapshot, partition):
-        if ids.get(partition.topic) != {topic.topic_id}:
+def _require_same_topic(snapshot: _Snapshot, partition: FetchPosition) -> Topic:
+    topic = snapshot.metadata.topic(partition.topic)
+    if _is_another(snapshot.metadata, partition):
+        if snapshot.ids_at_brokers.get(partition.topic) != {topic.topic_id}:
             raise broker_error(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
                 f"{partition.name}: brokers do not agree on the topic id {topic_id_text(partition.topic_id)}; one has "
@@ -120,12 +125,12 @@ def _require_same_topic(snapshot: Metadata, ids: Mapping[str, set[bytes]], parti
     return topic
 
 
-def _leader(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchPosition) -> tuple[Broker, int, bytes]:
-    """Return the broker to fetch from, the leader epoch and the topic id. Raises as `resolve_leaders` returns."""
-    topic = _require_same_topic(snapshot, ids, partition)
-    broker, leadership = snapshot.leader(partition.topic, partition.partition)
+def _route(snapshot: _Snapshot, partition: FetchPosition) -> Route:
+    """Return where to fetch from. Raises as `resolve_leaders` returns."""
+    topic = _require_same_topic(snapshot, partition)
+    broker, leadership = snapshot.metadata.leader(partition.topic, partition.partition)
     if partition.preferred_replica != NO_REPLICA:
-        replica = snapshot.brokers.get(partition.preferred_replica)
+        replica = snapshot.metadata.brokers.get(partition.preferred_replica)
         if replica is None:
             raise broker_error(
                 ErrorCode.REPLICA_NOT_AVAILABLE,
@@ -134,11 +139,11 @@ def _leader(snapshot: Metadata, ids: Mapping[str, set[bytes]], partition: FetchP
                 partition=partition.partition,
             )
         broker = replica
-    return broker, leadership.leader_epoch, topic.topic_id
+    return Route(broker, leadership.leader_epoch, topic.topic_id)
 
 
-def _is_another(snapshot: Metadata, partition: FetchPosition) -> bool:
-    topic = snapshot.topics.get(partition.topic)
+def _is_another(metadata: Metadata, partition: FetchPosition) -> bool:
+    topic = metadata.topics.get(partition.topic)
     if topic is None or topic.error_code != ErrorCode.NONE:
         return False
     return not partition.position.is_in(topic.topic_id)
@@ -155,11 +160,13 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
     latest = list_offsets(client, {key: LATEST}, deadline=deadline)[key]
     if latest.is_stale(partition.known_epoch):
         partition.drop_stale_epoch(client.clock.now_s())
-    in_range, epoch = start <= partition.offset <= latest.offset, partition.position.leader_epoch
-    if not in_range or latest.is_stale(partition.known_epoch) or epoch == NO_LEADER_EPOCH:
+    position = partition.position
+    in_range = start <= position.offset <= latest.offset
+    if not in_range or latest.is_stale(partition.known_epoch) or position.leader_epoch == NO_LEADER_EPOCH:
         return LogBounds(start, latest)
-    is_known = end_of_epoch(client, *key, epoch, deadline) is not None
-    if not is_known and end_of_epoch(client, *key, partition.leader_epoch, deadline) is None:
+    is_known = end_of_epoch(client, key, position, deadline) is not None
+    of_leader = replace(position, leader_epoch=partition.leader_epoch)
+    if not is_known and end_of_epoch(client, key, of_leader, deadline) is None:
         partition.drop_epoch()
         is_known = True
     return LogBounds(start, latest, lacks_epoch=not is_known)
@@ -171,7 +178,7 @@ def _confirm_truncation(
     """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated."""
     if "end_offset" in error.context:
         return log_truncated(partition, error)
-    epoch_end = end_of_epoch(client, *partition.topic_partition, partition.until.leader_epoch, deadline)
+    epoch_end = end_of_epoch(client, partition.topic_partition, partition.until, deadline)
     if epoch_end is not None and epoch_end < partition.until_offset:
         return range_truncated(partition, error, epoch_end)
     partition.confirm_end(keep_epoch=epoch_end is not None and "record_epoch" not in error.context)
@@ -210,7 +217,7 @@ def decide_with_leader(
         if isinstance(action, InvalidPosition):
             # Requested by name, a broker may have replied for a recreated topic.
             client.expire_metadata([partition.topic])
-            _leader(*_snapshot(client, [partition], deadline), partition)
+            _route(_snapshot(client, [partition], deadline), partition)
     except KafkaError as failure:
         # The metadata will tell if an unknown topic was deleted.
         action = decide(partition, failure.answer if isinstance(failure, TopicUnknown) else failure)

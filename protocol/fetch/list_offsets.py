@@ -82,19 +82,22 @@ def _listed(row: Mapping[str, Any]) -> ListedOffset:
     return ListedOffset(row["offset"], row["leader_epoch"], row["timestamp"])
 
 
-def end_of_epoch(client: Client, topic: str, partition: int, epoch: int, deadline: Deadline) -> int | None:
-    """Return the end of one partition's epoch; None if unknown. See `_ends_of_epochs`."""
-    return _ends_of_epochs(client, {(topic, partition): epoch}, deadline).get((topic, partition))
+def end_of_epoch(client: Client, key: TopicPartition, position: Position, deadline: Deadline) -> int | None:
+    """Return where the leader epoch of a position ends; None if unknown. See `_ends_of_epochs`."""
+    return _ends_of_epochs(client, {key: position}, deadline).get(key)
 
 
 def _ends_of_epochs(
-    client: Client, epochs: Mapping[TopicPartition, int], deadline: Deadline
+    client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """Return the offset after the last record of each epoch, or else of the newest older one, without unknown epochs.
+    """Return the offset after the last record of each position's leader epoch, without unknown epochs.
+
+    If the log has no record of an epoch, that after the newest older one counts.
 
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """
-    epoch_fields, fields = {key: {"leader_epoch": epoch} for key, epoch in epochs.items()}, {"replica_id": _A_CLIENT}
+    epoch_fields = {key: {"leader_epoch": position.leader_epoch} for key, position in positions.items()}
+    fields = {"replica_id": _A_CLIENT}
     rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
     return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}
 
@@ -103,8 +106,8 @@ def ends_of_epochs(
     client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """Return where the leader epochs of positions end, see `_ends_of_epochs`; none from brokers without the request."""
-    epochs = {key: position.leader_epoch for key, position in positions.items() if position.leader_epoch >= 0}
+    with_epoch = {key: position for key, position in positions.items() if position.leader_epoch >= 0}
     try:
-        return _ends_of_epochs(client, epochs, deadline) if epochs else {}
+        return _ends_of_epochs(client, with_epoch, deadline) if with_epoch else {}
     except UnsupportedVersion:
         return {}

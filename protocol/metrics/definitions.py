@@ -291,6 +291,9 @@ def _of_producers() -> Iterator[Definition]:
         Stat.SECONDS_AGO,
         apis=(_METADATA,),
     )
+
+
+def _of_buffers_and_waits() -> Iterator[Definition]:
     yield _producer.metric("buffer-total-bytes", "`buffer.memory`", "", Stat.SUM_OF_GAUGES)
     yield _producer.metric("buffer-available-bytes", "bytes of `buffer.memory` that are free", "", Stat.SUM_OF_GAUGES)
     yield _producer.metric(
@@ -321,6 +324,9 @@ def _of_producers() -> Iterator[Definition]:
     ):
         doc = f"nanoseconds spent in {description} since the start"
         yield _producer.metric(f"{name}-time-ns-total", doc, sensor, Stat.TOTAL)
+
+
+def _of_produced_topics() -> Iterator[Definition]:
     tags = (TOPIC,)
     yield from _topic.meter("record-send", "records sent, including retries", "produced", value=_RECORDS, tags=tags)
     yield from _topic.meter("byte", "bytes of record batches sent", "produced", value=_RECORD_BYTES, tags=tags)
@@ -336,7 +342,14 @@ def _of_producers() -> Iterator[Definition]:
     yield from _topic.meter("record-error", "records given up", "failed", value=_RECORDS, tags=tags)
 
 
-DEFINITIONS: tuple[Definition, ...] = (*_of_requests(), *_of_consumers(), *_of_members(), *_of_producers())
+DEFINITIONS: tuple[Definition, ...] = (
+    *_of_requests(),
+    *_of_consumers(),
+    *_of_members(),
+    *_of_producers(),
+    *_of_buffers_and_waits(),
+    *_of_produced_topics(),
+)
 
 
 def most_specific() -> list[Definition]:

@@ -40,10 +40,34 @@ _OVERHEAD_BYTES = 300
 
 
 @dataclass(frozen=True)
-class _Request:
-    reply: Reply
+class _Batches:
+    """The batches of one request, with the ids of their topics by name."""
+
     parts: Sequence[Part]
     topic_ids: Mapping[str, bytes]
+
+    @property
+    def last_version(self) -> int | None:
+        """The last version that can name these topics; None: all can."""
+        by_name = any(self.topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in self.parts)
+        return LAST_WITH_TOPIC_NAMES if by_name else None
+
+    def topic_data(self, version: int) -> list[dict[str, Any]]:
+        """Return the rows of the request."""
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for partition, batch in self.parts:
+            topics.setdefault(partition.topic, []).append({"index": partition.partition, "records": batch.records})
+        by_id = version > LAST_WITH_TOPIC_NAMES
+        return [
+            {**({"topic_id": self.topic_ids[name]} if by_id else {"name": name}), "partition_data": rows}
+            for name, rows in topics.items()
+        ]
+
+
+@dataclass(frozen=True)
+class _Request:
+    reply: Reply
+    batches: _Batches
     deadline: Deadline
 
 
@@ -127,6 +151,8 @@ class BrokerProducer:
         for partition, batch in parts:
             partition.sending(batch, self.broker.node_id, now_s)
             self._finalize_header(partition, batch)
+        batches = _Batches(parts, topic_ids)
+        last_versions = (self._session.last_produce_version, batches.last_version)
         timeout_s = self._client.config.request_timeout_ms / 1000
         delivery_s = max(part.deadline_s(batch) for part, batch in parts) - now_s
         deadline = Deadline.after_ms(min(timeout_s, max(0.05, delivery_s)) * 1000, self._clock)
@@ -134,11 +160,11 @@ class BrokerProducer:
             reply = self._client.send(
                 self.broker,
                 PRODUCE,
-                lambda version: self._body(version, parts, topic_ids, deadline),
+                lambda version: self._body(version, batches, deadline),
                 deadline,
                 purpose=self._purpose,
                 at_least=_FIRST_WITH_ZSTD if self._config.compression_type == "zstd" else _FIRST_WITH_RECORD_BATCHES,
-                at_most=self._max_version(parts, topic_ids),
+                at_most=min((version for version in last_versions if version is not None), default=None),
                 replies=self._config.acks != 0,
             )
         except (TransportError, ProtocolError) as error:
@@ -155,7 +181,7 @@ class BrokerProducer:
             for partition, batch in parts:
                 partition.written(batch, -1)
         else:
-            self._in_flight.append(_Request(reply, parts, topic_ids, deadline))
+            self._in_flight.append(_Request(reply, batches, deadline))
         return True
 
     def _record_sent(self, parts: Sequence[Part], now_s: float) -> None:
@@ -192,28 +218,12 @@ class BrokerProducer:
             transactional=self._session.transactional_id is not None,
         )
 
-    def _max_version(self, parts: Sequence[Part], topic_ids: Mapping[str, bytes]) -> int | None:
-        by_name = any(topic_ids[partition.topic] == NO_TOPIC_ID for partition, _ in parts)
-        limits = [self._session.last_produce_version, LAST_WITH_TOPIC_NAMES if by_name else None]
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def _body(
-        self, version: int, parts: Sequence[Part], topic_ids: Mapping[str, bytes], deadline: Deadline
-    ) -> dict[str, Any]:
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for partition, batch in parts:
-            topics.setdefault(partition.topic, []).append({"index": partition.partition, "records": batch.records})
+    def _body(self, version: int, batches: _Batches, deadline: Deadline) -> dict[str, Any]:
         return {
             "transactional_id": self._session.transactional_id,
             "acks": self._config.acks,
             "timeout_ms": max(1, deadline.remaining_ms()),
-            "topic_data": [
-                {
-                    **({"topic_id": topic_ids[name]} if version > LAST_WITH_TOPIC_NAMES else {"name": name}),
-                    "partition_data": rows,
-                }
-                for name, rows in topics.items()
-            ],
+            "topic_data": batches.topic_data(version),
         }
 
     def _not_sent(self, parts: Sequence[Part], error: KafkaError) -> None:
@@ -235,7 +245,7 @@ class BrokerProducer:
             log.debug("%s: no reply to Produce: %s", self.broker, error)
             forget_frames(error)  # the pool keeps it
             now_s = self._client.clock.now_s()
-            for partition, batch in request.parts:
+            for partition, batch in request.batches.parts:
                 partition.lost(batch, error, now_s)
                 self._on_stale_metadata(partition.topic)
             return
@@ -251,8 +261,9 @@ class BrokerProducer:
             for answer in row["partition_responses"]
         }
         where = f"{self.broker} (Produce v{request.reply.version})"
-        for partition, batch in request.parts:
-            topic = request.topic_ids[partition.topic] if by_id else partition.topic
+        topic_ids = request.batches.topic_ids
+        for partition, batch in request.batches.parts:
+            topic = topic_ids[partition.topic] if by_id else partition.topic
             answer = answers.get((topic, partition.partition))
             if answer is None:
                 partition.lost(batch, Corrupt(f"{where}: the reply omits {partition.name}"), now_s)
@@ -266,7 +277,11 @@ class BrokerProducer:
             else:
                 log.debug("%s: Produce to %s: %s", where, partition.name, error_row(code).name)
                 is_stale = error_row(code).refresh is Refresh.METADATA
-                moved = is_stale and self._has_moved(partition, request.topic_ids[partition.topic], answer, body)
+                if is_stale:
+                    topic_id = topic_ids[partition.topic]
+                    leader = NewLeader.from_reply(partition.topic, topic_id, partition.partition, answer, body)
+                    self._client.adopt_leaders([] if leader is None else [leader])
+                moved = is_stale and self._has_moved(partition)
                 if is_stale and not moved:
                     self._on_stale_metadata(partition.topic)
                 splits_before = partition.splits
@@ -274,12 +289,8 @@ class BrokerProducer:
                 if partition.splits > splits_before:
                     self._client.sensors.splits.record((now_s,))
 
-    def _has_moved(
-        self, partition: PartitionProducer, topic_id: bytes, row: Mapping[str, Any], reply: Mapping[str, Any]
-    ) -> bool:
-        """Adopt the leader that the reply names; return True if this broker is not the leader in cached metadata."""
-        leader = NewLeader.from_reply(partition.topic, topic_id, partition.partition, row, reply)
-        self._client.adopt_leaders([leader] if leader is not None else [])
+    def _has_moved(self, partition: PartitionProducer) -> bool:
+        """Return True if this broker is not the leader in cached metadata."""
         topic = self._client.remembered_topic(partition.topic)
         current = topic.partitions.get(partition.partition) if topic is not None else None
         return current is not None and current.leader not in (NO_REPLICA, self.broker.node_id)
