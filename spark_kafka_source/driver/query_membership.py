@@ -193,6 +193,8 @@ class QueryMembership:
                 with_option_names(revocation.reason.error),
             )
             self._commits.retain(membership.owned - revocation.partitions)
+            # A later revocation in the same call must not commit them again: they have another owner by then.
+            self._last = self._last.without(revocation.partitions)
             for key in revocation.partitions:
                 self._assigned.pop(key, None)
 

@@ -35,6 +35,10 @@ class QueryAssignment:
         """Return a copy in which the positions of these partitions in `added` no longer apply."""
         return replace(self, added={key: start for key, start in self.added.items() if key not in partitions})
 
+    def without(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
+        """Return a copy that does not own these partitions."""
+        return replace(self, owned={key: topic_id for key, topic_id in self.owned.items() if key not in partitions})
+
     def positions(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
         """Return the position in each partition that was read or assigned at a position, owned or not.
 

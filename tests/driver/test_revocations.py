@@ -1,0 +1,93 @@
+"""Several revocations in one call: each partition is committed by its owner only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from protocol.base.clock import Deadline
+from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.group.membership.assignment import Assignment, EndReason, Revocation
+from protocol.kafka_terms import TopicPartition
+from protocol.position import Position
+from spark_kafka_source.driver import query_membership
+from spark_kafka_source.driver.group_commits import GroupCommits
+from spark_kafka_source.driver.query_membership import QueryMembership
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.offsets import Offsets
+
+A, B = ("t", 0), ("t", 1)
+TOPIC_ID = b"0123456789abcdef"
+OPTIONS = {
+    "kafka.bootstrap.servers": "127.0.0.1:1",
+    "subscribe": "t",
+    "kafka.group.id": "g",
+    "kafka.group.protocol": "consumer",
+}
+
+
+class Staged:
+    """Replaces an `OffsetManager`: records the offsets of each `stage`."""
+
+    healthy, group = True, "g"
+
+    def __init__(self) -> None:
+        self.offsets: list[dict[TopicPartition, int]] = []
+
+    def retain(self, owned: Iterable[TopicPartition]) -> None: ...
+
+    def set_member(self, member: GroupMember) -> None: ...
+
+    def stage(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember) -> None:
+        self.offsets.append({key: to.offset for key, to in offsets.items()})
+
+    def flush(self, deadline: Deadline, *, partition_timeout_s: float) -> bool:
+        return True
+
+
+class Membership:
+    """Owns two partitions; the second call of `poll_rebalance` revokes them one after the other."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.owned = frozenset[TopicPartition]()
+        self.member = NO_MEMBER
+        self.rebalance_pending: EndReason | None = EndReason("as if")
+        self.assignment_lost = None
+
+    def progress(self) -> None: ...
+
+    def take_authorization_error(self) -> None: ...
+
+    def on_member_refused(self, member: GroupMember) -> None: ...
+
+    def poll_rebalance(self, deadline: Deadline, before_revoke: Callable[[Revocation], None]) -> Assignment:
+        if not self.owned:
+            self.owned = frozenset({A, B})
+            return Assignment(NO_MEMBER, self.owned, self.owned)
+        for key in (A, B):
+            before_revoke(Revocation(frozenset({key}), lost=False, reason=EndReason("as if")))
+            self.owned -= {key}
+        return Assignment(NO_MEMBER, self.owned, frozenset())
+
+
+def test_partition_revoked_first_is_not_committed_again_with_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_offsets(*_: object, after: Collection[TopicPartition], **__: object) -> dict[TopicPartition, Position]:
+        return {}
+
+    monkeypatch.setattr(query_membership, "Membership", Membership)
+    monkeypatch.setattr(query_membership, "group_offsets", no_offsets)
+    options = parse_source_options(OPTIONS, streaming=True)
+    commits, staged = GroupCommits(options), Staged()
+    commits.manager = cast("Any", staged)
+    membership = QueryMembership(options, commits)
+    existing = QueryAssignment({A: TOPIC_ID, B: TOPIC_ID})
+    completed = Offsets.at({key: Position(5, topic_id=TOPIC_ID) for key in (A, B)})
+    deadline = Deadline.after_ms(1_000)
+    for _ in range(2):
+        last = membership.assignment(existing, completed, available_now=False, deadline=deadline)
+    assert staged.offsets == [{A: 5, B: 5}, {B: 5}]
+    assert not last.owned
