@@ -34,6 +34,7 @@ from protocol.settings.secret import hide_variables
 from protocol.transaction.states import TransactionalIdentity, TransactionState
 
 _S = TransactionState
+_OPEN = (_S.IN_TRANSACTION, _S.FLUSHING, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -160,6 +161,7 @@ class TransactionalProducer(Producer):
             The call may be repeated.
         BrokerError
         """
+        self._require_alive()  # else it would fence the producer that has this transactional id now
         self._session.init(self._client.deadline(timeout_ms), transactional_id)
 
     @_transaction_call("txn_begin")
@@ -328,6 +330,7 @@ class TransactionalProducer(Producer):
 
     def _abort_transaction(self, deadline: Deadline, *, closing: bool = False) -> None:
         self._require_caller("abort_transaction")
+        self._require_alive()  # before the locks: after a fork, another thread may hold them forever
         self._assembler.refuse_within_send()
         self._session.begin_to_end(commit=False)
         self._aborted = True
@@ -369,6 +372,10 @@ class TransactionalProducer(Producer):
     def close(self, timeout_ms: float | None = None) -> None:
         """Abort the open transaction, unless it was handed over, and stop the producer. A shared client stays open.
 
+        Also while another thread waits in `commit_transaction` for the last acknowledgements: that call fails. A signal
+        handler that interrupts such a call in its own thread does not abort: the coordinator does so after
+        `transaction.timeout.ms`.
+
         With transaction version 2, half of the time is for the replies to records in flight: the abort fences later
         ones. With version 1, a record that arrives after the abort would open a transaction that nothing ends.
 
@@ -386,9 +393,9 @@ class TransactionalProducer(Producer):
             As `abort_transaction`. The producer is closed.
         """
         deadline = self._client.deadline(timeout_ms)
-        begun = self._session.state in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION)
         try:
-            if begun and not self._closed and threading.get_ident() not in self._calling:
+            is_open = self._session.state in _OPEN and not self._closed
+            if is_open and threading.get_ident() not in self._calling:
                 self._abort_transaction(deadline, closing=True)
         except BaseException as error:
             self._abort(deadline, wait=isinstance(error, Exception))

@@ -38,7 +38,15 @@ TRANSITIONS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.UNINITIALIZED: frozenset({_S.READY}),
     _S.READY: frozenset({_S.READY, _S.IN_TRANSACTION}),
     _S.IN_TRANSACTION: frozenset({_S.FLUSHING, _S.ABORTING_TRANSACTION, _S.ABORTABLE_ERROR}),
-    _S.FLUSHING: frozenset({_S.IN_TRANSACTION, _S.PREPARED_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTABLE_ERROR}),
+    _S.FLUSHING: frozenset(
+        {
+            _S.IN_TRANSACTION,
+            _S.PREPARED_TRANSACTION,
+            _S.COMMITTING_TRANSACTION,
+            _S.ABORTING_TRANSACTION,
+            _S.ABORTABLE_ERROR,
+        }
+    ),
     _S.PREPARED_TRANSACTION: frozenset({_S.READY}),
     _S.COMMITTING_TRANSACTION: frozenset({_S.READY, _S.ABORTABLE_ERROR}),
     _S.ABORTING_TRANSACTION: frozenset({_S.READY}),
@@ -75,12 +83,13 @@ class TransactionLifecycle:
     def transition(self, to: TransactionState) -> None:
         """Enter a state that is not an error; raise as `require` if the transition is invalid."""
         with self._lock:
-            if self.may(to):
-                log.debug("%s: %s -> %s", self._name, self.state.name, to.name)
+            before, is_valid = self.state, self.may(to)
+            if is_valid:
                 self.state = to
                 self.error = None if to is _S.READY else self.error
-                return
-        self.require()
+        if not is_valid:
+            return self.require()
+        log.debug("%s: %s -> %s", self._name, before.name, to.name)
 
     def failed(self, error: KafkaError, *, fatal: bool) -> None:
         """Record an error of the open transaction, or a fatal one.
@@ -90,9 +99,11 @@ class TransactionLifecycle:
         """
         to = _S.FATAL_ERROR if fatal else _S.ABORTABLE_ERROR
         with self._lock:
-            if self.may(to):
-                log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, error)
+            before, is_valid = self.state, self.may(to)
+            if is_valid:
                 self.state, self.error = to, error
+        if is_valid:
+            log.debug("%s: %s -> %s: %s", self._name, before.name, to.name, error)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.admin.transactions import describe_transactions
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
@@ -288,3 +289,32 @@ class TestWaitsForOtherThreads:
                 producer.close(500) if stop == "close" else producer.abort()
             assert isinstance(aborting.exception(20), KafkaError)
             assert time.monotonic() - since_s < 10
+
+
+class TestClose:
+    def test_close_in_another_thread_aborts_what_waits_for_acknowledgements(
+        self, fake: FakeKafka, client: Client
+    ) -> None:
+        fake.delay_replies(PRODUCE, 1.0, 1)
+        producer = started(client, "etl-0")
+        producer.begin_transaction()
+        producer.send("orders", b"%09d" % 0, partition=0)
+        with ThreadPoolExecutor(1) as threads:
+            committed = threads.submit(producer.commit_transaction)
+            wait_until(lambda: producer.transaction_state is TransactionState.FLUSHING)
+            producer.close()
+            assert isinstance(committed.exception(20), KafkaError)
+        described = describe_transactions(client, ["etl-0"], client.deadline())
+        assert described["etl-0"].state == "CompleteAbort"
+        assert visible(client) == []
+
+    def test_closed_producer_does_not_fence_its_successor(self, client: Client) -> None:
+        closed = TransactionalProducer(client, {"transactional.id": "etl-0"})
+        closed.close()
+        successor = started(client, "etl-0")
+        with pytest.raises(UsageError, match="closed"):
+            closed.init_transactions()
+        successor.begin_transaction()
+        successor.send("orders", b"%09d" % 0)
+        successor.commit_transaction()
+        assert visible(client) == [0]
