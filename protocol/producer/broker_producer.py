@@ -241,7 +241,7 @@ class BrokerProducer:
         request = self._in_flight.popleft()
         try:
             body = request.reply.result(request.deadline)
-        except (TransportError, ProtocolError) as error:
+        except KafkaError as error:  # also a TLS alert of the broker
             log.debug("%s: no reply to Produce: %s", self.broker, error)
             forget_frames(error)  # the pool keeps it
             now_s = self._client.clock.now_s()

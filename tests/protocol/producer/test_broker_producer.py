@@ -11,7 +11,8 @@ import pytest
 
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.errors import DeadlineExceeded, UnsupportedVersion
+from protocol.errors import DeadlineExceeded, TLSFailed, UnsupportedVersion
+from protocol.net.connection import Reply
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.batch_header import TRANSACTIONAL, WIRE
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -159,6 +160,27 @@ class TestReplies:
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
         assert len(produce_requests(broker)) == 2
+
+    def test_connection_that_ends_with_a_tls_alert_fails_no_other_broker(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With TLS 1.3 a broker may refuse a client's certificate after the handshake: the next read fails."""
+        result, alerts = Reply.result, [TLSFailed("as if")]
+
+        def fail_once(reply: Reply, deadline: Deadline) -> Any:
+            body = result(reply, deadline)
+            if "topic_data" in str(body) or "responses" in body:
+                for alert in alerts:
+                    alerts.clear()
+                    raise alert
+            return body
+
+        monkeypatch.setattr(Reply, "result", fail_once)
+        with producer_of(broker.bootstrap_servers) as producer:
+            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            producer.flush()
+        assert not alerts
+        assert broker.log(TOPIC).end_offset == 3
 
     def test_unknown_producer_id_continues_with_the_next_epoch(self, broker: FakeKafka) -> None:
         def forget(body: dict[str, Any]) -> None:
