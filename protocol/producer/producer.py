@@ -183,9 +183,9 @@ class Producer:
         self._begin_account()
         try:
             return self._assembler.append_columns(topic, columns, partitions)
-        except KafkaError as error:
+        except Exception as error:  # also of a partitioner
             if self._interceptors is not None:
-                self._interceptors.columns_failed(topic, columns, error)
+                self._interceptors.columns_failed(topic, columns, _as_kafka_error(error))
             raise
         finally:  # also after Ctrl-C: some rows are accepted
             if self._config.linger_ms is not None:
@@ -247,8 +247,8 @@ class Producer:
         message = self._interceptors.on_send(ProducerMessage(topic, value, key, headers, timestamp_ms, partition))
         try:
             return self._append(deadline, *message, on_done=partial(self._interceptors.message_done, message))
-        except KafkaError as error:
-            self._interceptors.message_failed(message, error)
+        except Exception as error:
+            self._interceptors.message_failed(message, _as_kafka_error(error))
             raise
 
     def _append(
@@ -528,6 +528,15 @@ class Producer:
             if closing:  # another thread may have closed it meanwhile
                 return
         self._require_alive()
+
+
+def _as_kafka_error(error: Exception) -> KafkaError:
+    """Return the error itself, or one for an error of user code."""
+    if isinstance(error, KafkaError):
+        return error
+    failed = UsageError(f"this was not sent: {error!r}")
+    failed.__cause__ = error
+    return failed
 
 
 def _not_in_time(late: Sequence[ProducerBatch]) -> DeadlineExceeded:

@@ -7,7 +7,7 @@ requests a result, only a few numbers per record batch are kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -143,8 +143,10 @@ class SentColumns:
         self._timestamps_ms = timestamps_ms
         self.on_done: Callable[[SentColumns], None] = lambda call: None
         """Called when every row has a result."""
-        # Reentrant: an interceptor may do anything.
         self._lock = Lock()
+        self._rest_failed = False
+        # Partitions and numbers of failed rows that `on_result` has not been called with.
+        self._untold: list[tuple[int, int]] = []
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
@@ -166,12 +168,14 @@ class SentColumns:
             self._count(count)
             return
         with self._lock:
-            if self._done.is_set():
+            if self._rest_failed:
                 return
-            if self._on_result is not None:
-                self._on_result(self.topic, partition, count, result)
             self._completed.append((partition, first, count, result))
-            self._count(count)
+        if self._on_result is not None:
+            self._on_result(self.topic, partition, count, result)
+        with self._lock:
+            if not self._done.is_set():
+                self._count(count)
 
     def fail_rest(self, error: KafkaError) -> None:
         """Fail the rows without a result. May be repeated."""
@@ -180,20 +184,26 @@ class SentColumns:
             self._end()
             return
         with self._lock:
+            if not (self._done.is_set() or self._rest_failed):
+                self._rest_failed = True
+                missing, result = list(self._missing()), BatchResult(error=error)
+                self._completed += [(partition, first, count, result) for partition, first, count in missing]
+                self._untold = [(partition, count) for partition, _, count in missing]
+        while self._on_result is not None and self._untold:
+            self._on_result(self.topic, *self._untold.pop(), BatchResult(error=error))
+        with self._lock:
             if not self._done.is_set():
-                self._fail_rows(BatchResult(error=error))
                 self._end()
 
-    def _fail_rows(self, result: BatchResult) -> None:
+    def _missing(self) -> Iterator[tuple[int, int, int]]:
+        """Yield partition, first index and number of rows without a result."""
         is_missing = np.ones(len(self._timestamps_ms), bool)
         for partition, first, count, _ in self._completed:
             is_missing[self._rows.of(partition)[first : first + count]] = False
         for partition in np.unique(self._rows.partitions[is_missing]).tolist():
             rows = np.flatnonzero(is_missing[self._rows.of(partition)])
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-                if self._on_result is not None:
-                    self._on_result(self.topic, partition, len(run), result)
-                self._completed.append((partition, int(run[0]), len(run), result))
+                yield partition, int(run[0]), len(run)
 
     def _count(self, completed: int) -> None:
         self._left -= completed

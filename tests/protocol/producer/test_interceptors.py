@@ -178,6 +178,41 @@ def test_failed_sends_are_acknowledged_with_their_error(fake: FakeKafka) -> None
     assert results[-1][3] == "MainThread"
 
 
+def test_rows_that_a_partitioner_refuses_are_acknowledged_with_its_error(fake: FakeKafka) -> None:
+    def refuse(*_: object) -> int:
+        raise ValueError("no partition for this")
+
+    calls: list[Any] = []
+    with (
+        producer_of(fake.bootstrap_servers, partitioner=refuse, interceptors=[Recorded("a", calls)]) as producer,
+        pytest.raises(ValueError, match="no partition"),
+    ):
+        producer.send_columns("orders", COLUMNS)
+    (result,) = [call for call in calls if len(call) == 4]
+    assert result[1] == BatchMetadata("orders", -1, -1, 3)
+    assert "no partition for this" in str(result[2])
+
+
+def test_close_ends_although_an_acknowledgement_waits_for_a_lock_of_its_caller(fake: FakeKafka) -> None:
+    lock, waits = threading.Lock(), threading.Event()
+
+    class Locking(ProducerInterceptor):
+        def on_acknowledgement_columns(self, metadata: BatchMetadata, error: KafkaError | None) -> None:
+            waits.set()
+            with lock:
+                pass
+
+    producer = producer_of(fake.bootstrap_servers, {"linger.ms": 60_000}, interceptors=[Locking()])
+    closing = threading.Thread(target=producer.abort)
+    with lock:
+        sent = producer.send_columns("orders", COLUMNS)
+        closing.start()
+        assert waits.wait(30)
+        assert len(sent.errors(30_000)) == 3
+    closing.join(30)
+    assert not closing.is_alive()
+
+
 def test_interceptor_may_send_messages_in_an_acknowledgement(fake: FakeKafka) -> None:
     fake.create_topic("audit", 1)
 
