@@ -163,14 +163,14 @@ class PendingRows:
         KafkaError
             As `raise_failures`, unless `despite_failures`.
         """
-        began_s = self._clock.now_s()
+        began_s, failures = self._clock.now_s(), list[KafkaError]()
         with self._changed:
             self.waiting_for_room += 1
             try:
                 on_wait()
                 while not fits():
-                    if not despite_failures:
-                        self.raise_failures()
+                    if not despite_failures and (failures := self.take_failures()):
+                        break
                     # Calls of other threads notify as well.
                     patience = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
                     earliest = (
@@ -179,9 +179,10 @@ class PendingRows:
                     if earliest.passed:
                         return False
                     self._changed.wait(earliest.remaining_s())
-                return True
             finally:
                 self.waiting_for_room -= 1
+        self._raise(failures)  # without the lock: it logs, and a log handler may use this producer
+        return True
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -290,9 +291,12 @@ class PendingRows:
 
     def raise_failures(self) -> None:
         """Raise the first unreported failure, log the others, and clear them."""
-        if failures := self.take_failures():
-            first, *kafka_errors = failures
-            self._log(kafka_errors)
+        self._raise(self.take_failures())
+
+    def _raise(self, failures: Sequence[KafkaError]) -> None:
+        if failures:
+            first, *further = failures
+            self._log(further)
             raise first
 
     def log_failures(self) -> None:
