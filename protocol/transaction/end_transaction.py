@@ -16,6 +16,7 @@ from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, Refresh, TransactionEffect, broker_error, error_row
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
+from protocol.cluster.dispatch import is_retriable
 from protocol.errors import BrokerError, ConnectFailed, KafkaError
 from protocol.net.connection import Reply
 from protocol.transaction.coordinator import FEATURE
@@ -91,9 +92,10 @@ def end_transactions(
             ending.take_reply(deadline)
         for identity in [identity for identity, ending in waiting.items() if ending.ended]:
             del waiting[identity]
-        for ending in waiting.values():
-            assert ending.failure is not None
-            raise ending.failure
+        # One that cannot be repeated ends the call: it must not do so for those that can.
+        failures = [ending.failure for ending in waiting.values() if ending.failure is not None]
+        for failure in sorted(failures, key=lambda failure: not is_retriable(failure)):
+            raise failure
 
     names = listed([identity.transactional_id for identity in every])
     try:

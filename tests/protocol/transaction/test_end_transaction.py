@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.cluster.coordinators import transaction_coordinator
+from protocol.cluster.coordinators import CoordinatorKey, transaction_coordinator
+from protocol.cluster.metadata import Broker
+from protocol.errors import AuthenticationFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -164,3 +167,20 @@ class TestManyTransactions:
 
     def test_no_transactions_need_no_requests(self, client: Client) -> None:
         assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}
+
+
+def test_one_that_cannot_be_ended_leaves_the_others_their_retries(fake: FakeKafka, client: Client) -> None:
+    refused, retried = begun(client, "etl-0"), begun(client, "etl-1")
+    fake.refuse(END_TXN, ErrorCode.CONCURRENT_TRANSACTIONS, 1)
+    coordinator = client.coordinator
+
+    def without_access(key: CoordinatorKey, deadline: Deadline) -> Broker:
+        if key.key == "etl-0":
+            raise AuthenticationFailed("as if")
+        return coordinator(key, deadline)
+
+    client.coordinator = without_access  # type: ignore[method-assign]
+    ended = end_transactions(client, [refused, retried], commit=True, deadline=client.deadline())
+    assert ended[refused].outcome is TransactionOutcome.UNKNOWN
+    assert isinstance(ended[refused].cause, AuthenticationFailed)
+    assert ended[retried].outcome is TransactionOutcome.COMMITTED
