@@ -101,7 +101,11 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
             threads.submit(init_producer_id, client, transactional_id, _TRANSACTION_TIMEOUT_MS, deadline)
             for transactional_id in transactional_ids
         ]
-    return [error for future in fenced if isinstance(error := future.exception(), KafkaError)]
+    errors = [error for future in fenced if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, KafkaError):
+            raise error
+    return [error for error in errors if isinstance(error, KafkaError)]
 
 
 def _deadline(client: Client) -> Deadline:

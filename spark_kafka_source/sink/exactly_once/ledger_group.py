@@ -104,6 +104,8 @@ def rewrite_ledger(
     except BrokerError as error:
         if error_row(error.code).transaction_effect in (TransactionEffect.FENCED, TransactionEffect.NEEDS_PRODUCER_ID):
             raise _contended(query, error) from error
+        # Else tasks would wait for the end of this transaction until it times out.
+        end_transaction(client, identity, commit=False, deadline=deadline)
         raise
     ended = end_transaction(client, identity, commit=True, deadline=deadline)
     if ended.outcome is not TransactionOutcome.COMMITTED:
