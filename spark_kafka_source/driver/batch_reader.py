@@ -5,7 +5,7 @@ A batch read commits nothing: Spark does not tell a source whether the job succe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql.datasource import DataSourceReader
 
@@ -45,19 +45,15 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
         options = self._options
         partitions = discover(client, options, deadline)
-        starts = {key: offset.offset for key, offset in starting_offsets(client, options, partitions, deadline).items()}
+        starts = starting_offsets(client, options, partitions, deadline)
         ends = ending_offsets(client, options, partitions, deadline)
         if options.end == "latest":
             # With an open transaction, the last stable offset may be before a group's offset.
-            ends = {key: max(end, starts[key]) for key, end in ends.items()}
+            ends = {key: max(end, starts[key].offset) for key, end in ends.items()}
         _require_order(starts, ends)
-        start, end = (
-            Offsets.at({key: Position(offset, topic_id=partitions[key]) for key, offset in offsets.items()})
-            for offsets in (starts, ends)
-        )
         ranges = offset_ranges(
-            start,
-            end,
+            Offsets.at({key: start.assumed_in(partitions[key]) for key, start in starts.items()}),
+            Offsets.at({key: Position(offset, topic_id=partitions[key]) for key, offset in ends.items()}),
             max_records=options.max_records_per_partition,
             min_partitions=options.min_partitions,
         )
@@ -66,14 +62,14 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
         return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leader_ids)]
 
 
-def _require_order(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
-    reversed_ranges = [key for key in starts if starts[key] > ends[key]]
+def _require_order(starts: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, int]) -> None:
+    reversed_ranges = [key for key in starts if starts[key].offset > ends[key]]
     if reversed_ranges:
         key = sorted(reversed_ranges)[0]
         raise ConfigurationError(
             with_error_class(
                 RESOLVED_START_AFTER_END,
-                f"{partition_name(key)} would be read from offset {starts[key]}, which is after its end, offset "
+                f"{partition_name(key)} would be read from offset {starts[key].offset}, which is after its end, offset "
                 f"{ends[key]}: correct the starting or the ending option",
             )
         )

@@ -130,7 +130,6 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         The tasks depend on the two offsets and the options only, so a replay has the same tasks.
         """
         query, options = self.query, self._options
-        query.planned_end = end
         batch_end = query.offsets.parse(end)
         if not query.running:
             query.require_own_checkpoint(batch_end, query.deadline())
@@ -149,6 +148,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if ranges and not query.running and not options.fail_on_data_loss:
             query.replay_lost = replay.count_lost(query, ranges)
         ranges = pruned_ranges(options.condition, ranges)
+        query.planned_end = end
         return [
             RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, batch_end.leaders)
         ]
@@ -164,9 +164,11 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
 
     def stop(self) -> None:
         """Leave the group, and stop committing."""
-        if self.query.membership is not None:
-            self.query.membership.close()
-        self.query.commits.close()
+        try:
+            if self.query.membership is not None:
+                self.query.membership.close()
+        finally:
+            self.query.commits.close()
 
     def _begin_run(self, limit: ReadLimit | None, deadline: Deadline) -> None:
         """Connect, check the dead letter topic and the group. Warns if the trigger `once` will not commit its batch."""
