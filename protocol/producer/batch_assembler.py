@@ -193,9 +193,9 @@ class BatchAssembler:
 
         Without the lock: its owner may wait for memory, and continues with the accumulator that it has.
         """
-        self._pending.close(error)
-        self._accumulator = self._new_accumulator()
         try:
+            self._pending.close(error)
+            self._accumulator = self._new_accumulator()
             self.messages.take()  # afterwards, no thread adds one
         finally:
             self._pending.end(error)

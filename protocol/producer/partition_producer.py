@@ -367,10 +367,11 @@ class PartitionProducer:
         self.splits += 1
         half = batch.record_count // 2
         counts = [half, batch.record_count - half]
+        encoded = list(self.encode(_rows(batch), counts, None))
         at = self._queue.index(batch)
         self._queue.remove(batch)
         first = 0
-        for nth, records in enumerate(self.encode(_rows(batch), counts, None)):
+        for nth, records in enumerate(encoded):
             part = ProducerBatch(
                 self.topic,
                 self.partition,
