@@ -43,7 +43,7 @@ _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """`count` rows of a `ReadyBatches`, behind those of the slice before: one record batch of a partition.
+    """One record batch of a partition: the next `count` rows of its `ReadyBatches`.
 
     `size_bytes` is the encoded, uncompressed size; `since_s` the time since which the first row waits (infinity if it
     has not waited).

@@ -174,7 +174,8 @@ class BatchAssembler:
         float or None
             The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
         """
-        self._missed = True  # before: the other thread looks at it after it has released the lock
+        # Before the lock is tried: its owner looks at this after the release. Else neither would hand over.
+        self._missed = True
         with self._exclusive(0) as free:
             if not free:
                 return None
@@ -248,7 +249,10 @@ class BatchAssembler:
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Stop the producer after an error: rows may be in no place. Its thread then fails all rows."""
+        """Stop the producer if an error interrupts the block, which moves rows: some may be in no place.
+
+        Its thread then fails all rows.
+        """
         try:
             yield
         except Exception as error:
@@ -277,8 +281,8 @@ class BatchAssembler:
     def _due(self, now_s: float) -> list[ReadyBatches]:
         """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them.
 
-        A batch goes on filling while its partition has a queue. Otherwise the queue would grow without end if a reply
-        takes longer than `linger.ms` for each batch in flight.
+        A batch stays while its partition has more batches than may be in flight: it would not be sent earlier, and
+        small batches would queue up without end.
         """
         much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
         if much or self._pending.waiting_for_room:
@@ -315,7 +319,7 @@ class BatchAssembler:
 
     def _append_waiting_messages(self) -> None:
         if self._pending.closed is not None:
-            return  # the end fails them
+            return  # `PendingRows.end` fails them
         interrupt: BaseException | None = None
         with self._moving():
             for messages in self.messages.take():
@@ -379,11 +383,11 @@ class BatchAssembler:
         Returns
         -------
         BaseException or None
-            The error of the encoding or of the wait, such as Ctrl-C. The rows have failed with it, perhaps those of
-            earlier calls as well. None if they have failed because the producer is closed, or
-            its transaction is aborted: their results say so.
+            The error of the encoding or of the wait, such as Ctrl-C: all rows that were not handed over have failed
+            with it, those of earlier calls, too. None if all were handed over, or have failed because the producer is
+            closed or its transaction aborted.
         """
-        if self._pending.closed is not None:  # the end fails all rows; the accumulator may be inconsistent
+        if self._pending.closed is not None:  # `PendingRows.end` fails all rows; the accumulator may be inconsistent
             return None
         with self._moving():
             before_bytes, raised = self._accumulator.waiting_bytes, None

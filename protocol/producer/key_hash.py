@@ -105,7 +105,7 @@ def _fold(
 ) -> None:
     """Feed `counts[k]` units of `width` bytes of every key k into its hash, in place.
 
-    `step(hashes, positions)` processes one unit of several keys; `rest(hash, start, count)` many units of one key.
+    `step(hashes, positions)` processes one unit of several keys; `fold_rest(hash, start, count)` many units of one key.
     """
     if not len(counts):
         return

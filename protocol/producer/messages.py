@@ -80,7 +80,8 @@ def _header(header: object) -> tuple[str, bytes | None]:
 class TopicMessages:
     """Messages of one topic, each with its future.
 
-    One list of pairs: Ctrl-C between two lists would give a message the future of another one. A `Call`.
+    One list of pairs: Ctrl-C between appends to two lists would pair a message with the future of another one. Is a
+    `pending_rows.Call`.
     """
 
     topic: str

@@ -95,14 +95,19 @@ class PartitionProducer:
     waits_since_s: float = 0.0
     """Time since which the leader has accepted nothing, if batches wait."""
     sequences: Sequences | None = None
-    """None: the driver must call `begin` before sending, with the successor of `broken_identity` if that is set."""
+    """None: call `begin` before sending, with the successor of `broken_identity` if that is set, else the identity."""
     broken_identity: ProducerIdentity | None = None
     _queue: deque[ProducerBatch] = field(default_factory=deque)
     _retry_at_s: float = 0.0
     _draining: bool = False
+    """Nothing is sent until all batches in flight are answered."""
     _restart: bool = False
+    """After draining, sequence numbers begin at 0 again, with another epoch."""
     _gap_from: int | None = None
+    """First sequence number of a batch that failed and was not written: until the batches before it are answered, none
+    behind it is sent."""
     _given_up: KafkaError | None = None
+    """After draining, the whole queue fails with this error."""
 
     @property
     def name(self) -> str:
@@ -401,7 +406,7 @@ class PartitionProducer:
             self._restart = True
         behind = list(filter(self._is_behind_gap, self._queue))
         if any(batch.maybe_written for batch in behind):
-            # A late copy must not fill the gap: the next epoch makes the broker refuse it.
+            # A late copy of a request must not write a batch behind the gap: the next epoch makes brokers refuse it.
             if any(map(self._is_before_gap, self._queue)):
                 return  # these may be written, and keep their epoch; they are sent first
             self._restart = True

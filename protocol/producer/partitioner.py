@@ -243,8 +243,9 @@ class StickySpread:
         partitions = np.r_[self._current or 0, self._begin(int(turns[-1]), candidates, queued)].astype(np.int32)
         total = self._bytes_at_turn + int(sizes.sum())
         self._bytes_at_turn = total % self._sticky_bytes
-        over = total // self._sticky_bytes > int(numbers[-1]) - (self._current is None)
-        self._current = None if over else int(partitions[-1])
+        # The last row may have ended its turn.
+        turn_is_full = total // self._sticky_bytes > int(numbers[-1]) - (self._current is None)
+        self._current = None if turn_is_full else int(partitions[-1])
         chosen: Partitions = partitions[turns]
         return chosen
 

@@ -214,7 +214,7 @@ class PendingRows:
                 if error is None:
                     before = self._acknowledged.get(key, ProducedRange())
                     self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
-                elif batch.partition != NO_PARTITION:  # else never sent: `failed` has recorded it, or a future has it
+                elif batch.partition != NO_PARTITION:  # else never sent: `failed` has recorded it, or a future tells it
                     rows = rows_within(undivided.sent, batch.first_row, batch.record_count)
                     self._add_failure(error, [row.call for row in rows] or [None])
         for undivided, batch, result in results:

@@ -428,7 +428,7 @@ class Producer:
     def _abort(self, deadline: Deadline, *, wait: bool = True) -> None:
         """Stop; wait for the sender's thread until the deadline, at least for a second and at most for `_STOP_MS`.
 
-        Not if the call was interrupted (`wait` is false). A repeated call waits.
+        `wait`: False after Ctrl-C; a repeated call waits.
         """
         self._assembler.refuse_within_send()  # the sender's thread would wait for this one
         self._closed = True
@@ -444,7 +444,7 @@ class Producer:
                 self._interceptors.close()
             if self._owns_client:
                 self._client.close()
-            self._pending.fail_calls()  # again: those of which the thread could not fail all rows
+            self._pending.fail_calls()  # again: an error in the thread may have left calls without a result
 
     @deferred
     def reset_sequences(self, deadline: Deadline) -> None:

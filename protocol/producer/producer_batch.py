@@ -24,7 +24,11 @@ class ProducerBatch:
     rows_left : int
         Rows without a result, those of its parts included.
     result : BatchResult or None
-        Result, once known.
+        Result, once known: of `partition_producer`, or of `batch_assembler` for rows that were never sent.
+    created_s : float
+        The clock's time of the encoding.
+    base_sequence, attempts, in_flight : int, int, bool
+        Of `partition_producer`.
     maybe_written : bool
         A try ended without a reply that tells whether the batch was written.
     last_error : KafkaError or None

@@ -79,9 +79,10 @@ class Sender:
     # -- for callers --------------------------------------------------------------------------
 
     def put(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
-        """Add record batches, in order within each partition, or batches that have failed already. Thread-safe.
+        """Add record batches, in order within each partition. Thread-safe.
 
-        Their memory replaces `freed_bytes`. Without effect after the end of the thread: it fails all rows.
+        Also those that have failed already: results are reported in the producer's thread. After the end of that
+        thread, `PendingRows` has failed all rows. Their memory replaces `freed_bytes`.
         """
         self._pending.add(batches, freed_bytes)
         self._inbox.extend(batches)
@@ -114,7 +115,7 @@ class Sender:
         """
         done = Event()
         self._resets.append(done)
-        if self._end is not None:  # looked at after `append`, as `_finish` does the reverse
+        if self._end is not None:  # after `append`: `fail_batches` sets it before `close` completes the resets
             raise self._end
         self.wake()
         if not done.wait(deadline.remaining_s()):
@@ -200,9 +201,10 @@ class Sender:
     # -- requests and replies -----------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
-        """Return the deadline of requests to coordinators: meanwhile no reply is handled, and no batch expires.
+        """Return the deadline of a request to a coordinator, which blocks this thread.
 
-        At the latest `request.timeout.ms` after the first batch must expire.
+        Meanwhile no reply is handled, and no batch expires. So it may take until the first batch expires, or
+        `request.timeout.ms` if that is longer.
         """
         config, now_s = self._client.config, self._client.clock.now_s()
         expires_s = min((producer.expires_at_s for producer in self.busy.values()), default=float("inf"))
@@ -220,7 +222,7 @@ class Sender:
             del self.busy[key]
 
     def _reset_sequences(self) -> None:
-        resets = len(self._resets)  # of several threads; later ones may follow batches that are not taken in
+        resets = len(self._resets)  # those until now: batches put before a later one may not be taken in yet
         self._take_in()  # batches put just before the reset
         self._take_replies()
         if any(broker.in_flight for broker in self._brokers.values()):

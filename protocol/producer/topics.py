@@ -137,7 +137,7 @@ class MissingTopics:
             try:
                 self._client.topic(topic, deadline, create=True)
             except KafkaError as error:
-                # Another error is one to wait for: the topic is being created, for example.
+                # Other errors, such as those of a topic that is being created, are worth another wait.
                 return not is_unknown_topic(error)
         remembered = self._client.remembered_topic(topic)
         return remembered is not None and (partition or 0) < len(remembered.partitions)

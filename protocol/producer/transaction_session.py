@@ -52,12 +52,14 @@ class TransactionSession:
         self._lifecycle = TransactionLifecycle(transactional_id)
         # Result of `speaks_v2` at the begin of the transaction (KIP-890).
         self._v2 = False
-        # True if the coordinator may know this transaction; and the partitions added to it.
+        # The coordinator may know this transaction.
         self._begun = False
+        # The partitions added to it.
         self._partitions: set[TopicPartition] = set()
         # True if an unanswered EndTxn may have ended the transaction, or may still end the next one of this epoch.
         self._maybe_ended = False
         self._needs_epoch = False
+        # The identity under which sequence numbers last began at 0.
         self._begun_as = self.held
 
     @property
@@ -214,9 +216,9 @@ class TransactionSession:
                 self._maybe_ended = maybe_ended
                 raise self._not_ended(ended, commit=commit, deadline=deadline)
             identity = ended.identity
-        # Dropped records may have used sequence numbers, and a late EndTxn must not end the next transaction: both
-        # need a new epoch, which KIP-890 gives each transaction. After the transactional id has expired, the producer
-        # needs a new producer id; that fences it if another producer exists (KIP-360).
+        # A forgotten transactional id has expired: it gets a new producer id, which fences any other (KIP-360).
+        # Before KIP-890: dropped records may have used sequence numbers, and a late EndTxn must not end the next
+        # transaction. Since then each transaction has an epoch.
         self.held = identity
         self._needs_epoch = forgotten or (not self._v2 and (not commit or maybe_ended))
         self._lifecycle.transition(_S.READY)

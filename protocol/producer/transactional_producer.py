@@ -311,7 +311,7 @@ class TransactionalProducer(Producer):
     def abort_transaction(self, timeout_ms: float | None = None) -> None:
         """Drop unsent records, wait for the replies to those in flight, and abort.
 
-        Does not wait for threads that wait in a send for memory; their sends fail.
+        Sends of other threads that wait for memory fail at once.
 
         Parameters
         ----------
@@ -376,8 +376,8 @@ class TransactionalProducer(Producer):
         handler that interrupts such a call in its own thread does not abort: the coordinator does so after
         `transaction.timeout.ms`.
 
-        With transaction version 2, half of the time is for the replies to records in flight: the abort fences later
-        ones. With version 1, a record that arrives after the abort would open a transaction that nothing ends.
+        With transaction version 2, at most half of the time is for the replies to records in flight, since the abort
+        fences later ones. With version 1 it is all of the time: a later record would open another transaction.
 
         Parameters
         ----------

@@ -130,7 +130,10 @@ def add_offsets(
         return compare(broker, partitions)
 
     def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
-        """Recognize recreated and deleted topics. Other errors are retried: a broker may not know the new topic yet."""
+        """Return the error of a partition, which is retried if retriable: a broker may not know the new topic yet.
+
+        UNKNOWN_TOPIC_ID becomes `TopicRecreated`, or the error of an unknown topic.
+        """
         if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_ID:
             return error
         topic = key[0]

@@ -120,7 +120,7 @@ class _Ending:
         self._reply: Reply | None = None
 
     def ask(self, deadline: Deadline) -> None:
-        """Send the request. The newest version is for clusters with an epoch per transaction (KIP-890)."""
+        """Send the request; version 5 only to clusters with an epoch per transaction (KIP-890)."""
         self._reply = None
         try:
             broker = self._client.coordinator(self._coordinator, deadline)

@@ -132,13 +132,17 @@ def _discover_with_retries(
     """
     partitions: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
-    hint = " (if it was deleted together with its ACL, restore the ACL: brokers then report the deletion)" * existed
+    hint = (
+        " (if it was deleted together with its ACL, restore the ACL: brokers then report the deletion)"
+        if existed
+        else ""
+    )
 
     def request(deadline: Deadline) -> None:
         topics = client.metadata(names, deadline).topics
         absent[:] = _missing(expected, topics.values(), _subscribed(topics.values(), options))
         if names is None and absent:
-            topics = client.metadata(absent, deadline).topics
+            topics = client.metadata(absent, deadline).topics  # all that are known, not only these
         partitions.clear()
         partitions.update(sorted(_subscribed(topics.values(), options).items()))
         absent[:] = _missing(expected, topics.values(), partitions)

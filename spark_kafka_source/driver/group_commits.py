@@ -62,7 +62,7 @@ class GroupCommits:
             self.manager = OffsetManager(client, group, compare_ms=_COMPARE_MS)
 
     def report_to(self, membership: Membership) -> None:
-        """Report commits to the membership whose member the coordinator does not know any more."""
+        """Tell the membership if a commit shows that the coordinator has removed its member."""
         if self.manager is not None:
             self.manager.on_member_refused = membership.on_member_refused
 

@@ -47,8 +47,9 @@ _MAX_CLOSE_S = 2.0
 class _AssignedPartition:
     """An assigned partition.
 
-    `start` is the group's position at the assignment, None without one. It applies until the query has completed a
-    batch after `completed`, its last one at the assignment: that batch begins at `start`, or at a truncation before it.
+    `start` is the group's position at the assignment, None without one. `completed` is the number of batches that the
+    query had completed by then. The next batch begins at `start`, or at a truncation before it; after it, `start` no
+    longer applies.
     """
 
     topic_id: bytes

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from protocol.cluster.metadata import is_another_topic
 from protocol.errors import KafkaError
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
+from protocol.position import is_another_topic
 from spark_kafka_source.driver.discovery import assign_all, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_start_offsets

@@ -74,7 +74,8 @@ class Trigger:
         self._losses = []
         logs = self._assigned_logs()
         if self.query.membership is not None and self.query.membership.assignment_lost:
-            # A driver suspended between the two requests sees records of other members; its deadline may have passed.
+            # Lost between the two requests, as after a suspend: the ends may include records of other members, and the
+            # deadline may have passed.
             self.deadline = self.query.deadline()
             logs = self._assigned_logs()
         if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
@@ -152,7 +153,8 @@ class Trigger:
 
     def _raise_or_defer(self, losses: Iterable[data_loss.Loss], *, fail: bool | None = None) -> None:
         """Raise losses if `fail` (default: `failOnDataLoss`), otherwise keep them for later warnings."""
-        if self._options.fail_on_data_loss if fail is None else fail:
+        fails = self._options.fail_on_data_loss if fail is None else fail
+        if fails:
             data_loss.raise_or_warn(losses, fail=True)
         self._losses += losses
 

@@ -1,7 +1,7 @@
 """The task writer, the commit and the abort of a write, by `deliveryGuarantee`. Used by Spark's writers.
 
-Modules of exactly once are imported when used: tasks that write at least once need none, and others only the task
-writer.
+Modules of exactly once are imported when used: tasks that write at least once never load them, and the others load the
+task writer only.
 """
 
 from __future__ import annotations

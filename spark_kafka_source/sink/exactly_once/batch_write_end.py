@@ -109,5 +109,8 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
 
 
 def _deadline(client: Client) -> Deadline:
-    """Return the deadline of one of four steps: the caller of a failed write should not wait much longer."""
+    """Return the deadline of one step: fence the write, abort, list, fence the others.
+
+    A third of the time each: the caller of a failed write should not wait much longer than for one call.
+    """
     return client.deadline(client.config.default_api_timeout_ms // 3)

@@ -77,7 +77,7 @@ def rewrite_ledger(
 ) -> L:
     """Change the ledger in one try, and return it.
 
-    The last writer keeps its identity, and needs no request before the next write unless another writer has fenced it.
+    This process remembers the identity of its last write, and uses it again without InitProducerId until it is fenced.
 
     `change`: returns the new ledger.
     `fence_first`: fence all other writers and read the ledger before `change` is called, so that it may act on the

@@ -48,7 +48,7 @@ def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: It
     """Commit the decided transactions of `tasks`, and return the tasks whose rows are missing.
 
     Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the
-    task's marker does. None of the tasks may have an open transaction: it hides the marker.
+    task's marker does. No later transaction of these tasks may be open: the group shows markers of ended ones only.
 
     Raises `BrokerError` or `DeadlineExceeded`.
     """
