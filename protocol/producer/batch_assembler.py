@@ -108,7 +108,7 @@ class BatchAssembler:
             if rows.num_rows:
                 partitions[kept_rows] = self.choice.choose(metadata, rows, sizes, given_partitions)
             sent = SentColumns(topic, partitions, timestamps_ms, self._pending.mark_reported, on_result=self._on_result)
-            with self._moving():
+            with self._stopping_on_errors():
                 self._begin(sent)
                 if refused:
                     self._fail_unplaced(sent, refused.values())
@@ -219,7 +219,7 @@ class BatchAssembler:
         with self._exclusive(deadline.remaining_s()) as free:
             if not free:
                 raise DeadlineExceeded("another thread is still sending its columns")
-            with self._moving():
+            with self._stopping_on_errors():
                 for messages in self.messages.take():
                     self._fail_messages(messages, error)
                 self._fail_rows(self._accumulator.drain(), error)
@@ -248,7 +248,7 @@ class BatchAssembler:
             self._pending.fail_calls()  # calls that have begun after the end
 
     @contextmanager
-    def _moving(self) -> Iterator[None]:
+    def _stopping_on_errors(self) -> Iterator[None]:
         """Stop the producer if an error interrupts the block, which moves rows: some may be in no place.
 
         Its thread then fails all rows.
@@ -321,7 +321,7 @@ class BatchAssembler:
         if self._pending.closed is not None:
             return  # `PendingRows.end` fails them
         interrupt: BaseException | None = None
-        with self._moving():
+        with self._stopping_on_errors():
             for messages in self.messages.take():
                 try:
                     if interrupt is not None:
@@ -389,7 +389,7 @@ class BatchAssembler:
         """
         if self._pending.closed is not None:  # `PendingRows.end` fails all rows; the accumulator may be inconsistent
             return None
-        with self._moving():
+        with self._stopping_on_errors():
             before_bytes, raised = self._accumulator.waiting_bytes, None
             moved = deque(move())
             left_bytes = sum(rows_of_batches.held_bytes for rows_of_batches in moved)

@@ -383,7 +383,7 @@ class PartitionProducer:
                 records,
                 counts[nth],
                 batch.created_s,
-                whole=batch.whole or batch,
+                original=batch.original or batch,
                 first_row=batch.first_row + first,
                 maybe_written=batch.maybe_written,
                 last_error=batch.last_error,

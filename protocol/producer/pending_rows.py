@@ -207,23 +207,23 @@ class PendingRows:
     def complete(self, completed: Sequence[ProducerBatch]) -> None:
         """Pass the results of batches to the calls whose rows they are, then wake the threads that wait."""
         self._report_batches(completed)
-        results = [(batch.whole or batch, batch, batch.result) for batch in completed if batch.result is not None]
+        results = [(batch.original or batch, batch, batch.result) for batch in completed if batch.result is not None]
         with self._changed:
-            for undivided, batch, result in results:
+            for original, batch, result in results:
                 key, error = (batch.topic, batch.partition), result.error
                 if error is None:
                     before = self._acknowledged.get(key, ProducedRange())
                     self._acknowledged[key] = before.plus(result.base_offset, batch.record_count)
                 elif batch.partition != NO_PARTITION:  # else never sent: `failed` has recorded it, or a future tells it
-                    rows = rows_within(undivided.sent, batch.first_row, batch.record_count)
+                    rows = rows_within(original.sent, batch.first_row, batch.record_count)
                     self._add_failure(error, [row.call for row in rows] or [None])
-        for undivided, batch, result in results:
-            undivided.rows_left -= batch.record_count
-            complete_rows(undivided.sent, batch.partition, result, batch.first_row, batch.record_count)
+        for original, batch, result in results:
+            original.rows_left -= batch.record_count
+            complete_rows(original.sent, batch.partition, result, batch.first_row, batch.record_count)
         with self._changed:
-            for undivided, *_ in results:
-                if not undivided.rows_left:
-                    self._remove(undivided)
+            for original, *_ in results:
+                if not original.rows_left:
+                    self._remove(original)
             self._completed_at_s = self._clock.now_s()
             self._changed.notify_all()
 
@@ -244,11 +244,11 @@ class PendingRows:
         """Wait until all current batches are complete, one fails, or the deadline; return the incomplete ones."""
         with self._changed:
             waiting = [batch for batches in self._batches.values() for batch in batches]
-            while not self._have_ended(waiting) and (despite_failures or not self._failures) and not deadline.passed:
+            while not self._all_complete(waiting) and (despite_failures or not self._failures) and not deadline.passed:
                 self._changed.wait(deadline.remaining_s())
             return [batch for batch in waiting if self._has(batch)]
 
-    def _have_ended(self, waiting: list[ProducerBatch]) -> bool:
+    def _all_complete(self, waiting: list[ProducerBatch]) -> bool:
         """Return True if all are complete. Removes complete ones from the end, so that each is checked only once."""
         while waiting and not self._has(waiting[-1]):
             waiting.pop()
@@ -307,7 +307,7 @@ class PendingRows:
         for failure in failures:
             log.warning("another write failed: %s", self._format_error(failure))
 
-    def begin_account(self) -> None:
+    def forget_acknowledged(self) -> None:
         """Forget the acknowledged ranges."""
         with self._changed:
             self._acknowledged = {}

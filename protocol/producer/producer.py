@@ -128,7 +128,7 @@ class Producer:
             None if self._interceptors is None else self._interceptors.rows_done,
         )
         self._thread = ProducerThread(self._assembler, self._sender, self._client.clock)
-        self._flushed = False
+        self._forgets_on_send = False
         self._closed = False
         self._add_gauges()
         with Deferred():
@@ -180,7 +180,7 @@ class Producer:
         self._raise_if_unusable("send_columns")
         if self._interceptors is not None:
             columns = self._interceptors.on_send_columns(topic, columns)
-        self._begin_account()
+        self._forget_acknowledged()
         try:
             return self._assembler.append_columns(topic, columns, partitions)
         except Exception as error:  # also of a partitioner
@@ -476,7 +476,7 @@ class Producer:
             self._require_alive()
         else:
             self._raise_if_unusable("flush")
-        self._begin_account()
+        self._forget_acknowledged()
         deadline = deadline or self._flush_deadline()
         if not self._assembler.drain(deadline):
             raise DeadlineExceeded("flush: another thread is still sending its columns")
@@ -489,7 +489,7 @@ class Producer:
         self._raise_if_unusable("flush", closing=despite_failures)
         if not despite_failures:
             self._pending.raise_if_closed()
-        self._flushed = True
+        self._forgets_on_send = True
 
     def _flush_deadline(self, timeout_ms: float | None = None) -> Deadline:
         # A batch in flight may outlast delivery.timeout.ms by its request.
@@ -506,10 +506,10 @@ class Producer:
             "buffer-available-bytes", self, lambda producer: [((), max(0, total_bytes - producer.held_bytes))]
         )
 
-    def _begin_account(self) -> None:
-        if self._flushed:
-            self._flushed = False
-            self._pending.begin_account()
+    def _forget_acknowledged(self) -> None:
+        if self._forgets_on_send:
+            self._forgets_on_send = False
+            self._pending.forget_acknowledged()
 
     def _require_alive(self) -> None:
         if not self._thread.in_this_process:

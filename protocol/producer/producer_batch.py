@@ -19,7 +19,7 @@ class ProducerBatch:
     ----------
     sent : sequence of SentRows
         The calls whose rows these are, in row order.
-    whole : ProducerBatch or None
+    original : ProducerBatch or None
         After a split, the original batch; this one has its rows from `first_row` on.
     rows_left : int
         Rows without a result, those of its parts included.
@@ -43,7 +43,7 @@ class ProducerBatch:
     record_count: int
     created_s: float
     sent: Sequence[SentRows] = ()
-    whole: ProducerBatch | None = None
+    original: ProducerBatch | None = None
     first_row: int = 0
     result: BatchResult | None = None
     base_sequence: int = NO_SEQUENCE
@@ -62,5 +62,5 @@ class ProducerBatch:
     def note(self, error: KafkaError) -> None:
         """Record the error of a try, for the messages of callers that wait."""
         self.last_error = error
-        if self.whole is not None:
-            self.whole.last_error = error
+        if self.original is not None:
+            self.original.last_error = error

@@ -93,7 +93,7 @@ class MessageFuture(Future[RecordMetadata]):
         super().add_done_callback(call)
 
 
-class _Rows:
+class _RowNumbers:
     """Row numbers of a call by partition: the n-th of its rows for a partition is row `of(partition)[n]`."""
 
     def __init__(self, partitions: Partitions) -> None:
@@ -139,7 +139,7 @@ class SentColumns:
         self._on_result = on_result
         self._futures = futures
         self._on_reported = on_reported
-        self._rows = _Rows(partitions)
+        self._rows = _RowNumbers(partitions)
         self._timestamps_ms = timestamps_ms
         self.on_done: Callable[[SentColumns], None] = lambda call: None
         """Called when every row has a result."""

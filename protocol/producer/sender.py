@@ -149,7 +149,7 @@ class Sender:
         self._take_in()
         for partition in self._partitions.values():
             partition.drop(end)
-        self._tell(self._partitions.values())
+        self._complete_taken(self._partitions.values())
 
     def close(self) -> None:
         """End waiting resets, and close the connections."""
@@ -217,7 +217,7 @@ class Sender:
             self._take_replies()
         for partition in self.busy.values():
             partition.expire(self._client.clock.now_s())
-        self._tell(self.busy.values())
+        self._complete_taken(self.busy.values())
         for key in [key for key, partition in self.busy.items() if partition.idle]:
             del self.busy[key]
 
@@ -235,7 +235,7 @@ class Sender:
         for _ in range(resets):
             self._resets.popleft().set()
 
-    def _tell(self, partitions: Iterable[PartitionProducer]) -> None:
+    def _complete_taken(self, partitions: Iterable[PartitionProducer]) -> None:
         self._complete([batch for partition in partitions for batch in partition.take_completed()])
 
     def _send_round(self) -> bool:
@@ -250,7 +250,7 @@ class Sender:
                     [(producer.topic, producer.partition) for producer in partitions], deadline
                 )
             except KafkaError as error:
-                self._put_off(partitions, error)
+                self._postpone_or_abandon(partitions, error)
                 continue
             # Longest wait first, so that every partition gets its turn.
             partitions.sort(key=lambda batch: batch.sent_at_s)
@@ -272,12 +272,12 @@ class Sender:
                     continue
                 self._identify(partition, deadline)
             except KafkaError as error:
-                self._put_off([partition], error)
+                self._postpone_or_abandon([partition], error)
                 continue
             by_broker.setdefault(broker, []).append(partition)
         return by_broker
 
-    def _put_off(self, partitions: Sequence[PartitionProducer], error: KafkaError) -> None:
+    def _postpone_or_abandon(self, partitions: Sequence[PartitionProducer], error: KafkaError) -> None:
         """Back off after a retriable error; fail the partitions after another one."""
         for partition in partitions:
             if is_retriable(error):

@@ -60,7 +60,7 @@ class TransactionSession:
         self._maybe_ended = False
         self._needs_epoch = False
         # The identity under which sequence numbers last began at 0.
-        self._begun_as = self.held
+        self._numbered_as = self.held
 
     @property
     def state(self) -> TransactionState:
@@ -99,7 +99,7 @@ class TransactionSession:
         self._begun = True
         new = set() if self._v2 else set(partitions) - self._partitions
         if new:
-            with self._broken_by_errors():
+            with self._failing_on_errors():
                 add_partitions(self._client, self.held, new, deadline)
             self._partitions |= new
 
@@ -140,21 +140,21 @@ class TransactionSession:
             self._lifecycle = TransactionLifecycle(transactional_id)
         self._initialize(deadline)
 
-    def begin(self, deadline: Deadline, count_from_0: Callable[[], None]) -> None:
-        """Begin a transaction. `count_from_0` resets the sequence numbers if the epoch is new, before any record."""
+    def begin(self, deadline: Deadline, reset_sequences: Callable[[], None]) -> None:
+        """Begin a transaction. `reset_sequences`: for a new epoch, before any record."""
         self.require(_S.READY)
         if self._needs_epoch:
             self._initialize(deadline, self.held)
         self._v2 = speaks_v2(self._client, self.transactional_id, deadline)
-        if self._begun_as != self.held:
-            count_from_0()
-            self._begun_as = self.held
+        if self._numbered_as != self.held:
+            reset_sequences()
+            self._numbered_as = self.held
         self._begun, self._maybe_ended = False, False
         self._partitions.clear()
         self._lifecycle.transition(_S.IN_TRANSACTION)
 
     def _initialize(self, deadline: Deadline, identity: TransactionalIdentity | None = None) -> None:
-        with self._broken_by_errors(for_good=True):
+        with self._failing_on_errors(for_good=True):
             self.held = init_producer_id(
                 self._client, self.transactional_id, self._timeout_ms, deadline, identity=identity
             )
@@ -168,7 +168,7 @@ class TransactionSession:
         self.require(*_SENDING)
         self._begun = True
         offsets = {key: to.assumed_in(group.topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
-        with self._broken_by_errors():
+        with self._failing_on_errors():
             add_offsets(
                 self._client,
                 self.held,
@@ -195,14 +195,14 @@ class TransactionSession:
         self._lifecycle.transition(_S.PREPARED_TRANSACTION)
         return self.held
 
-    def begin_to_end(self, *, commit: bool) -> None:
+    def enter_end(self, *, commit: bool) -> None:
         """Enter the state of a commit or abort; raise if that is invalid. May be repeated after an unknown outcome."""
         state = _S.COMMITTING_TRANSACTION if commit else _S.ABORTING_TRANSACTION
         if self.state is not state:
             self._lifecycle.transition(state)
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
-        """Commit or abort after `begin_to_end`; raise if the transaction was not ended as requested."""
+        """Commit or abort after `enter_end`; raise if the transaction was not ended as requested."""
         forgotten, identity, maybe_ended = False, self.held, self._maybe_ended
         if self._begun:
             self._maybe_ended = True  # until the outcome is known: Ctrl-C may come after the request was sent
@@ -254,7 +254,7 @@ class TransactionSession:
     # -- errors -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _broken_by_errors(self, *, for_good: bool = False) -> Iterator[None]:
+    def _failing_on_errors(self, *, for_good: bool = False) -> Iterator[None]:
         """Change the state on errors of the coordinator; `for_good`: every non-retriable error is fatal."""
         try:
             yield

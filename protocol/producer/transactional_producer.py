@@ -131,11 +131,11 @@ class TransactionalProducer(Producer):
         )
         self._owns_client = owns_client
         # The thread of each call that is sending.
-        self._sends: list[int] = []
+        self._sending_threads: list[int] = []
         # Threads in a call that begins or ends a transaction.
         self._calling: set[int] = set()
         self._aborted = False
-        self._no_send = Condition()
+        self._sends_changed = Condition()
 
     @property
     def transaction_state(self) -> TransactionState:
@@ -209,20 +209,20 @@ class TransactionalProducer(Producer):
                 self._session.failed(error)
                 raise
 
-        return self._let_in(fail_on_errors)
+        return self._count_send(fail_on_errors)
 
-    def _let_in(self, call: Callable[[], T]) -> T:
+    def _count_send(self, call: Callable[[], T]) -> T:
         thread_id = threading.get_ident()
         self._require_alive()  # before the lock: after a fork, another thread may hold it forever
-        with self._no_send:
+        with self._sends_changed:
             self._session.require(_S.IN_TRANSACTION)
-            self._sends.append(thread_id)
+            self._sending_threads.append(thread_id)
         try:
             return call()
         finally:
-            with self._no_send:
-                self._sends.remove(thread_id)
-                self._no_send.notify_all()
+            with self._sends_changed:
+                self._sending_threads.remove(thread_id)
+                self._sends_changed.notify_all()
 
     def _wait_for_sends(self, deadline: Deadline) -> None:
         """Wait for threads in `send`: records accepted later would belong to no transaction, or to the next one.
@@ -235,13 +235,13 @@ class TransactionalProducer(Producer):
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
-        if threading.get_ident() in self._sends:
+        if threading.get_ident() in self._sending_threads:
             raise _already_in_transaction()
-        with self._no_send:
-            while self._sends:
+        with self._sends_changed:
+            while self._sending_threads:
                 if deadline.remaining_s() <= 0:
                     raise DeadlineExceeded("another thread is still sending")
-                self._no_send.wait(deadline.remaining_s())
+                self._sends_changed.wait(deadline.remaining_s())
 
     @_transaction_call("txn_send_offsets")
     def send_offsets_to_transaction(
@@ -274,7 +274,7 @@ class TransactionalProducer(Producer):
             )
         if checked := as_committed_offsets(offsets):
             deadline = self._client.deadline(timeout_ms)
-            self._let_in(lambda: self._session.send_offsets(checked, group_metadata, deadline))
+            self._count_send(lambda: self._session.send_offsets(checked, group_metadata, deadline))
 
     @_transaction_call("txn_commit")
     def commit_transaction(self, timeout_ms: float | None = None) -> None:
@@ -299,7 +299,7 @@ class TransactionalProducer(Producer):
         self._require_alive()
         if self._session.state is not _S.COMMITTING_TRANSACTION:
             flush = partial(self._flush_sends, deadline)
-            self._session.after_flush(flush, partial(self._session.begin_to_end, commit=True))
+            self._session.after_flush(flush, partial(self._session.enter_end, commit=True))
         try:
             self._session.end(commit=True, deadline=deadline or self._client.deadline())
         except OutcomeUnknown as error:
@@ -332,7 +332,7 @@ class TransactionalProducer(Producer):
         self._require_caller("abort_transaction")
         self._require_alive()  # before the locks: after a fork, another thread may hold them forever
         self._assembler.refuse_within_send()
-        self._session.begin_to_end(commit=False)
+        self._session.enter_end(commit=False)
         self._aborted = True
         if closing and self._session.fences_late_records:
             with suppress(DeadlineExceeded):

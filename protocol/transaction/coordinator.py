@@ -114,7 +114,7 @@ def add_offsets(
         v2 = speaks_v2(client, identity.transactional_id, deadline)
     if not v2:
         call(client, ADD_OFFSETS_TO_TXN, {**identity.fields, "group_id": group}, deadline)
-    who = {
+    request_fields = {
         **identity.fields,
         "group_id": group,
         "member_id": member.member_id,
@@ -152,7 +152,7 @@ def add_offsets(
     call_partitions(
         client,
         TXN_OFFSET_COMMIT,
-        who,
+        request_fields,
         offset_rows(offsets),
         deadline,
         handle=handle,

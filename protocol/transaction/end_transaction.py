@@ -83,7 +83,7 @@ def end_transactions(
     The coordinator does not know a transaction without records and offsets: there is nothing to commit.
     """
     waiting = {identity: _Ending(client, identity, commit, maybe_ended) for identity in identities}
-    every = dict(waiting)
+    all_endings = dict(waiting)
 
     def attempt() -> None:
         for ending in waiting.values():
@@ -97,13 +97,13 @@ def end_transactions(
         for failure in sorted(failures, key=lambda failure: not is_retriable(failure)):
             raise failure
 
-    names = listed([identity.transactional_id for identity in every])
+    names = listed([identity.transactional_id for identity in all_endings])
     try:
         client.retrying(f"EndTxn of {names}", attempt, deadline)
     except KafkaError as error:
         for ending in waiting.values():
             ending.ended = EndedTransaction(TransactionOutcome.UNKNOWN, ending.identity, error, ending.maybe_ended)
-    return {identity: ending.ended for identity, ending in every.items() if ending.ended is not None}
+    return {identity: ending.ended for identity, ending in all_endings.items() if ending.ended is not None}
 
 
 class _Ending:
@@ -154,7 +154,7 @@ class _Ending:
         if error_row(code).retriable:
             self._failed(cause)
         else:
-            self.ended = EndedTransaction(self._judged(code), self.identity, cause, self.maybe_ended)
+            self.ended = EndedTransaction(self._outcome_of_refusal(code), self.identity, cause, self.maybe_ended)
 
     def _failed(self, error: KafkaError) -> None:
         self.failure = error
@@ -167,7 +167,7 @@ class _Ending:
             return self.identity
         return TransactionalIdentity(self.identity.transactional_id, body["producer_id"], body["producer_epoch"])
 
-    def _judged(self, code: int) -> TransactionOutcome:
+    def _outcome_of_refusal(self, code: int) -> TransactionOutcome:
         if self.maybe_ended:
             return TransactionOutcome.UNKNOWN
         if error_row(code).transaction_effect in (TransactionEffect.FENCED, TransactionEffect.NEEDS_PRODUCER_ID):

@@ -37,10 +37,10 @@ def borrowed_producer(
     # The key has the process id, because a forked child must not use its parent's producers.
     key = (os.getpid(), shared, replace(config, transactional_id=None), make)
     producer: P = PROCESS.idle_producers.pop(key, None) or make(shared, config)
-    with ExitStack() as unless_kept:
-        unless_kept.push(producer)
+    with ExitStack() as closing:
+        closing.push(producer)
         yield producer
-        unless_kept.pop_all()
+        closing.pop_all()
     _put_back(key, producer)
 
 

@@ -97,15 +97,15 @@ class TransactionalTaskWriter:
     def _write_batch(
         self, client: Client, write: Query, first: pa.RecordBatch | None, rows: Iterator[pa.RecordBatch]
     ) -> PreparedWrite:
-        nothing = PreparedWrite({}, write, None, this_task())
+        unwritten = PreparedWrite({}, write, None, this_task())
         if first is None:
-            return nothing
+            return unwritten
 
         def require_current() -> None:
             require_not_ended(client, write, client.deadline())
 
         require_current()  # else a late attempt would fence the transaction that is being committed
-        return self._write_rows(nothing, rows, {}, require_current)
+        return self._write_rows(unwritten, rows, {}, require_current)
 
     def _write_stream(
         self, client: Client, first: pa.RecordBatch | None, rows: Iterator[pa.RecordBatch]
@@ -115,30 +115,30 @@ class TransactionalTaskWriter:
         if topic is not None:
             topic_to_write(client, topic, None)
         ledger = take_over(client, batch, topic, self.producer.transaction_timeout_ms, client.deadline())
-        nothing = PreparedWrite({}, batch.query, batch, task)
+        unwritten = PreparedWrite({}, batch.query, batch, task)
         if ledger is None:
-            return nothing
+            return unwritten
         if ledger.batch_id == batch.batch_id:
-            nothing = replace(nothing, decided_task_count=ledger.task_count)
+            unwritten = replace(unwritten, decided_task_count=ledger.task_count)
             if not commit_decided(client, batch, ledger, [task]):
                 deque(rows, maxlen=0)  # Spark requires that rows are consumed
-                return nothing
+                return unwritten
         if first is None:
-            return nothing
+            return unwritten
         marker = {ledger.marker_key: CommittedOffset(batch.batch_id + 1)}
         require_current = partial(require_not_decided, client, batch, ledger)
         with report_fenced(client, batch):
-            return self._write_rows(nothing, rows, marker, require_current)
+            return self._write_rows(unwritten, rows, marker, require_current)
 
     def _write_rows(
         self,
-        nothing: PreparedWrite,
+        unwritten: PreparedWrite,
         rows: Iterable[pa.RecordBatch],
         marker: Mapping[TopicPartition, CommittedOffset],
         require_current: Callable[[], None],
     ) -> PreparedWrite:
         """Write in a transaction. `require_current` raises `ProducerFenced` if this attempt is too late."""
-        transactional_id = nothing.query.task(nothing.task)
+        transactional_id = unwritten.query.task(unwritten.task)
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
             producer.init_transactions(transactional_id=transactional_id)  # fences older attempts of this task
@@ -153,7 +153,7 @@ class TransactionalTaskWriter:
             marked.result()
             prepared = producer.prepare_transaction()
             identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
-            return replace(nothing, topics=written_topics(producer.acknowledged), identity=identity)
+            return replace(unwritten, topics=written_topics(producer.acknowledged), identity=identity)
 
 
 @lru_cache(maxsize=1)

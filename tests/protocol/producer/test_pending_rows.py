@@ -48,7 +48,7 @@ def test_memory_of_a_split_batch_is_held_until_all_parts_are_complete() -> None:
     pending.add([batch])
     for first, count in ((0, 1), (1, 2)):
         assert (pending.empty, pending.held_bytes, call.done) == (False, 100, False)
-        part = ProducerBatch("orders", 1, bytearray(50), count, 0.0, whole=batch, first_row=first)
+        part = ProducerBatch("orders", 1, bytearray(50), count, 0.0, original=batch, first_row=first)
         part.result = BatchResult(base_offset=10 + first)
         pending.complete([part])
     assert (pending.empty, pending.held_bytes) == (True, 0)
@@ -120,7 +120,7 @@ def test_part_of_a_split_batch_fails_only_the_calls_of_its_rows() -> None:
     batch = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
     pending.add([batch])
     for first, error in ((0, None), (2, KafkaError("too large"))):
-        part = ProducerBatch("orders", 1, bytearray(50), 2, 0.0, whole=batch, first_row=first)
+        part = ProducerBatch("orders", 1, bytearray(50), 2, 0.0, original=batch, first_row=first)
         part.result = BatchResult(base_offset=10 + first) if error is None else BatchResult(error=error)
         pending.complete([part])
     assert calls[0].errors() == {}

@@ -301,7 +301,8 @@ class TestClose:
         producer.send("orders", b"%09d" % 0, partition=0)
         with ThreadPoolExecutor(1) as threads:
             committed = threads.submit(producer.commit_transaction)
-            wait_until(lambda: producer.transaction_state is TransactionState.FLUSHING)
+            wait_until(lambda: bool(fake.request_bodies(PRODUCE)))
+            assert producer.transaction_state is TransactionState.FLUSHING
             producer.close()
             assert isinstance(committed.exception(20), KafkaError)
         described = describe_transactions(client, ["etl-0"], client.deadline())
