@@ -23,6 +23,7 @@ from protocol.producer.interceptors import ProducerInterceptor
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.end_transaction import end_transaction
@@ -293,17 +294,20 @@ class TestWaitsForOtherThreads:
 
 class TestClose:
     def test_close_in_another_thread_aborts_what_waits_for_acknowledgements(
-        self, fake: FakeKafka, client: Client
+        self, fake: FakeKafka, client: Client, clock: ManualClock
     ) -> None:
         fake.delay_replies(PRODUCE, 1.0, 1)
         producer = started(client, "etl-0")
         producer.begin_transaction()
         producer.send("orders", b"%09d" % 0, partition=0)
-        with ThreadPoolExecutor(1) as threads:
+        with ThreadPoolExecutor(2) as threads:
             committed = threads.submit(producer.commit_transaction)
             wait_until(lambda: bool(fake.request_bodies(PRODUCE)))
             assert producer.transaction_state is TransactionState.FLUSHING
-            producer.close()
+            closed = threads.submit(producer.close)
+            wait_until(lambda: producer.transaction_state is TransactionState.ABORTING_TRANSACTION)
+            clock.advance(1.0)
+            closed.result(20)
             assert isinstance(committed.exception(20), KafkaError)
         described = describe_transactions(client, ["etl-0"], client.deadline())
         assert described["etl-0"].state == "CompleteAbort"
