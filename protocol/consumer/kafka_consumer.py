@@ -550,6 +550,7 @@ class KafkaConsumer:
             An assigned partition.
         offset : int or CommittedOffset
             With the leader epoch of a `CommittedOffset`, a truncation of the log below the offset is noticed (KIP-320).
+            With its topic id, `auto.offset.reset` applies if the topic was deleted and created again.
 
         Raises
         ------
@@ -567,7 +568,8 @@ class KafkaConsumer:
     def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
         if self._error is not None and partition_of(self._error) == partition:
             self._error = None
-        self._partitions.seek(partition, Position(to.offset, to.leader_epoch), listed=listed)
+        position = Position(to.offset, to.leader_epoch, topic_id=to.topic_id)
+        self._partitions.seek(partition, position, listed=listed)
 
     @gated
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:

@@ -476,3 +476,25 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
             consumer.seek(key, 7)
             reader.until_read(21)
             assert reader.values[19:] == values[7:]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_seek_to_a_position_in_a_deleted_topic_does_not_skip_records_of_the_new_one(started: bool) -> None:
+    key = ("orders", 0)
+    with FakeKafka() as fake:
+        fake.create_topic("orders")
+        fake.write("orders", 0, records(0, 5))
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
+        with KafkaConsumer({**properties, "enable.auto.commit": False}) as consumer:
+            consumer.assign([key])
+            Reader(consumer).until_read(5)
+            old_position = consumer.positions()[key]
+        recreate_in_fake(fake)
+        fake.write("orders", 0, records(0, 9))
+        with KafkaConsumer({**properties, "enable.auto.commit": False, "retry.backoff.ms": 10}) as consumer:
+            consumer.assign([key])
+            if started:
+                Reader(consumer).until_read(9)
+            consumer.seek(key, old_position)
+            Reader(consumer).until_read(9)
+            assert consumer.recreations == {key: 1}
