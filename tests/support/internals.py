@@ -58,6 +58,11 @@ def membership_of(member: KafkaConsumer | ConsumerGroup | ConsumerGroupSession) 
     return membership
 
 
+def clock_checked_s(membership: Membership) -> float:
+    """Return the time at which the membership has last looked at its clock."""
+    return membership._checked_s
+
+
 def commits_of(member: KafkaConsumer | ConsumerGroup) -> Commits:
     """Return the part that commits offsets."""
     return member._commits

@@ -427,6 +427,7 @@ class Membership:
         threading.Thread(target=self._look_up, args=(future, step, deadline), name=name, daemon=True).start()
         with self.changed:
             while not future.done() and not self._has_left:
+                self._now_s()  # else a silent owner would take this wait for a suspension
                 self.changed.wait(TICK_S)
             if not future.done():
                 return

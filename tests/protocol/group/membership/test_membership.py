@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,15 +13,16 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker
+from protocol.cluster.metadata import Broker, Metadata
 from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
 from protocol.group.membership import membership
-from protocol.group.membership.assignment import Revocation
+from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.machine import MemberMachine
 from protocol.testing.fake_kafka import consumer_group
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -30,6 +32,7 @@ from tests.contract.members import GroupMember as GroupMemberByHand
 from tests.contract.members import subscription
 from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
+from tests.support.internals import clock_checked_s
 from tests.support.wait_until import wait_until
 
 
@@ -195,6 +198,33 @@ def test_unreachable_brokers_are_logged_once(
         fake.start(broker)
     wait_until(lambda: "requests of this member succeed again" in caplog.text)
     assert caplog.text.count("are retried") == 1
+
+
+def test_silent_owner_is_not_suspended_while_metadata_are_awaited(
+    fake: FakeKafka, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may need 15 s for the reply; a suspected loss would withhold records of a valid session."""
+    monkeypatch.setattr(membership, "TICK_S", 0.01)
+    clock, is_requested, is_answered = ManualClock(), threading.Event(), threading.Event()
+    with Client({"bootstrap.servers": fake.bootstrap_servers}, clock) as client:
+        owner = new_member(client, "orders")
+        owner.poll_rebalance(10_000)
+        metadata = client.metadata
+
+        def answer_late(*arguments: Any, **options: Any) -> Metadata:
+            is_requested.set()
+            assert is_answered.wait(20)
+            return metadata(*arguments, **options)
+
+        monkeypatch.setattr(client, "metadata", answer_late)
+        owner.membership.subscribe(TopicSubscription(pattern=re.compile("orders")))
+        assert is_requested.wait(20)
+        for _ in range(3):
+            clock.advance(2)
+            wait_until(lambda: clock_checked_s(owner.membership) == clock.now_s())
+        assert owner.membership.assignment_lost is None
+        is_answered.set()
+        owner.membership.close(timeout_ms=1_000)
 
 
 @pytest.mark.parametrize("protocol", ["classic"])
