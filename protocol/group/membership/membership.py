@@ -424,7 +424,10 @@ class Membership:
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
         future: Future[Metadata] = Future()
         name = f"{self._purpose} of {self.machine.group}, metadata"
-        threading.Thread(target=self._look_up, args=(future, step, deadline), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._look_up, args=(future, step, deadline), name=name, daemon=True).start()
+        except RuntimeError:  # this process has too many threads
+            self._look_up(future, step, deadline)
         with self.changed:
             while not future.done() and not self._has_left:
                 self._now_s()  # else a silent owner would take this wait for a suspension

@@ -227,6 +227,23 @@ def test_silent_owner_is_not_suspended_while_metadata_are_awaited(
         owner.membership.close(timeout_ms=1_000)
 
 
+def test_member_joins_in_a_process_with_too_many_threads(
+    client: Client, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, list[str]()
+
+    def cannot(thread: threading.Thread) -> None:
+        if thread.name.endswith("metadata"):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", cannot)
+    owner = new_member(client, "orders")
+    rebalance(owner, until=lambda: len(owner.numbers) == 4)
+    assert refused
+
+
 @pytest.mark.parametrize("protocol", ["classic"])
 @pytest.mark.parametrize("nonsense", [b"", b"\x00\x01", b"\x00\x03\x7f\xff\xff\xff", b"\xff" * 40])
 def test_leader_names_the_member_with_invalid_metadata(
