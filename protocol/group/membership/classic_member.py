@@ -124,12 +124,12 @@ class ClassicMember(MemberMachine):
         if self.state in _JOINED and self._topics != self._joined_topics:
             self._rebalance(EndReason("the subscribed topics have changed"))
         if self.state is MemberState.JOINING:
-            return self._join_group()
+            return self._join_group(now_s)
         if self.state is MemberState.SYNCING:
             return self._refresh_metadata(now_s) if self._assignments is None else self._sync_group(self._assignments)
         return self._heartbeat() if now_s >= self._heartbeat_s else self._watch_topics(now_s)
 
-    def _join_group(self) -> Step:
+    def _join_group(self, now_s: float) -> Step:
         assert self._topics is not None
         self._joined_topics = self._topics
         config = self.config
@@ -138,7 +138,7 @@ class ClassicMember(MemberMachine):
                 assignor.name: assignor.join_data(self._topics, *self._last) for assignor in self._assignors.values()
             }
         except UsageError as error:  # of the user's assignor
-            self.fail(error)
+            self.on_invalid_data(error, now_s)
             return Wait(math.inf)
         body = {
             "session_timeout_ms": config.session_timeout_ms,

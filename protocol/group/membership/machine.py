@@ -314,6 +314,10 @@ class MemberMachine(ABC):
         else:
             self._refused(error, now_s)
 
+    def on_invalid_data(self, error: KafkaError, now_s: float) -> None:
+        """Process an error in a response, metadata, or the user's assignor; as in Java, the next poll joins again."""
+        self._refused(error, now_s)
+
     def _refused(self, error: KafkaError, now_s: float) -> None:
         """End the session with an error for the owner, whose next poll joins again: the cause may have changed."""
         error = self._with_remedy(error)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.broker_errors import ErrorCode
-from protocol.errors import UsageError
 from protocol.group.membership.assignment import EndReason
 from protocol.wire.schema import Api, Body
 
@@ -97,9 +96,9 @@ class Lifecycle:
         self._transitions = transitions
 
     def transition(self, to: MemberState, reason: EndReason) -> None:
-        """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client."""
+        """Change the state; raise `AssertionError` for a transition that is not allowed: a bug of this client."""
         if to not in self._transitions.get(self.state, ()):
-            raise UsageError(f"{self._name}: {to.name} may not follow {self.state.name} ({reason})")
+            raise AssertionError(f"{self._name}: {to.name} may not follow {self.state.name} ({reason})")
         log.debug("%s: %s -> %s: %s", self._name, self.state.name, to.name, reason)
         self.state, self.reason = to, reason
 

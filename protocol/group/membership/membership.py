@@ -219,8 +219,9 @@ class Membership:
         ------
         KafkaError
             The coordinator has refused the member: missing ACLs, no common strategy, or brokers without support of the
-            protocol. Or `join_retries` retries have failed. The next call joins again, except if another member has
-            taken over the instance id, which is raised by each call.
+            protocol. Or this member leads, and another member's subscription is invalid; or the user's assignor has
+            failed; or `join_retries` retries have. The next call joins again, except if another member has taken over
+            the instance id, which is raised by each call.
         """
         with self.changed:
             self._raise_if_ended()
@@ -488,8 +489,8 @@ class Membership:
                 self._failed_joins, self._join_error = self._failed_joins + 1, failure
             try:
                 tell(self._clock.now_s())
-            except KafkaError as error:  # such as invalid metadata of another member
-                self.machine.fail(error)
+            except KafkaError as error:
+                self.machine.on_invalid_data(error, self._clock.now_s())
             if self.machine.state not in _JOINING:
                 self._failed_joins = 0
             self._notify()

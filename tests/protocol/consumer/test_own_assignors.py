@@ -157,12 +157,15 @@ class Broken(ByWeight):
         ("members", r"the group has no members stranger"),
     ],
 )
-def test_failure_of_an_assignor_is_raised_by_poll(
+def test_failure_of_an_assignor_is_raised_by_poll_and_the_next_one_joins_again(
     new_member: Callable[..., KafkaConsumer], method: str, error: str
 ) -> None:
-    consumer = new_member(Broken(method))
+    assignor = Broken(method)
+    consumer = new_member(assignor)
     with pytest.raises(UsageError, match=f"assignor by-weight: .*{error}|assignor by-weight: {error}"):
         consumer.poll(30_000)
+    assignor.method = "none"
+    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
 
 
 def test_failure_of_on_assignment_is_logged(

@@ -246,7 +246,7 @@ def test_member_joins_in_a_process_with_too_many_threads(
 
 @pytest.mark.parametrize("protocol", ["classic"])
 @pytest.mark.parametrize("nonsense", [b"", b"\x00\x01", b"\x00\x03\x7f\xff\xff\xff", b"\xff" * 40])
-def test_leader_names_the_member_with_invalid_metadata(
+def test_leader_names_the_member_with_invalid_metadata_and_joins_again(
     client: Client, new_member: NewMember, group: str, nonsense: bytes
 ) -> None:
     owner = new_member(client, "orders", partition_assignment_strategy="range")
@@ -256,6 +256,8 @@ def test_leader_names_the_member_with_invalid_metadata(
     wait_until(lambda: owner.membership.rebalance_pending)
     with pytest.raises(ProtocolError, match=f"invalid subscription of member {member.member_id}"):
         owner.poll_rebalance(10_000)
+    member.leave()
+    rebalance(owner, until=lambda: len(owner.numbers) == 4)
 
 
 def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch) -> None:

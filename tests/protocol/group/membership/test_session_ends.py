@@ -9,7 +9,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Metadata
-from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
+from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.member_state import (
     CLASSIC_TRANSITIONS,
@@ -295,7 +295,7 @@ def test_member_leaving_after_only_it_noticed_the_end_of_its_session_notifies_th
 
 def test_state_transitions_are_those_of_the_table() -> None:
     life = Lifecycle("member", CLASSIC_TRANSITIONS)
-    with pytest.raises(UsageError, match="STABLE may not follow UNJOINED"):
+    with pytest.raises(AssertionError, match="STABLE may not follow UNJOINED"):
         life.transition(MemberState.STABLE, EndReason("as if"))
     assert life.state is MemberState.UNJOINED
 
