@@ -93,6 +93,8 @@ class MemberMachine(ABC):
         self._suspicion: EndReason | None = None
         self._suspected_s = now_s
         self._pending_leave: SendRequest | None = None
+        # True if a newer member has the instance id: the coordinator does not know this one.
+        self._is_fenced = False
 
     # -- for the owner ------------------------------------------------------------------------
 
@@ -201,11 +203,12 @@ class MemberMachine(ABC):
             releases its instance id. None: leave, but a static member may return to its partitions until its
             session ends (KIP-345), unless it is giving some up in a cooperative rebalance.
         """
-        if self.state in TERMINAL:
+        if self.state is MemberState.LEFT:
             return
         if self.state is MemberState.LEAVING:
             return self._leave_completed()
-        self._pending_leave = self._leave_request(for_good) or self._pending_leave
+        if not self._is_fenced:
+            self._pending_leave = self._leave_request(for_good) or self._pending_leave
         self.owned = NO_PARTITIONS
         self._retry_s = -math.inf
         self._lifecycle.transition(
@@ -322,6 +325,7 @@ class MemberMachine(ABC):
         """End the session with an error for the owner, whose next poll joins again: the cause may have changed."""
         error = self._with_remedy(error)
         if isinstance(error, BrokerError) and error.code == ErrorCode.FENCED_INSTANCE_ID:
+            self._is_fenced = True
             return self.fail(error)  # a join would fence the newer member
         self.error, self._retry_s = error, now_s + self._backoff.next_s()
         self._lose_assignment(EndReason.of(error), wait=True)
@@ -352,7 +356,11 @@ class MemberMachine(ABC):
             self._refused(error, now_s)
 
     def fail(self, error: KafkaError) -> None:
-        """End the member with a fatal error, which the owner gets."""
+        """End the member with a fatal error, which the owner gets. It leaves the group when its owner closes it."""
+        if self.state in TERMINAL:
+            return
+        if self.state is MemberState.LEAVING:
+            return self._leave_completed()
         self.error = error
         self._lifecycle.transition(MemberState.FAILED, EndReason.of(error))
         self._forget_session()

@@ -44,7 +44,7 @@ def _transitions(own: Mapping[MemberState, set[MemberState]]) -> Transitions:
     return {
         **{state: frozenset(to | ends) for state, to in own.items()},
         _S.LEAVING: frozenset({_S.LEFT}),
-        _S.FAILED: frozenset({_S.LEFT}),
+        _S.FAILED: frozenset({_S.LEAVING, _S.LEFT}),
         _S.LEFT: frozenset(),
     }
 

@@ -351,24 +351,29 @@ class Membership:
             self._thread.start()
 
     def _run(self) -> None:
-        try:
-            while (step := self._next_step()) is not None:
-                if isinstance(step, SendRequest):
-                    self._send_request(step)
-                else:
-                    self._refresh_metadata(step)
-        except Exception as fault:  # the owner must get bugs, too
-            log.exception("group %s: an unexpected error ends this member", self.machine.group)
-            with self.changed:
-                error = UsageError(f"a bug in this client: {fault!r}")
-                error.__cause__ = fault
-                self.machine.fail(error)
-                self._notify()
+        for _ in range(2):  # after a bug, the thread can still send the request to leave
+            try:
+                return self._perform_steps()
+            except Exception as fault:  # the owner must get bugs, too
+                log.exception("group %s: an unexpected error ends this member", self.machine.group)
+                with self.changed:
+                    error = UsageError(f"a bug in this client: {fault!r}")
+                    error.__cause__ = fault
+                    self._in_flight = None
+                    self.machine.fail(error)
+                    self._notify()
+
+    def _perform_steps(self) -> None:
+        while (step := self._next_step()) is not None:
+            if isinstance(step, SendRequest):
+                self._send_request(step)
+            else:
+                self._refresh_metadata(step)
 
     def _next_step(self) -> SendRequest | RefreshMetadata | None:
-        """Wait for a step; None if the member has ended."""
+        """Wait for a step; None if the member has left."""
         with self.changed:
-            while self.machine.state not in TERMINAL:
+            while self.machine.state is not MemberState.LEFT:
                 now_s = self._now_s()
                 step = self.machine.next_step(now_s)
                 self._notify()

@@ -268,6 +268,21 @@ def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], m
         owner.poll_rebalance()
 
 
+def test_member_failed_by_a_bug_leaves_when_it_is_closed(
+    fake: FakeKafka, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    owner = joined()
+    with monkeypatch.context() as broken:
+        broken.setattr(MemberMachine, "on_response", lambda *arguments: 1 / 0)
+        wait_until(lambda: owner.membership.rebalance_pending)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="ZeroDivisionError"):
+            owner.poll_rebalance()
+    owner.membership.close()
+    groups: dict[str, Any] = {**fake.groups.groups, **fake.groups.consumer_groups}
+    assert not groups[group].members
+
+
 def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
     before = threading.active_count()
     owner = joined()

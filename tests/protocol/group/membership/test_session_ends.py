@@ -149,6 +149,8 @@ def test_member_with_a_taken_instance_id_fails_for_good(cluster: Cluster, option
         assert error.settings == {"group.instance.id"}
         member.own()
         assert not member.act(), "no further request is sent"
+    member.machine.leave(for_good=True)
+    assert member.machine.state is MemberState.LEFT
 
 
 def test_instance_id_never_released_is_an_error_after_a_minute(cluster: Cluster) -> None:
