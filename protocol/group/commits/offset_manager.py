@@ -321,12 +321,16 @@ class OffsetManager:
                 if self._closed:
                     return
                 due, committed, member = self._due_marks(), self._committed_marks(), self._member
-            if not due:
-                self._compare(committed)
-                continue
-            if self._commit(due, member):
-                backoff.reset()
-                continue
+            try:
+                if not due:
+                    self._compare(committed)
+                    continue
+                if self._commit(due, member):
+                    backoff.reset()
+                    continue
+            except Exception as error:  # including bugs: the thread must not end
+                with self._changed:
+                    self._record_result(error)
             with self._changed:
                 # New marks do not shorten the back-off.
                 wait_until = Deadline.after_ms(backoff.next_s() * 1000, self._client.clock)

@@ -123,6 +123,25 @@ def test_unexpected_error_in_a_commit_is_logged_and_retried(
     assert "succeed again" in second.message
 
 
+def test_unexpected_error_of_the_member_is_logged_and_does_not_end_commits(
+    fake: FakeKafka, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = OffsetManager(client, GROUP, retry_refused=False)
+
+    def fail(member: GroupMember, error: BrokerError) -> None:
+        manager.on_member_refused = lambda member, error: None
+        raise ZeroDivisionError("as if")
+
+    manager.on_member_refused = fail
+    fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, 1)
+    manager.stage(MARKS)
+    assert flushed(client, manager)
+    manager.close()
+    assert committed(client) == MARKS
+    assert "ZeroDivisionError('as if')" in str(manager.counts.last_failure)
+    assert "group etl: a commit failed and is retried" in caplog.text
+
+
 @pytest.mark.parametrize("marks_again", [False, True])
 def test_commit_is_retried_by_the_next_call_if_no_thread_could_start(
     client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch, marks_again: bool
