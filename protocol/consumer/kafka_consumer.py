@@ -738,7 +738,8 @@ class KafkaConsumer:
         callback : callable, optional
             `callback(offsets, error)` is called in a later `poll`, `commit_sync` or `close`, in the order of the
             `commit_async` calls. `error` is None or `CommitFailed`, also if the coordinator has not responded within
-            `request.timeout.ms`; the commit is retried nevertheless, until a later commit replaces it.
+            `request.timeout.ms`; the commit is retried nevertheless, until a later commit replaces it. Without a
+            callback, refused commits are logged.
 
         Raises
         ------
@@ -753,6 +754,8 @@ class KafkaConsumer:
             failure = error
         if callback is not None:
             self._commits.add_callback(present if checked is None else checked, callback, failure)
+        elif failure is not None:
+            log.warning("%s", failure)
 
     def _split_recreated(self, offsets: Offsets | None) -> tuple[Offsets, CommitFailed | None]:
         """Return the offsets to commit, and an error for offsets of a deleted topic whose name a new topic has."""

@@ -282,5 +282,13 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
         wait_until(lambda: committed(client) == 2)
 
 
+def test_refused_commit_without_callback_is_logged(consumer: KafkaConsumer, caplog: pytest.LogCaptureFixture) -> None:
+    consumer.subscribe(["orders"])
+    wait_until(lambda: consumer.poll(20) or consumer.assignment)
+    consumer.unsubscribe()
+    consumer.commit_async(OF_FIRST)
+    assert "group etl: offsets were not committed: the assignment under which they were read has ended" in caplog.text
+
+
 def records_at(fake: SmallCluster, key: TopicPartition) -> bytes:
     return records(fake.log(*key).end_offset, 1)
