@@ -43,7 +43,7 @@ class Kind:
         """Parse a value. Raises `ConfigurationError` with the name, the value, the allowed values and `settings`."""
         try:
             return self.parse(text if self.exact else text.strip())
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             detail = f" ({error})" if str(error) else ""
             problem = "has a wrong value, which is not shown" if self.secret else f"is {shown(text)}"
             raise ConfigurationError(

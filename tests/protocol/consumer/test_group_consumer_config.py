@@ -46,7 +46,19 @@ def test_duration_has_javas_syntax(text: str, length: timedelta) -> None:
     assert parse_group_consumer({"auto.offset.reset": f"by_duration:{text}"}).auto_offset_reset == length
 
 
-@pytest.mark.parametrize("text", ["first", "by_duration", "by_duration:", "by_duration:P", "by_duration:PT", "P1D"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "first",
+        "by_duration",
+        "by_duration:",
+        "by_duration:P",
+        "by_duration:PT",
+        "by_duration:P9999999999D",
+        pytest.param(f"by_duration:PT{'9' * 400}S", id="infinite"),
+        "P1D",
+    ],
+)
 def test_invalid_offset_reset_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="allowed: earliest, latest, none, by_duration"):
         parse_group_consumer({"auto.offset.reset": text})
