@@ -199,6 +199,12 @@ class ClassicMember(MemberMachine):
 
     # -- responses ----------------------------------------------------------------------------
 
+    def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
+        """Process a response. A member that was out for too long joins without its former id, as a new one."""
+        if request is self._pending_leave and self.state is not MemberState.LEAVING:
+            self._member_id = ""
+        super().on_response(request, reply, since_s, now_s)
+
     def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:

@@ -228,6 +228,8 @@ def test_member_leaves_after_max_poll_interval(cluster: Cluster, options: dict[s
     cluster.clock.advance(100)  # type: ignore[attr-defined]
     assert not member.act(), "the member stays out until its owner polls again"
     member.own()
+    if api is LEAVE_GROUP:
+        assert next_request(member).body["member_id"] == "", "the former id would be refused"  # type: ignore[index]
     until_stable(member)
     assert [revocation.lost for revocation in member.revoked] == [True]
 
