@@ -249,7 +249,7 @@ class OffsetManager:
         Returns
         -------
         bool
-            True if all are committed.
+            True if all are committed; False also if some were dropped meanwhile, as their partitions were lost.
         """
 
         def committing(mark: OffsetMark) -> bool:
@@ -259,16 +259,16 @@ class OffsetManager:
 
         with self._changed:
             self._wake()  # the process may have had too many threads before
-            while any(committing(mark) for mark in self._marks_of(partitions)):
+            staged = self._marks_of(partitions)
+            while any(committing(mark) for mark in self._marks_of(partitions).values()):
                 if deadline.passed or self._closed:
                     return False
                 self._changed.wait(min(deadline.remaining_s(), partition_timeout_s, 0.5))
-            marks = self._marks_of(partitions)
-            return not [mark for mark in marks if mark.completed_at_s is None or mark.refused is not None]
+            return all(mark.was_committed(math.inf) for mark in {**staged, **self._marks_of(partitions)}.values())
 
-    def _marks_of(self, partitions: Collection[TopicPartition] | None) -> list[OffsetMark]:
+    def _marks_of(self, partitions: Collection[TopicPartition] | None) -> dict[TopicPartition, OffsetMark]:
         keys = self._marks if partitions is None else partitions
-        return [self._marks[key] for key in keys if key in self._marks]
+        return {key: self._marks[key] for key in keys if key in self._marks}
 
     def _notify(self) -> None:
         """Wake waiting callers. The caller holds the lock."""

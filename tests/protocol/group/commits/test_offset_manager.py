@@ -6,11 +6,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
@@ -321,6 +323,30 @@ def test_offsets_are_fetched_from_brokers_of_every_version(fake: FakeKafka, clie
     assert topic_ids == dict.fromkeys(BOTH, client.topic("orders").topic_id)
     assert fetch_start_offsets(client, GROUP, topic_ids, client.deadline()) == offsets
     assert fetch_offsets(client, GROUP, None, client.deadline()) == offsets
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_flush_returns_false_if_offsets_are_dropped_while_it_waits(
+    fake: FakeKafka, client: Client, manager: OffsetManager, is_lost: bool
+) -> None:
+    waits = threading.Event()
+
+    class CheckedDeadline(Deadline):
+        @property
+        def passed(self) -> bool:
+            waits.set()  # under the lock that the wait then releases
+            return super().passed
+
+    member, commit = GroupMember("m-1", 4), DelayedCommit(fake)
+    manager.set_member(member)
+    manager.stage(BOTH, member)
+    assert commit.come.wait(10)
+    with ThreadPoolExecutor(1) as executor:
+        flush = executor.submit(manager.flush, CheckedDeadline.after_ms(10_000))
+        assert waits.wait(10)
+        manager.set_member(NO_MEMBER) if is_lost else manager.retain([])
+        assert not flush.result(10)
+    commit.release()
 
 
 @pytest.mark.parametrize(
