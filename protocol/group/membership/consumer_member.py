@@ -16,9 +16,9 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
 from protocol.errors import BrokerError, ConnectFailed, KafkaError
 from protocol.group.member import GroupMember
-from protocol.group.membership.assignment import EndReason, TopicSubscription
+from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import CONSUMER_TRANSITIONS, MemberState, SendRequest, Step
+from protocol.group.membership.member_state import CONSUMER_TRANSITIONS, RECONCILED, MemberState, SendRequest, Step
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
 
@@ -250,6 +250,12 @@ class ConsumerMember(MemberMachine):
 
     def _to_revoke(self) -> frozenset[TopicPartition]:
         return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS
+
+    def complete_revocation(self, revocation: Revocation, now_s: float) -> None:
+        """Record that the owner has released the partitions; the coordinator may have assigned them again meanwhile."""
+        super().complete_revocation(revocation, now_s)
+        if self.state in RECONCILED:
+            self._reconcile()
 
     @property
     def _may_accept(self) -> bool:

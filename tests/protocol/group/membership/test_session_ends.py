@@ -322,6 +322,23 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
 
 
+def test_partition_assigned_again_while_it_is_released_is_accepted_at_once(cluster: Cluster) -> None:
+    member = member_of(cluster, **CONSUMER)
+    topic_id = cluster.controller.topic("orders").topic_id
+
+    def assign(*numbers: int) -> None:
+        assignment = {"topic_partitions": [{"topic_id": topic_id, "partitions": list(numbers)}]}
+        reply = {**_epoch(member, member.machine.member.member_epoch + 1), "assignment": assignment}
+        member.machine.on_response(next_request(member), reply, member.now_s, member.now_s)
+
+    assign(0, 1, 2)
+    assert member.begin_revocation()
+    assign(0, 1, 2, 3)
+    member.own()
+    assert [(len(revocation.partitions), revocation.lost) for revocation in member.revoked] == [(1, False)]
+    assert len(member.machine.owned) == 4
+
+
 def test_restarted_static_leader_keeps_the_assignment_and_leads(cluster: Cluster) -> None:
     """KIP-814."""
     first, member = (
