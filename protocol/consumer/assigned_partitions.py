@@ -160,7 +160,7 @@ class AssignedPartitions:
         now_s, timeout_s = self._client.clock.now_s(), self._client.config.default_api_timeout_ms / 1000
         errors: list[Exception] = []
         self._look_up_at_s = 0.0
-        # One wait for all that have failed together, so that their next lookup is one again.
+        # Partitions that have failed together share the wait, so that one lookup retries them all.
         waits_s: dict[int, float] = {}
         for key, partition in self._awaiting(lookup).items():
             partition.end_lookup()
@@ -336,7 +336,7 @@ class AssignedPartitions:
     def raise_again(self) -> None:
         """Raise the error of a partition that `poll` has raised once, and that lasts until `seek`.
 
-        If several partitions have one, each call raises that of the next.
+        If several partitions have one, each call raises the error of another partition.
         """
         if not self._may_have_failed:
             return
@@ -350,9 +350,9 @@ class AssignedPartitions:
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
-        Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`; returns None if
-        the partition is dropped meanwhile, or if `keeps_claims`, which is called in between, returns False. Called in
-        the thread that reads the partition.
+        Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`. Returns None if
+        the partition is dropped meanwhile, or if `keeps_claims`, called repeatedly during the wait, returns False.
+        Called in the thread that reads the partition.
         """
         if self._config.auto_offset_reset == "none":
             raise loss

@@ -40,7 +40,7 @@ class ClaimMarks:
         # End of the records that the claim has returned; after lost data, of those in the present log.
         self._returned: int | None = None
         self._after_loss = False
-        # From the first offset on, marks up to the second one may be of lost records.
+        # (floor, until): marks above `floor` may be of lost records, and are ignored until one reaches `until`.
         self._ambiguous: tuple[int, int] | None = None
 
     def start(self, offset: CommittedOffset, *, commit: bool = False) -> None:
@@ -80,12 +80,13 @@ class ClaimMarks:
         self._records = records if self._records is None else self._records.followed_by(records)
 
     def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
-        """Lower the offset to the position after lost data: marks in a recreated topic would not exceed the old ones.
+        """Lower the mark to the position after lost data, and ignore later marks of lost records.
 
-        From now on, marks above the records returned since then are ignored. `replaced`: the log was truncated, or the
-        topic recreated, so other records may have these offsets. If some of the lost records were not marked, the
-        handler may mark them later than new ones: marks up to the former end are ignored until one reaches it. These
-        records are handled again after a restart.
+        Otherwise marks in a recreated topic, whose offsets are lower, would have no effect. Marks above the end of the
+        records returned since the loss are ignored. `replaced`: the log was truncated, or the topic recreated, so other
+        records may have the offsets of lost ones. If a lost record was not marked, the handler may mark it after new
+        records: all marks up to the former end are then ignored until one reaches it. After a restart, the records of
+        ignored marks are handled again.
         """
         floor, until = self._ambiguous or (to.offset, -1)
         self._ambiguous = None

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 # Interval at which a waiting poll checks for rebalances, wake-ups and completed commits.
 _CHECK_INTERVAL_MS = 50
-# For the request to leave, also if the commit has taken all the time.
+# Time left for LeaveGroup if the commit has used up the timeout.
 _LEAST_LEAVE_MS = 500
 # Without `max.poll.records`, a poll takes no further record batch from this number of records on.
 _ENOUGH_ROWS = 500
@@ -344,7 +344,7 @@ class KafkaConsumer:
             membership.progress()
             if (authorization_error := membership.take_authorization_error()) is not None:
                 raise authorization_error
-            # The second condition: Ctrl-C in a wait of `poll_rebalance` leaves partitions that are not added here.
+            # Partitions may be owned and not added here, if Ctrl-C has ended an earlier wait of `poll_rebalance`.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._partitions):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if self._membership is membership:  # else the listener has left the group

@@ -164,7 +164,7 @@ class ConsumerGroupSession:
         to = as_committed_offset((topic, partition), offset, metadata)
         with self._lock:
             marks = self._marks_of((topic, partition))
-            if marks.offset is None:  # a lower offset than the group's would be committed
+            if marks.offset is None:  # the mark could be lower than the group's offset
                 raise UsageError(f"{topic}-{partition} has not started: in setup, call reset_offset")
             marks.mark(to.offset, to.metadata)
 
@@ -367,7 +367,7 @@ class ConsumerGroupSession:
         uncommitted = self._commits.uncommitted(self._began_s)
         for key in sorted(consumers.keys() - self._threads.keys()):
             consumer = consumers[key]
-            # If the group has no offset, `auto.offset.reset` could skip records also after a revocation.
+            # Without a committed offset, a reset to `latest` would skip records that were read and not committed.
             dropped = self._commits.dropped.pop(key, None)
             last = uncommitted.get(key) or (dropped if key in moved else None)
             goes_back = last is not None and self._marked(key) is None and self._go_back(consumer, last)

@@ -26,7 +26,8 @@ class GroupMember:
     group_instance_id : str or None
         Name of a static member (KIP-345).
     assigned_since : int or None
-        The first generation or epoch of the present assignment, which later ones extend; None: the present generation.
+        The first generation or epoch of the present assignment, which later ones extend. None if unknown, and without
+        a session: the assignment is then that of `generation_id` only.
     """
 
     member_id: str = ""

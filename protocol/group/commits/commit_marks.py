@@ -73,7 +73,7 @@ class OffsetMark:
     refused: KafkaError | None = None
     # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
-    # The last error of this partition alone, and the time of the first one; both also of earlier marks.
+    # The last error of this partition alone, and the time of the first one. Copied from the mark before.
     last_error: KafkaError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
@@ -122,7 +122,7 @@ class OffsetMark:
         return max(retry_s, self.completed_at_s + refresh_s)
 
     def was_replaced(self, committed: CommittedOffset | None) -> bool:
-        """Return True, and make this mark due, if the group's offset is not the committed one."""
+        """Compare this mark with the group's offset; if they differ, make it due again and return True."""
         replaced = committed is None or committed.offset != self.offset.offset
         if replaced:
             self.completed_at_s = None

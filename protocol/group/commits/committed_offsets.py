@@ -186,9 +186,10 @@ def topic_id_check(
     *,
     at_most: int | None = None,
 ) -> tuple[Check, dict[str, Any]]:
-    """Return how `call_partitions` commits so that offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID.
+    """Return arguments of `call_partitions` with which offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID.
 
-    The coordinator compares the ids if the request can have those of all topics; otherwise the check does.
+    If each topic has one known id, the request has the ids, and the coordinator compares them. Otherwise, or if the
+    broker has no such version, the check compares them before the request.
 
     Parameters
     ----------

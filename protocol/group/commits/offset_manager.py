@@ -61,9 +61,9 @@ class OffsetManager:
 
     The process is not a member of the group until `set_member` is called.
 
-    One request is in flight at a time. After a lost connection or reply, the coordinator may receive a request after a
-    newer one, and the group's offset is the older one until the next commit: a restart then reads records again, or
-    skips some, if the newer one was a step back.
+    One request is in flight at a time. But a request whose connection or reply was lost may arrive after a newer one.
+    The group then has the older offset until the next commit: a restart reads records again, or skips some, if the
+    newer commit was a step back.
 
     Brokers accept a reset of a group without members. With `compare_ms`, a process that is not a member commits its
     offsets again after it, and logs a warning.

@@ -89,9 +89,11 @@ class ClassicMember(MemberMachine):
         self._join_reply_lost = False
         self._assignor_name = ""
         self._leader: GroupLeader | None = None
-        # True until the first assignment of a session; and for a leader that has not assigned, until it has compared
-        # the assignment with its subscription.
-        self._joined_as_new = self._returned = False
+        # True until the first assignment of a session.
+        self._joined_as_new = False
+        # True for a static leader that has kept its assignment (KIP-814), until it has compared that with its
+        # subscription.
+        self._returned = False
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
 
@@ -374,7 +376,10 @@ class GroupLeader:
         }
 
     def changed(self, cluster: Metadata) -> str | None:
-        """Return a topic whose partition count differs from that of the assignment, also one of a former leader."""
+        """Return a topic whose partition count differs from that at the assignment; None if there is none.
+
+        For a leader that has not assigned (KIP-814), the first call stores the counts to compare with.
+        """
         before, now = self._partitions, self._partitions_in(cluster)
         if before is None:
             self._partitions = before = now

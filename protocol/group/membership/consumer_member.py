@@ -153,7 +153,7 @@ class ConsumerMember(MemberMachine):
         request_body = {**identity, "member_epoch": epoch, **fields}
 
         def without_regex(version: int) -> dict[str, Any]:
-            """Remove nothing from a broker that knows no patterns."""
+            """Return the body without the field that removes a pattern, which older brokers do not have."""
             return {
                 name: value for name, value in request_body.items() if version >= FIRST_WITH_REGEX or name != _REGEX
             }

@@ -84,14 +84,16 @@ class MemberMachine(ABC):
         self._refresh_s = now_s
         # With a pattern matched by this client: None until metadata were received.
         self._topics = None if self._matches_in_client else subscription.names
-        # True until metadata have shown which topics a new pattern matches; and if the metadata in flight, or the last
-        # ones, were requested for an earlier subscription.
-        self._pattern_pending = self._metadata_outdated = False
-        # The request in flight, unless its session has ended; and the leave request to send.
+        # True until metadata have shown which topics a new pattern matches.
+        self._pattern_pending = False
+        # True if the last metadata, or those in flight, were requested for an earlier subscription.
+        self._metadata_outdated = False
+        # The request in flight; None also if its session has ended.
         self._in_flight: SendRequest | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
         self._suspicion: EndReason | None = None
         self._suspected_s = now_s
+        # The leave request to send, or in flight.
         self._pending_leave: SendRequest | None = None
         # True if a newer member has the instance id: the coordinator does not know this one.
         self._is_fenced = False
@@ -142,7 +144,7 @@ class MemberMachine(ABC):
         return error
 
     def assignment_lost(self, now_s: float) -> EndReason | None:
-        """Return the reason why the assignment is or may be lost; None if it is valid."""
+        """Return the reason to return no records now: the assignment is lost, or suspected to be; None if valid."""
         self.tick(now_s)
         return self.reason if self.state in (MemberState.LOST, MemberState.FAILED) else self._suspicion
 

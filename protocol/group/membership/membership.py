@@ -135,9 +135,10 @@ class Membership:
 
     @property
     def assignment_lost(self) -> EndReason | None:
-        """Return the reason why the assignment is or may be lost; None if it is valid. Sends no request.
+        """Return the reason to return no records now: the assignment is lost, or suspected to be. Sends no request.
 
-        A member keeps its partitions while others join: then `rebalance_pending` has a reason, and this has none.
+        None if the assignment is valid. A member keeps its partitions while others join: then only `rebalance_pending`
+        has a reason.
         """
         with self.changed:
             try:
