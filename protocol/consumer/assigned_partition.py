@@ -59,7 +59,7 @@ class AssignedPartition:
         Reads the partition; None before the first position is known.
     sought : Position or None
         The position set by `seek` before the start.
-    committed : int or None
+    group_offset : int or None
         The group's offset: fetched at the start, or staged for a commit since; None if unknown.
     paused : bool
     lookup : StartLookup or None
@@ -85,7 +85,7 @@ class AssignedPartition:
         self.state = PartitionState.UNSTARTED
         self.consumer: PartitionConsumer | None = None
         self.sought: Position | None = None
-        self.committed: int | None = None
+        self.group_offset: int | None = None
         self.paused = False
         self.lookup: StartLookup | None = None
         self.loss: DataLoss | None = None
@@ -157,7 +157,7 @@ class AssignedPartition:
     def resume_at(self, position: Position, loss: DataLoss) -> None:
         """Continue at a position after a loss; no effect if the partition was dropped meanwhile."""
         # Brokers delete the committed offsets of a deleted topic.
-        self.committed = None
+        self.group_offset = None
         if self.state is not PartitionState.DROPPED:
             self.seek(position)
             if isinstance(loss, TopicRecreated):

@@ -142,7 +142,7 @@ class AssignedPartitions:
             raise min(errors, key=lambda error: isinstance(error, DeadlineExceeded))
 
     def _apply(self, lookup: StartLookup) -> None:
-        positions = lookup.found()
+        positions = lookup.positions()
         starts: dict[TopicPartition, Position] = {}
         for key, partition in self._awaiting(lookup).items():
             if (position := positions.get(key)) is None:
@@ -152,7 +152,7 @@ class AssignedPartitions:
                 continue
             starts[key] = position
             if isinstance(lookup, CommittedLookup):
-                partition.committed = position.offset
+                partition.group_offset = position.offset
         self._start(starts)
 
     def _handle_end(self, lookup: StartLookup) -> list[Exception]:
@@ -286,7 +286,8 @@ class AssignedPartitions:
         return {
             key: to_commit(position)
             for key, partition in self._partitions.items()
-            if (position := partition.position) is not None and not (moved and partition.committed == position.offset)
+            if (position := partition.position) is not None
+            and not (moved and partition.group_offset == position.offset)
         }
 
     @property
@@ -304,11 +305,11 @@ class AssignedPartitions:
         """Return how often reading has moved to a recreated topic, for partitions where it has."""
         return {key: partition.recreations for key, partition in self._partitions.items() if partition.recreations}
 
-    def committed(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    def record_staged(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
         for key, to in offsets.items():
             if (partition := self._partitions.get(key)) is not None and partition.consumer is not None:
-                partition.committed = to.offset
+                partition.group_offset = to.offset
 
     def poll(
         self, timeout_ms: float, max_rows: int | None = None
@@ -383,7 +384,7 @@ class AssignedPartitions:
                     lookup.cancel()
                     return None
                 lookup.wait()
-            if (position := lookup.found().get(key)) is not None:
+            if (position := lookup.positions().get(key)) is not None:
                 return Position(position.offset)
             error = lookup.error_of(key)
             assert error is not None

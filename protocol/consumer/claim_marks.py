@@ -23,9 +23,9 @@ class ClaimMarks:
     offset : CommittedOffset or None
         The start offset at first, then the marked one.
     dirty : bool
-        The offset was marked after the last `take`.
-    taken : bool
-        The offset was returned by `take`.
+        The offset was marked after the last `stage`.
+    staged : bool
+        The offset is staged for a commit, or was committed.
     recreated : bool
         The topic was deleted, and a new one has its name: the offset is not committed.
     """
@@ -33,7 +33,7 @@ class ClaimMarks:
     def __init__(self, key: TopicPartition) -> None:
         self.starting = False
         self.offset: CommittedOffset | None = None
-        self.dirty = self.taken = self.recreated = False
+        self.dirty = self.staged = self.recreated = False
         self._key = key
         # Positions of the records that the claim has returned.
         self._records: RecordPositions | None = None
@@ -68,11 +68,11 @@ class ClaimMarks:
 
     def _set(self, to: CommittedOffset) -> None:
         if self.offset != to:
-            self.offset, self.dirty, self.taken = to, True, False
+            self.offset, self.dirty, self.staged = to, True, False
 
-    def take(self) -> None:
-        """Record that a dirty offset is being committed."""
-        self.dirty, self.taken = False, True
+    def stage(self) -> None:
+        """Record that a dirty offset is staged for a commit."""
+        self.dirty, self.staged = False, True
 
     def records_returned(self, end: int, records: RecordPositions) -> None:
         """Record the end of the records that the claim returns, and their positions."""

@@ -57,7 +57,7 @@ class Commits:
         self._auto_commit_due_s = client.clock.now_s() + self._interval_s
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
-        self.dropped: dict[TopicPartition, CommittedOffset] = {}
+        self.uncommitted_at_revocation: dict[TopicPartition, CommittedOffset] = {}
         """Offsets that were not committed when their partitions were revoked, until these start again."""
         # `changes` of the manager at the last `run_callbacks`.
         self._seen_changes = -1
@@ -78,7 +78,8 @@ class Commits:
             self.run_callbacks()
         finally:
             if self.manager is not None:
-                self.dropped.update((key, to) for key, to in self.manager.uncommitted().items() if key not in owned)
+                uncommitted = self.manager.uncommitted()
+                self.uncommitted_at_revocation |= {key: to for key, to in uncommitted.items() if key not in owned}
                 self.manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
@@ -147,7 +148,7 @@ class Commits:
         Exception
             The first exception of a callback, after all others were called; further exceptions are logged.
         """
-        if not self._has_news():
+        if not self._oldest_may_be_complete():
             return
         waiting, self.pending = self.pending, []
         called, raised = 0, list[Exception]()
@@ -181,7 +182,7 @@ class Commits:
         """Return the reason why a commit is not complete, `DeadlineExceeded` if it is in flight."""
         return commit.failure or self._required_manager().failure(commit.offsets)
 
-    def _has_news(self) -> bool:
+    def _oldest_may_be_complete(self) -> bool:
         """Return True if the oldest commit may be complete or is out of time."""
         if not self.pending:
             return False

@@ -355,8 +355,8 @@ class KafkaConsumer:
         if self._commits.take_auto_commit_due():
             self._commit_in_background()
 
-    def _keep_error(self, function: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
-        """Call a listener, or callbacks; `_raise_user_error` raises the first exception later, as in Java."""
+    def _call_and_keep_error(self, function: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+        """Call code that runs a listener or callbacks; `_raise_user_error` raises the first exception, as in Java."""
         try:
             function(*arguments, **options)
         except Exception as error:
@@ -368,12 +368,12 @@ class KafkaConsumer:
     ) -> None:
         former, self._in_listener = self._in_listener, True
         try:
-            self._keep_error(self._gate.user_code, function, partitions)
+            self._call_and_keep_error(self._gate.user_code, function, partitions)
         finally:
             self._in_listener = former
 
     def _raise_user_error(self) -> None:
-        """Raise the first exception that `_keep_error` has caught, once."""
+        """Raise the first exception that `_call_and_keep_error` has caught, once."""
         if (raised := self._user_error) is not None:
             self._user_error = None
             raise raised
@@ -395,8 +395,8 @@ class KafkaConsumer:
 
     def _rewind(self, batches: Batches) -> None:
         """Take back the read of records that `poll` does not return: their offsets must not be committed."""
-        first_of_each = {key: (batch, records) for key, batch, records in reversed(batches)}
-        for key, (first, records) in first_of_each.items():
+        first_batches = {key: (batch, records) for key, batch, records in reversed(batches)}
+        for key, (first, records) in first_batches.items():
             self._partitions.rewind(key, records.at(first.column("offset")[0].as_py()))
         batches.clear()
 
@@ -438,7 +438,7 @@ class KafkaConsumer:
             self._revoke(partitions, self._client.deadline())
         if self._membership is membership:  # else the listener has dropped them, and may have assigned others
             self._partitions.drop(partitions)
-        self._keep_error(self._commits.retain, self._partitions.assigned)
+        self._call_and_keep_error(self._commits.retain, self._partitions.assigned)
 
     def _add_assigned(self, added: Collection[TopicPartition]) -> None:
         if added:
@@ -454,7 +454,7 @@ class KafkaConsumer:
             listener = self._listener
             self._call_listener(listener.on_partitions_lost if lost else listener.on_partitions_revoked, partitions)
         # Commits of the listener; not a second time for a coordinator that does not respond.
-        self._keep_error(self._commits.await_pending, deadline.at_most_ms(limit_ms if completed else 0))
+        self._call_and_keep_error(self._commits.await_pending, deadline.at_most_ms(limit_ms if completed else 0))
 
     def _commit_positions(self, partitions: Collection[TopicPartition], deadline: Deadline) -> bool:
         """Commit positions if commits are automatic, and wait for commits in flight; False after the deadline."""
@@ -465,7 +465,7 @@ class KafkaConsumer:
                 self._commit(offsets, deadline, partition_timeout_s=DELETED_TOPIC_S)
             except CommitFailed as error:
                 log.warning("%s", error)
-        self._keep_error(self._commits.await_pending, deadline)
+        self._call_and_keep_error(self._commits.await_pending, deadline)
         return not deadline.passed
 
     @gated
@@ -795,7 +795,7 @@ class KafkaConsumer:
         topic_ids = self._partitions.topic_ids
         of_topics = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
         self._commits.commit_async(of_topics, self._member)
-        self._partitions.committed(offsets)
+        self._partitions.record_staged(offsets)
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -839,7 +839,7 @@ class KafkaConsumer:
             self._leave(leave_group, deadline, release)  # still open, since the listener may commit
         finally:
             self._gate.closed = True
-        self._keep_error(self._commits.run_callbacks)
+        self._call_and_keep_error(self._commits.run_callbacks)
         self._raise_user_error()
 
     def _leave(

@@ -218,7 +218,7 @@ class ConsumerGroupSession:
         """Commit as `commit` does; see `OffsetManager.flush` for `partition_timeout_s`."""
         self._commit_async()
         with self._lock:
-            marked = self._taken  # earlier offsets may still be in flight
+            marked = self._staged  # earlier offsets may still be in flight
         self._commits.wait(marked, deadline, partition_timeout_s=partition_timeout_s)
 
     def _commit_async(self) -> dict[TopicPartition, CommittedOffset]:
@@ -227,17 +227,17 @@ class ConsumerGroupSession:
         self._ignore_marks_in_recreated_topics()
         with Deferred(), self._lock:  # an offset must not get lost on its way to the commits
             new = [key for key, marks in self._marks.items() if marks.dirty and not marks.recreated]
-            refused = self._commits.refused(self._taken)
+            refused = self._commits.refused(self._staged)
             for key in new:
-                self._marks[key].take()
-            offsets = {key: to for key, to in self._taken.items() if key in refused or key in new}
+                self._marks[key].stage()
+            offsets = {key: to for key, to in self._staged.items() if key in refused or key in new}
             self._commits.commit_async(offsets, self._member)
             return offsets
 
     @property
-    def _taken(self) -> dict[TopicPartition, CommittedOffset]:
-        """All offsets passed to the commits that have not changed since."""
-        return {key: marks.offset for key, marks in self._marks.items() if marks.offset is not None and marks.taken}
+    def _staged(self) -> dict[TopicPartition, CommittedOffset]:
+        """All offsets staged for a commit that have not changed since."""
+        return {key: marks.offset for key, marks in self._marks.items() if marks.offset is not None and marks.staged}
 
     def _marks_of(self, key: TopicPartition) -> ClaimMarks:
         marks = self._marks.get(key)
@@ -251,7 +251,7 @@ class ConsumerGroupSession:
         """Return the offset that the handler has marked in a claim, if any."""
         with self._lock:
             marks = self._marks[key]
-            return marks.offset if marks.dirty or marks.taken else None
+            return marks.offset if marks.dirty or marks.staged else None
 
     def _ignore_marks_in_recreated_topics(self) -> None:
         """Do not commit marks in deleted topics whose names new topics have. Call before partitions are dropped."""
@@ -368,7 +368,7 @@ class ConsumerGroupSession:
         for key in sorted(consumers.keys() - self._threads.keys()):
             consumer = consumers[key]
             # Without a committed offset, a reset to `latest` would skip records that were read and not committed.
-            dropped = self._commits.dropped.pop(key, None)
+            dropped = self._commits.uncommitted_at_revocation.pop(key, None)
             last = uncommitted.get(key) or (dropped if key in moved else None)
             goes_back = last is not None and self._marked(key) is None and self._go_back(consumer, last)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.

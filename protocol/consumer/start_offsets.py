@@ -88,7 +88,7 @@ class StartLookup(ABC):
         """Send the requests, and keep the results."""
 
     @abstractmethod
-    def found(self) -> Mapping[TopicPartition, Position]:
+    def positions(self) -> Mapping[TopicPartition, Position]:
         """Return the positions that have arrived."""
 
     def error_of(self, key: TopicPartition) -> Exception | None:
@@ -130,7 +130,7 @@ class CommittedLookup(StartLookup):
     ) -> None:
         super().__init__(client, partitions, timeout_ms, f"start offsets of {group}", is_retry=is_retry)
         self._group = group
-        self._found: dict[TopicPartition, CommittedOffset] = {}
+        self._positions: dict[TopicPartition, CommittedOffset] = {}
         self._pending: set[TopicPartition] = set()
         self._without: frozenset[TopicPartition] = frozenset()
         # Partitions of topics for which the coordinator refuses the request, such as those without a Describe ACL.
@@ -140,7 +140,7 @@ class CommittedLookup(StartLookup):
         pending = self._pending
         while partitions := self.partitions - self._refused.keys():
             try:
-                self._found, of_unknown_topics = fetch_positions(
+                self._positions, of_unknown_topics = fetch_positions(
                     self._client, self._group, partitions, self._deadline, pending=pending
                 )
             except BrokerError as error:
@@ -149,12 +149,12 @@ class CommittedLookup(StartLookup):
                     raise
                 self._refused.update(dict.fromkeys(refused, error))
             else:
-                self._without = partitions - self._found.keys() - of_unknown_topics.keys() - pending
+                self._without = partitions - self._positions.keys() - of_unknown_topics.keys() - pending
                 return
 
-    def found(self) -> Mapping[TopicPartition, Position]:
+    def positions(self) -> Mapping[TopicPartition, Position]:
         """Return the committed offsets, once the lookup has ended."""
-        return self._found
+        return self._positions
 
     def error_of(self, key: TopicPartition) -> Exception | None:
         """Return why an offset is not known yet; None if the group has none."""
@@ -214,7 +214,7 @@ class ListingLookup(StartLookup):
         options: dict[str, Any] = {"isolation_level": self._isolation_level, "max_attempts": 1}
         list_offsets(self._client, times, offsets_before=listed, deadline=self._deadline, **options)
 
-    def found(self) -> Mapping[TopicPartition, Position]:
+    def positions(self) -> Mapping[TopicPartition, Position]:
         """Return the positions that have arrived; where there is no record at or after the time, the log's end."""
         ids = self._topic_ids
         return {

@@ -110,40 +110,40 @@ class Assignor:
 def in_order(members: Members) -> list[str]:
     """Sort members: static ones first by instance id, which survives restarts, then the others by member id."""
 
-    def place(member: str) -> tuple[bool, str]:
+    def order(member: str) -> tuple[bool, str]:
         instance_id = members[member].instance_id
         return instance_id is None, instance_id or member
 
-    return sorted(members, key=place)
+    return sorted(members, key=order)
 
 
-def rack_of_each(members: Members) -> dict[str, str]:
+def racks_by_member(members: Members) -> dict[str, str]:
     """Return the racks of members that have one, by member id."""
     return {name: member.rack for name, member in members.items() if member.rack}
 
 
-def racks_matter(of_members: Iterable[str], of_partitions: Collection[frozenset[str]]) -> bool:
+def racks_matter(member_racks: Iterable[str], partition_racks: Collection[frozenset[str]]) -> bool:
     """Return False if all partitions have replicas in the same racks, or no member is in any of these racks."""
-    everywhere = frozenset[str]().union(*of_partitions)
-    return not everywhere.isdisjoint(of_members) and any(racks != everywhere for racks in of_partitions)
+    everywhere = frozenset[str]().union(*partition_racks)
+    return not everywhere.isdisjoint(member_racks) and any(racks != everywhere for racks in partition_racks)
 
 
 @dataclass(frozen=True)
 class Racks:
     """Racks of members and replicas.
 
-    `of_members` is empty if racks do not matter. A member without a rack is neither near nor far.
+    `member_racks` is empty if racks do not matter. A member without a rack is neither near nor far.
     """
 
-    of_members: Mapping[str, str]
+    member_racks: Mapping[str, str]
     topics: Topics
 
     @classmethod
     def of(cls, members: Members, topics: Topics) -> Racks:
         """Create from the members of a group and the topics to assign."""
-        of_members = rack_of_each(members)
-        of_partitions = [racks for partitions in topics.values() for racks in partitions]
-        return cls(of_members if racks_matter(of_members.values(), of_partitions) else {}, topics)
+        member_racks = racks_by_member(members)
+        partition_racks = [racks for partitions in topics.values() for racks in partitions]
+        return cls(member_racks if racks_matter(member_racks.values(), partition_racks) else {}, topics)
 
     def of_replicas(self, partition: TopicPartition) -> frozenset[str]:
         """Return the racks of a partition's replicas."""
@@ -152,8 +152,8 @@ class Racks:
 
     def near(self, member: str, partition: TopicPartition) -> bool:
         """Return True if a replica of the partition is in the member's rack."""
-        return self.of_members.get(member) in self.of_replicas(partition)
+        return self.member_racks.get(member) in self.of_replicas(partition)
 
     def far(self, member: str, partition: TopicPartition) -> bool:
         """Return True if the member has a rack, and no replica of the partition is in it."""
-        return member in self.of_members and not self.near(member, partition)
+        return member in self.member_racks and not self.near(member, partition)

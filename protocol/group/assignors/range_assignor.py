@@ -15,7 +15,7 @@ from protocol.group.assignors.assignor import (
     Members,
     Topics,
     in_order,
-    rack_of_each,
+    racks_by_member,
     racks_matter,
 )
 
@@ -28,13 +28,13 @@ class _Topic:
         self.members = members
         self.placed: dict[str, list[int]] = {member: [] for member in members}
         self._partitions = partitions
-        self._left = dict.fromkeys(range(len(partitions)))
+        self._unplaced = dict.fromkeys(range(len(partitions)))
         self._share, self._extra_shares = divmod(len(partitions), len(members))
         self._racks = {member: racks[member] for member in members if member in racks}
         self.racks_matter = racks_matter(self._racks.values(), partitions)
 
     @property
-    def cut(self) -> tuple[tuple[str, ...], int]:
+    def split_key(self) -> tuple[tuple[str, ...], int]:
         """Equal for topics that are split alike."""
         return tuple(self.members), len(self._partitions)
 
@@ -57,17 +57,17 @@ class _Topic:
         self.placed[member] += numbers
         self._extra_shares -= len(self.placed[member]) > self._share and len(numbers) > 0
         for number in numbers:
-            del self._left[number]
+            del self._unplaced[number]
 
     def place_runs(self, suits: Callable[[str, int], bool]) -> None:
         """Assign to each member in order the first unassigned partitions that `suits` allows, up to its room."""
         for member in self.members:
-            suitable = [number for number in self._left if suits(member, number)]
+            suitable = [number for number in self._unplaced if suits(member, number)]
             self.place(member, suitable[: self.room(member)])
 
 
 def _assign_ranges(members: Members, topics: Topics) -> GroupAssignment:
-    ordered, racks = in_order(members), rack_of_each(members)
+    ordered, racks = in_order(members), racks_by_member(members)
     states = [
         _Topic(name, partitions, [member for member in ordered if name in members[member].topics], racks)
         for name, partitions in topics.items()
@@ -86,7 +86,7 @@ def _place_nearby(states: list[_Topic]) -> None:
     alike: dict[object, list[_Topic]] = defaultdict(list)
     for state in states:
         if state.knows_racks:
-            alike[state.cut].append(state)
+            alike[state.split_key].append(state)
     for together in alike.values():
         if len(together) > 1:
             _place_together(together)
@@ -96,7 +96,7 @@ def _place_nearby(states: list[_Topic]) -> None:
 
 def _place_together(states: list[_Topic]) -> None:
     """Assign the same partition number of all topics to a member that is near all of them."""
-    members, count = states[0].cut
+    members, count = states[0].split_key
     for number in range(count):
         for member in members:
             if all(state.suits(member, number) and state.room(member) for state in states):

@@ -126,9 +126,9 @@ def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Gr
         shares.keep(member, partitions)
     placed = {partition for partitions in shares.placed.values() for partition in partitions}
     unplaced = [partition for partition in every if partition not in placed]
-    if racks.of_members:
+    if racks.member_racks:
         # Partitions with the fewest members in their racks first.
-        members_in = Counter(racks.of_members.values())
+        members_in = Counter(racks.member_racks.values())
         unplaced.sort(key=lambda partition: sum(members_in[rack] for rack in racks.of_replicas(partition)))
         unplaced = [partition for partition in unplaced if not shares.place_nearby(partition, racks)]
     shares.place_rest(unplaced)

@@ -136,8 +136,8 @@ def parse_strategy(strategy: str | Sequence[object]) -> tuple[Assignor, ...]:
     if not strategy:
         raise ConfigurationError(f"{_SETTING} is an empty list; give an assignor.", settings=(_SETTING,))
     assignors: list[Assignor] = []
-    for strategy_name in strategy:
-        assignors += _parse_names(strategy_name) if isinstance(strategy_name, str) else [OwnAssignor.of(strategy_name)]
+    for names_or_own in strategy:
+        assignors += _parse_names(names_or_own) if isinstance(names_or_own, str) else [OwnAssignor.of(names_or_own)]
     names = [assignor.name for assignor in assignors]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"{_SETTING}: a name is listed twice: {', '.join(names)}.", settings=(_SETTING,))

@@ -121,7 +121,7 @@ class OffsetMark:
             return math.inf
         return max(retry_s, self.completed_at_s + refresh_s)
 
-    def was_replaced(self, committed: CommittedOffset | None) -> bool:
+    def reset_if_replaced(self, committed: CommittedOffset | None) -> bool:
         """Compare this mark with the group's offset; if they differ, make it due again and return True."""
         replaced = committed is None or committed.offset != self.offset.offset
         if replaced:

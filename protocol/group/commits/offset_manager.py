@@ -118,8 +118,8 @@ class OffsetManager:
         self._changed = Condition()
         self._member = NO_MEMBER
         self._marks: dict[TopicPartition, OffsetMark] = {}
-        # Committed offsets that `retain` has dropped.
-        self._left: dict[TopicPartition, CommittedOffset] = {}
+        # Offsets that were committed when `retain` dropped them.
+        self._committed_before_drop: dict[TopicPartition, CommittedOffset] = {}
         # The id of each topic when it was last known: a commit may be staged after the topic was deleted.
         self._topic_ids: dict[str, bytes] = {}
         self.counts = CommitCounts()
@@ -139,7 +139,7 @@ class OffsetManager:
         """
         with self._changed:
             if not member.keeps_assignment_of(self._member):
-                self._marks, self._left = {}, {}
+                self._marks, self._committed_before_drop = {}, {}
             self._member = member
             self._notify()
 
@@ -149,8 +149,12 @@ class OffsetManager:
             marks = {key: mark for key, mark in self._marks.items() if key in owned}
             if len(marks) < len(self._marks):
                 dropped = {key: self._marks[key] for key in self._marks.keys() - marks.keys()}
-                self._left = {key: to for key, to in self._left.items() if key not in dropped}
-                self._left |= {key: mark.offset for key, mark in dropped.items() if mark.was_committed(math.inf)}
+                self._committed_before_drop = {
+                    key: to for key, to in self._committed_before_drop.items() if key not in dropped
+                }
+                self._committed_before_drop |= {
+                    key: mark.offset for key, mark in dropped.items() if mark.was_committed(math.inf)
+                }
                 self._marks = marks
                 self._notify()
 
@@ -215,7 +219,7 @@ class OffsetManager:
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}
             for (topic, partition), mark in marks.items():
-                if mark is None and self._left.get((topic, partition)) == offsets[topic, partition]:
+                if mark is None and self._committed_before_drop.get((topic, partition)) == offsets[topic, partition]:
                     continue
                 if mark is None:
                     return UsageError(f"{topic}-{partition} is no longer assigned to this member")
@@ -352,7 +356,7 @@ class OffsetManager:
             foreign = []
             for key in committed.keys() - in_transactions:
                 mark = committed[key]
-                if self._marks.get(key) is mark and mark.was_replaced(offsets.get(key)):
+                if self._marks.get(key) is mark and mark.reset_if_replaced(offsets.get(key)):
                     now = offsets[key].offset if key in offsets else "none"
                     foreign.append(f"{key[0]}-{key[1]} had {now}, gets {mark.offset.offset}")
             if foreign and not self._has_foreign_offsets:  # two readers of one group would warn each time

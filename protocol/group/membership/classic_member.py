@@ -246,7 +246,7 @@ class ClassicMember(MemberMachine):
             return
         if self.state is MemberState.SYNCING:
             self._assignments = self._leader.assign(cluster)
-        elif topic := self._leader.changed(cluster):
+        elif topic := self._leader.changed_topic(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
         elif self._returned:
             self._returned = False
@@ -361,7 +361,7 @@ class GroupLeader:
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
 
     def of_one_member(self, member_id: str) -> frozenset[str]:
-        """Return the topics with partitions, after `assign` or `changed`, to which this member alone subscribes."""
+        """Return the topics to which this member alone subscribes, of those that `changed_topic` compares."""
         topics_of_others = [member.topics for name, member in self._members.items() if name != member_id]
         only = self._members[member_id].topics - frozenset[str]().union(*topics_of_others)
         return frozenset(only & (self._partitions or {}).keys())
@@ -375,7 +375,7 @@ class GroupLeader:
             for name, assignment in assigned.items()
         }
 
-    def changed(self, cluster: Metadata) -> str | None:
+    def changed_topic(self, cluster: Metadata) -> str | None:
         """Return a topic whose partition count differs from that at the assignment; None if there is none.
 
         For a leader that has not assigned (KIP-814), the first call stores the counts to compare with.

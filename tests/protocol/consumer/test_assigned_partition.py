@@ -60,11 +60,11 @@ def test_pause_before_the_start_pauses_the_consumer(partition: AssignedPartition
 
 @pytest.mark.parametrize("loss", [LOST, RECREATED])
 def test_position_is_not_committed_while_its_topic_is_lost(reading: AssignedPartition, loss: DataLoss) -> None:
-    reading.committed = 5
+    reading.group_offset = 5
     reading.lose(loss)
     assert reading.position == (POSITION if loss is LOST else None)
     reading.resume_at(Position(0), loss)
-    assert (reading.state, reading.committed, reading.position) == (PartitionState.READING, None, POSITION)
+    assert (reading.state, reading.group_offset, reading.position) == (PartitionState.READING, None, POSITION)
     assert (reading.recreations, reading.is_new_topic) == ((1, True) if loss is RECREATED else (0, False))
 
 

@@ -11,12 +11,12 @@ from protocol.position import Position, RecordPositions
 KEY = ("orders", 0)
 
 
-def take(marks: ClaimMarks) -> CommittedOffset | None:
+def stage(marks: ClaimMarks) -> CommittedOffset | None:
     """Return the offset to commit, as a session does."""
     if not marks.dirty:
         return None
-    marks.take()
-    assert marks.taken
+    marks.stage()
+    assert marks.staged
     return marks.offset
 
 
@@ -26,30 +26,30 @@ def test_mark_increases_and_reset_decreases_the_offset() -> None:
     marks.mark(9)
     marks.mark(10)
     marks.reset(11)
-    assert take(marks) is None
-    assert not marks.taken
+    assert stage(marks) is None
+    assert not marks.staged
     marks.mark(12, "so far")
-    assert take(marks) == CommittedOffset(12, metadata="so far")
+    assert stage(marks) == CommittedOffset(12, metadata="so far")
     marks.reset(5)
-    assert not marks.taken
-    assert take(marks) == CommittedOffset(5)
+    assert not marks.staged
+    assert stage(marks) == CommittedOffset(5)
 
 
 def test_offset_marked_again_after_take_is_not_dirty() -> None:
     marks = ClaimMarks(KEY)
     marks.start(CommittedOffset(0))
     marks.mark(1)
-    assert take(marks) == CommittedOffset(1)
+    assert stage(marks) == CommittedOffset(1)
     marks.mark(1)
-    assert take(marks) is None
-    assert marks.taken
+    assert stage(marks) is None
+    assert marks.staged
 
 
 def test_offset_set_before_the_start_is_kept() -> None:
     marks = ClaimMarks(KEY)
     marks.reset(7)
     marks.start(CommittedOffset(3), commit=True)
-    assert take(marks) == CommittedOffset(7)
+    assert stage(marks) == CommittedOffset(7)
 
 
 def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
@@ -57,16 +57,16 @@ def test_marks_have_the_leader_epoch_of_the_record_before() -> None:
     marks.start(CommittedOffset(0))
     marks.records_returned(5, RecordPositions(Position(0, 1, topic_id=b"a" * 16), ((3, 2),)))
     marks.mark(3)
-    assert take(marks) == CommittedOffset(3, 1)
+    assert stage(marks) == CommittedOffset(3, 1)
     marks.records_returned(9, RecordPositions(Position(5, 2, topic_id=b"a" * 16), ((7, 4),)))
     marks.mark(8)
-    assert take(marks) == CommittedOffset(8, 4)
+    assert stage(marks) == CommittedOffset(8, 4)
     marks.reset(4)
-    assert take(marks) == CommittedOffset(4, 2)
+    assert stage(marks) == CommittedOffset(4, 2)
     assert marks.offset is not None
     assert marks.offset.topic_id == b"a" * 16
     marks.position_lost(CommittedOffset(0), replaced=True)
-    assert take(marks) == CommittedOffset(0)
+    assert stage(marks) == CommittedOffset(0)
     marks.mark(0)
     assert marks.offset.topic_id == NO_TOPIC_ID
 
