@@ -236,16 +236,24 @@ class PartitionFetcher:
                 thread.work.wait(decision.wait_s)
         return None
 
-    def deliver(self, completed: Completed, failed: Failed, buffers: RequestedBuffers) -> None:
-        """Handle the reply to a request, or its loss."""
+    def deliver(self, completed: Completed, buffers: RequestedBuffers) -> None:
+        """Add the records of a reply to the buffers, and have replicas that it names resolved."""
         with self.lock:
             for partition, fetched in completed:
                 if (buffer := buffers[partition]).source is partition:
                     self.schedule.put(buffer, fetched, self._client.clock.now_s())
                     self._wake_reader(buffer)
+            self._wake_leader_thread(buffers)
+
+    def handle_failures(self, failed: Failed, buffers: RequestedBuffers) -> None:
+        """Carry out the decisions about the failures of a request."""
+        with self.lock:
             self._handle_failures(failed, buffers)
-            if any(partition.broker is None for partition in buffers):
-                self.leader_work.notify()
+            self._wake_leader_thread(partition for partition, _ in failed)
+
+    def _wake_leader_thread(self, partitions: Iterable[FetchPosition]) -> None:
+        if any(partition.broker is None for partition in partitions):
+            self.leader_work.notify()
 
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
         """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
@@ -372,8 +380,10 @@ class _BrokerThread(threading.Thread):
         try:
             while (fetch := self._fetcher.next_fetch(self)) is not None:
                 result = self._ask(fetch)
+                # Before the decisions, which may wait for other brokers.
+                self._fetcher.deliver(result.completed, fetch.buffers)
                 failed = [(partition, self._decide(partition, error)) for partition, error in result.failed]
-                self._fetcher.deliver(result.completed, failed, fetch.buffers)
+                self._fetcher.handle_failures(failed, fetch.buffers)
         except Exception as error:
             log.exception("%s: reading from %s has failed", self.name, self.state.broker)
             self._fetcher.abandon(self, UsageError(f"reading from {self.state.broker} has failed: {error!r}"))

@@ -1,0 +1,46 @@
+"""The threads that fetch open partitions: a failure of one partition or broker does not delay the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.broker_errors import ErrorCode
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from tests.protocol.fetch.consuming import TOPIC_ID, client_of, consumer_of, offsets_of, records, reply, reply_row
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Yield a broker with offsets 0 to 4 of orders-0 and orders-1."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 2, topic_id=TOPIC_ID)
+        for partition in range(2):
+            fake.write("orders", partition, records(0, 5))
+        yield fake
+
+
+def test_records_do_not_wait_for_the_query_about_the_log_of_another_partition(fake: FakeKafka) -> None:
+    """One reply has the records of orders-0, and refuses the position of orders-1: its log is queried."""
+    read = threading.Event()
+
+    def fetch(body: dict[str, Any], version: int) -> dict[str, Any]:
+        return reply(reply_row(0, records(0, 5)), reply_row(1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+
+    def list_offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
+        read.wait(30)
+        return {"topics": [{"name": "orders", "partitions": [{"partition_index": 1, "offset": 5}]}]}
+
+    fake.handlers[FETCH] = fetch
+    fake.handlers[LIST_OFFSETS] = list_offsets
+    with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
+        streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 7})
+        try:
+            assert offsets_of(streams["orders", 0].poll(5_000)) == [0, 1, 2, 3, 4]
+        finally:
+            read.set()
