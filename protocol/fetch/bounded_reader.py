@@ -15,7 +15,7 @@ from protocol.base.clock import Backoff, Deadline, PausableClock
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError, UsageError
 from protocol.fetch.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
 from protocol.fetch.fetch_position import CompletedFetch, RangePosition, due_for_leaders
 from protocol.fetch.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
@@ -51,7 +51,8 @@ class _InFlight:
 class BoundedReader:
     """Iterates over `(range, batch)`: Arrow batches of all `ranges`, in offset order within each range.
 
-    Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe.
+    Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe. Can be
+    iterated once: a second iteration raises `UsageError`, since it would skip records of replies received before.
 
     `columns`: columns of the batches, see `protocol.records.decode`.
     `poll_timeout_ms`: raise `DeadlineExceeded` after this time without records of a range.
@@ -104,8 +105,15 @@ class BoundedReader:
                 self._waiting.append(reading)
         self.skipped: list[Range] = []
         self.fetches = 0
+        self._has_begun = False
 
     def __iter__(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
+        if self._has_begun:
+            raise UsageError("a BoundedReader can be iterated once: create another one for the ranges to read again")
+        self._has_begun = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[tuple[Range, pa.RecordBatch]]:
         while self._waiting or self._in_flight:
             fetched_together = self._next_fetched()
             self._clock.pause()

@@ -1,4 +1,4 @@
-"""Ranges of several partitions, read from a real Kafka: rows, number of requests, errors."""
+"""Ranges of several partitions: rows, number of requests, errors; most read from a real Kafka."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Partition
-from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated
+from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated, UsageError
 from protocol.fetch.bounded_reader import OnLoss, raise_loss
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -27,6 +28,7 @@ from tests.protocol.fetch.consuming import (
     produce,
     ranges_of,
     reader,
+    records,
     rows_of,
     skip_loss,
     skip_recreated,
@@ -277,3 +279,17 @@ def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, top
     assert sorted(order) == [0, 1, 2]
     assert order[-1] == 1
     assert failing["left"] <= 0
+
+
+def test_second_iteration_is_refused() -> None:
+    """It would skip records: the positions are behind the replies received, read or not."""
+    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("orders", 2)
+        for partition in range(2):
+            fake.write("orders", partition, records(0, 5))
+        consumer = reader(client, [Range("orders", partition, 0, 5) for partition in range(2)])
+        batches = iter(consumer)
+        assert next(batches)[1].num_rows == 5
+        with pytest.raises(UsageError, match="iterated once"):
+            list(consumer)
+        assert [batch.num_rows for _, batch in batches] == [5]
