@@ -135,7 +135,7 @@ class AssignedPartition:
         self.consumer, self.sought = consumer, None
         # Checked after the assignment, since another thread may call `pause`.
         if self.paused:
-            consumer.pause()
+            self._pause_or_resume(consumer)
         self._to(PartitionState.READING)
 
     def seek(self, position: Position) -> None:
@@ -179,13 +179,23 @@ class AssignedPartition:
         """Stop reading until `resume`, also before the start."""
         self.paused = True
         if self.consumer is not None:
-            self.consumer.pause()
+            self._pause_or_resume(self.consumer)
 
     def resume(self) -> None:
         """Continue after `pause`."""
         self.paused = False
         if self.consumer is not None:
-            self.consumer.resume()
+            self._pause_or_resume(self.consumer)
+
+    def _pause_or_resume(self, consumer: PartitionConsumer) -> None:
+        """Do to the consumer as `paused` says, again if another thread has changed that meanwhile."""
+        paused: bool | None = None
+        while paused is not self.paused:
+            paused = self.paused
+            if paused:
+                consumer.pause()
+            else:
+                consumer.resume()
 
     def _to(self, state: PartitionState) -> None:
         """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client.

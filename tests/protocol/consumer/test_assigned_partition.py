@@ -58,6 +58,29 @@ def test_pause_before_the_start_pauses_the_consumer(partition: AssignedPartition
     consumer.resume.assert_called_once_with()
 
 
+@pytest.mark.parametrize("call", ["start", "pause"])
+def test_resume_of_another_thread_during_a_pause_is_not_lost(partition: AssignedPartition, call: str) -> None:
+    """The other thread resumes after this one has read `paused`, and before it pauses the consumer."""
+    calls: list[str] = []
+    consumer = Mock()
+    consumer.resume.side_effect = lambda: calls.append("resume")
+
+    def pause() -> None:
+        if not calls:
+            partition.resume()
+        calls.append("pause")
+
+    consumer.pause.side_effect = pause
+    if call == "start":
+        partition.pause()
+        partition.start(consumer)
+    else:
+        partition.start(consumer)
+        partition.pause()
+    assert calls == ["resume", "pause", "resume"]
+    assert not partition.paused
+
+
 @pytest.mark.parametrize("loss", [LOST, RECREATED])
 def test_position_is_not_committed_while_its_topic_is_lost(reading: AssignedPartition, loss: DataLoss) -> None:
     reading.group_offset = 5
