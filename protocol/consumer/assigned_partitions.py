@@ -148,6 +148,8 @@ class AssignedPartitions:
             if (position := positions.get(key)) is None:
                 continue
             if partition.loss is not None:
+                # Without the listed id, as in the topic that was read: if that was recreated since, the first Fetch
+                # tells, and the recreation is reported. With the id, reading would move to the new topic unnoticed.
                 self._resume_at(partition, Position(position.offset), partition.loss)
                 continue
             starts[key] = position
@@ -385,7 +387,7 @@ class AssignedPartitions:
                     return None
                 lookup.wait()
             if (position := lookup.positions().get(key)) is not None:
-                return Position(position.offset)
+                return Position(position.offset)  # without the id, as in `_apply`
             error = lookup.error_of(key)
             assert error is not None
             if deadline.passed or not isinstance(error, DeadlineExceeded):

@@ -13,6 +13,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.consumer.assigned_partition import AssignedPartition
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
@@ -411,6 +412,32 @@ def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: Fak
         wait_until(lambda: not any(thread.name == "start offsets" for thread in threading.enumerate()))
         read = Read(consumer)
         read.until(lambda: read.rows["healthy"] == 200)
+
+
+def test_topic_recreated_after_lost_data_is_reported_before_its_records_are_read(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other partitions have refreshed the metadata: the reset is listed with the id of the new topic."""
+    lose = AssignedPartition.lose
+    losses: list[DataLoss] = []
+
+    def lose_and_recreate(partition: AssignedPartition, loss: DataLoss) -> None:
+        lose(partition, loss)
+        losses.append(loss)
+        if len(losses) == 1:
+            recreate(fake, 0, 8)
+            client.expire_metadata(["healthy"])
+            client.snapshot(["healthy"])
+
+    monkeypatch.setattr(AssignedPartition, "lose", lose_and_recreate)
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
+        consumer.assign([HEALTHY])
+        read = Read(consumer)
+        read.until(lambda: read.rows["healthy"] == 5)
+        fake.rewrite(*HEALTHY, records(100, 5), start=100)
+        read.until(lambda: read.rows["healthy"] == 13)
+        assert [type(loss) for loss in losses] == [DataLoss, TopicRecreated]
+        assert consumer.recreations == {HEALTHY: 1}
 
 
 def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(
