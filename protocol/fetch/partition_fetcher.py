@@ -17,7 +17,7 @@ from protocol.base.interrupts import join
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
-from protocol.errors import ConnectionLost, DataLoss, KafkaError, UsageError
+from protocol.errors import ConnectFailed, ConnectionLost, DataLoss, KafkaError, UsageError
 from protocol.fetch.fetch_buffer import FetchBuffer
 from protocol.fetch.fetch_failures import Action, InvalidPosition, Retry, decide, log_retry
 from protocol.fetch.fetch_position import CompletedFetch, FetchPosition, due_for_leaders
@@ -284,8 +284,11 @@ class PartitionFetcher:
             for buffer in buffers.values():
                 self.schedule.add_resolved(buffer)
             for broker in {buffer.source.broker for buffer in buffers.values()}:
-                if broker is not None:
-                    self._wake_thread(broker)
+                if broker is not None and (error := self._wake_thread(broker)) is not None:
+                    retry = Retry(error, refresh_metadata=False)
+                    self._handle_failures(
+                        [(position, retry) for position in buffers if position.broker == broker], buffers
+                    )
 
     def leaders_failed(self, error: Exception, buffers: RequestedBuffers) -> None:
         """Handle an internal error in resolving leaders: raise it to the readers of these partitions."""
@@ -317,15 +320,20 @@ class PartitionFetcher:
             else:
                 self._stop(buffer, action.error, retry=True)
 
-    def _wake_thread(self, broker: Broker) -> None:
+    def _wake_thread(self, broker: Broker) -> ConnectFailed | None:
+        """Wake the thread of a broker, or start it; return an error if the process has too many threads."""
         if self.closed:  # `close` would not wait for a new thread
-            return
+            return None
         if broker not in self._threads:
             builder = FetchRequestBuilder(broker, self._config, sessions=True)
             thread = _BrokerThread(self, self._client, builder, self._purpose)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                return ConnectFailed(f"no thread could be started to read from {broker}: {error}")
             self._threads[broker] = thread
         self._threads[broker].work.notify()
+        return None
 
 
 def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.errors import ConnectFailed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -44,3 +45,26 @@ def test_records_do_not_wait_for_the_query_about_the_log_of_another_partition(fa
             assert offsets_of(streams["orders", 0].poll(5_000)) == [0, 1, 2, 3, 4]
         finally:
             read.set()
+
+
+def test_broker_whose_thread_cannot_start_delays_only_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has too many threads, until the first records have been read."""
+    start, refused = threading.Thread.start, True
+
+    def start_some(thread: threading.Thread) -> None:
+        if refused and thread.name.startswith("consumer-") and thread.name.endswith("-2"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    with FakeKafka(2) as fake, client_of(fake.bootstrap_servers, retry_backoff_ms=10) as client:
+        fake.create_topic("orders", 2)
+        for partition in range(2):
+            fake.move_leader("orders", partition, partition + 1)
+            fake.write("orders", partition, records(0, 5))
+        with consumer_of(client) as consumer:
+            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+            assert offsets_of(streams["orders", 0].poll(5_000)) == [0, 1, 2, 3, 4]
+            assert isinstance(streams["orders", 1].failure, ConnectFailed)
+            refused = False
+            assert offsets_of(streams["orders", 1].poll(5_000)) == [0, 1, 2, 3, 4]
