@@ -83,31 +83,30 @@ def _listed(row: Mapping[str, Any]) -> ListedOffset:
 
 
 def end_of_epoch(client: Client, key: TopicPartition, position: Position, deadline: Deadline) -> int | None:
-    """Return where the leader epoch of a position ends; None if unknown. See `_ends_of_epochs`."""
-    return _ends_of_epochs(client, {key: position}, deadline).get(key)
-
-
-def _ends_of_epochs(
-    client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
-) -> dict[TopicPartition, int]:
-    """Return the offset after the last record of each position's leader epoch, without unknown epochs.
-
-    If the log has no record of an epoch, that after the newest older one counts.
-
-    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
-    """
-    epoch_fields = {key: {"leader_epoch": position.leader_epoch} for key, position in positions.items()}
-    fields = {"replica_id": _A_CLIENT}
-    rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
-    return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}
+    """Return where the leader epoch of a position ends; None if unknown. See `ends_of_epochs`."""
+    return ends_of_epochs(client, {key: position}, deadline).get(key)
 
 
 def ends_of_epochs(
     client: Client, positions: Mapping[TopicPartition, Position], deadline: Deadline
 ) -> dict[TopicPartition, int]:
-    """Return where the leader epochs of positions end, see `_ends_of_epochs`; none from brokers without the request."""
-    with_epoch = {key: position for key, position in positions.items() if position.leader_epoch >= 0}
+    """Return the offset after the last record of each position's leader epoch.
+
+    If the log has no record of an epoch, that after the newest older one counts. Unknown epochs are left out, and all
+    of brokers without the request.
+
+    Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
+    """
+    epoch_fields = {
+        key: {"leader_epoch": position.leader_epoch}
+        for key, position in positions.items()
+        if position.leader_epoch >= 0
+    }
+    if not epoch_fields:
+        return {}
+    fields = {"replica_id": _A_CLIENT}
     try:
-        return _ends_of_epochs(client, with_epoch, deadline) if with_epoch else {}
+        rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
     except UnsupportedVersion:
         return {}
+    return {key: int(row["end_offset"]) for key, row in rows.items() if row["end_offset"] != _UNKNOWN}

@@ -96,6 +96,21 @@ def test_leader_confirms_that_records_of_a_range_were_replaced(
     assert (partition.until.leader_epoch, partition.confirmed_epoch) == (retained, retained)
 
 
+def test_broker_without_epoch_queries_refuses_no_position_for_its_epoch() -> None:
+    """The log is read on without the check, as one that keeps no epochs."""
+    with FakeKafka(newest_versions={"OffsetForLeaderEpoch": -1}) as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("orders", 1)
+        fake.write("orders", 0, records(0, 5))
+        refused, suspected = (
+            FetchPosition("orders", 0, Position(3, 0), ConsumerConfig(), until=Position(5, 0)) for _ in range(2)
+        )
+        assert resolve_leaders(client, [refused, suspected], client.deadline()) == {}
+        assert isinstance(decided(client, refused, REFUSED), Retry)
+        assert refused.position.leader_epoch == -1
+        assert isinstance(decided(client, suspected, LogTruncated("orders-0: newer records")), Retry)
+        assert (suspected.until.leader_epoch, suspected.confirmed_epoch) == (-1, -1)
+
+
 @pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])
 def test_log_of_a_recreated_topic_is_reported_as_such(fake: FakeKafka, client: Client, error: KafkaError) -> None:
     """A Fetch by topic name (before Kafka 3.1) gets its answer from the new topic."""
