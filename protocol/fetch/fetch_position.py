@@ -233,7 +233,7 @@ class FetchPosition:
 
     def route(self, route: Route, now_s: float) -> None:
         """Handle that the broker was resolved."""
-        self.position = self.position.in_topic(route.topic_id)
+        self.position = self.position.assumed_in(route.topic_id)
         self.leader_epoch = route.leader_epoch
         self.routed_at_s = now_s
         # Set last, since the broker's thread fetches the partition as soon as it is set.

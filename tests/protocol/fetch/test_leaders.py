@@ -14,6 +14,7 @@ from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, Topi
 from protocol.fetch.fetch_failures import Action, Fail, InvalidPosition, Retry
 from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.leaders import decide_with_leader, resolve_leaders
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -161,3 +162,24 @@ def test_leader_is_resolved_again_while_brokers_report_several_topic_ids(fake: F
     assert partition.topic_id == topic_id
     fake.edit_replies(METADATA, another)
     assert isinstance(resolve(), TopicRecreated)
+
+
+def test_metadata_without_topic_ids_do_not_erase_the_id(fake: FakeKafka, client: Client) -> None:
+    """In a rolling upgrade to Kafka 2.8, an older broker replies in between: the topic may be recreated later."""
+
+    def without_ids(body: dict[str, Any]) -> dict[str, Any]:
+        for row in body["topics"]:
+            row["topic_id"] = NO_TOPIC_ID
+        return body
+
+    partition = routed(client, 3)
+    topic_id = partition.topic_id
+    fake.edit_replies(METADATA, without_ids, 1)
+    client.expire_metadata(["orders"])
+    assert resolve_leaders(client, [partition], client.deadline()) == {}
+    assert client.topic("orders").topic_id == NO_TOPIC_ID
+    assert partition.topic_id == topic_id
+    fake.delete_topic("orders")
+    fake.create_topic("orders", 1)
+    client.expire_metadata(["orders"])
+    assert isinstance(resolve_leaders(client, [partition], client.deadline())[partition], TopicRecreated)
