@@ -54,9 +54,12 @@ class _Unread:
     """Rows of record batches that `messages` has not returned yet: the next read continues with them.
 
     One thread reads; any thread may ask for the position, or drop the rows.
+
+    `dropped`: True if rows were dropped since the last batch was read.
     """
 
     def __init__(self) -> None:
+        self.dropped = False
         # Batches with rows, and the next row in the first one. Each change is a new object.
         self._state: tuple[list[pa.RecordBatch], int] = ([], 0)
 
@@ -75,6 +78,7 @@ class _Unread:
     def drop(self) -> None:
         """Forget the rows, also in a running iteration of `messages`."""
         self._state = ([], 0)
+        self.dropped = True
 
     def take(self, max_rows: int | None) -> pa.RecordBatch | None:
         """Return rows of one batch, at most `max_rows`; None if there are none."""
@@ -181,8 +185,14 @@ class PartitionConsumer:
             yield from self._unread.messages(self.topic, self.partition)
 
     def messages_of(self, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
-        """Yield the records of a batch that `poll` has just returned, as `messages` does."""
-        self._unread.put(batch)
+        """Yield the records of a batch that `poll` has just returned, as `messages` does.
+
+        Yields none if another thread has called `seek` or `close` since.
+        """
+        with self._lock:
+            if self._unread.dropped:
+                return iter(())
+            self._unread.put(batch)
         return self._unread.messages(self.topic, self.partition)
 
     def poll(self, timeout_ms: float | None = None, max_rows: int | None = None) -> pa.RecordBatch | None:
@@ -259,6 +269,7 @@ class PartitionConsumer:
                 if not buffer.advance(batches, batch):
                     self._unread.drop()
                     return None  # another thread has called seek or close
+                self._unread.dropped = False
             self._count(batch, buffer.unread_since_s)
         except BaseException as error:
             with self._lock:

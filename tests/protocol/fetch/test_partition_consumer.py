@@ -116,6 +116,26 @@ def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> N
     assert (stream.position, stream.committable.leader_epoch) == (1, 8)
 
 
+@pytest.mark.parametrize("call", ["seek", "close"])
+def test_batch_has_no_messages_if_another_thread_seeks_or_closes_after_the_poll(call: str) -> None:
+    stream = stream_of()
+    stream.buffer.put(fetched(0), 0)
+    batch = stream.poll(0)
+    assert batch is not None
+    if call == "seek":
+        stream.seek(40)
+    else:
+        stream.close()
+    assert list(stream.messages_of(batch)) == []
+    assert stream.position == (40 if call == "seek" else 5)
+    assert stream.poll(0) is None
+    if call == "seek":
+        stream.buffer.put(fetched(40), 0)
+        batch = stream.poll(0)
+        assert batch is not None
+        assert [message.offset for message in stream.messages_of(batch)] == [40, 41, 42, 43, 44]
+
+
 def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
     interrupts = iter([KeyboardInterrupt()])
 
