@@ -218,7 +218,7 @@ class FetchBuffer:
 
     def close(self) -> None:
         """Drop all replies, also those in flight."""
-        self.closed = True
+        self.closed, self.expired = True, False
         self.source = self.source.at(self.position)
         self._reading = self.batches = None
         self.ahead.clear()

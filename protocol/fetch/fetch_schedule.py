@@ -87,8 +87,8 @@ class FetchSchedule:
     The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
     `reader_waits`: True if `Consumer.poll` has returned nothing since the last reply.
-    `unread` (dict of FetchBuffer to None): buffers with unread replies. Buffers without any are removed by the next
-    decision.
+    `unread` (dict of FetchBuffer to None): buffers with unread replies, and expired ones, which a reader of all
+    partitions revives. Others are removed by the next decision.
     """
 
     config: ConsumerConfig
@@ -123,7 +123,7 @@ class FetchSchedule:
         Its thread ends if no partition has been read from the broker for `_LINGER_S`.
         """
         changed: list[FetchBuffer] = []
-        for buffer in [buffer for buffer in self.unread if not buffer.unread]:
+        for buffer in [buffer for buffer in self.unread if not (buffer.unread or buffer.expired)]:
             del self.unread[buffer]
         buffers = [buffer for buffer in self.buffers_of(state.broker) if self._keep(state, buffer, now_s, changed)]
         wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)

@@ -230,6 +230,16 @@ class TestExpired:
         stuck.poll_reply()
         assert reading.asked() == [stuck, hungry]
 
+    def test_closed_stream_is_forgotten(self, reading: Reading) -> None:
+        [stuck] = reading.add()
+        reading.put(stuck)
+        reading.clock.at_s = 1.0
+        reading.next()
+        assert stuck.expired
+        stuck.close()
+        reading.next()
+        assert not reading.schedule.unread
+
     def test_stream_with_its_last_reply_being_read_is_fetched(self, reading: Reading) -> None:
         [slow] = reading.add()
         reading.put(slow)

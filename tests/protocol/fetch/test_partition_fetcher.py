@@ -13,7 +13,17 @@ from protocol.errors import ConnectFailed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from tests.protocol.fetch.consuming import TOPIC_ID, client_of, consumer_of, offsets_of, records, reply, reply_row
+from tests.protocol.fetch.consuming import (
+    TOPIC_ID,
+    client_of,
+    consumer_of,
+    offsets_of,
+    read_all,
+    records,
+    reply,
+    reply_row,
+)
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
@@ -68,3 +78,19 @@ def test_broker_whose_thread_cannot_start_delays_only_its_partitions(monkeypatch
             assert isinstance(streams["orders", 1].failure, ConnectFailed)
             refused = False
             assert offsets_of(streams["orders", 1].poll(5_000)) == [0, 1, 2, 3, 4]
+
+
+def test_expired_partition_whose_replies_were_dropped_is_read_by_poll_of_the_consumer() -> None:
+    """The replies made room for a partition whose own reader waited; then one thread reads all partitions."""
+    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
+        fake.create_topic("orders", 2)
+        fake.write("orders", 0, records(0, 5, size=5_000))
+        with consumer_of(client, {"max.processing.time.ms": 1}, buffer_memory_bytes=10_000) as consumer:
+            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+            wait_until(lambda: streams["orders", 0].expired)
+            fake.write("orders", 1, records(0, 5))
+            fetches = consumer.fetches
+            assert offsets_of(streams["orders", 1].poll(5_000)) == [0, 1, 2, 3, 4]
+            wait_until(lambda: consumer.fetches >= fetches + 2)
+            assert not streams["orders", 0].buffer.ahead
+            assert read_all(consumer, 5, 5_000).keys() == {0}
