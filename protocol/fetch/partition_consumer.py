@@ -249,6 +249,7 @@ class PartitionConsumer:
         if buffer.ahead:
             self._on_read(buffer)
             self._begun_bytes += buffer.ahead[0].record_bytes
+            self._reply_records = 0
             return buffer.begin_next()
         if (error := buffer.next_error()) is not None:
             if buffer.error is not error:
@@ -295,7 +296,6 @@ class PartitionConsumer:
             self._begun_bytes = 0
             return
         self._sensors.partition_replies.record((now_s, self._reply_records))
-        self._reply_records = 0
         if (lag := self.lag) is not None:
             self._sensors.lag.record((now_s, lag))
 

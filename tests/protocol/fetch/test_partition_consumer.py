@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.fetch.fetch_buffer import FetchBuffer
 from protocol.fetch.fetch_position import CompletedFetch, FetchPosition
 from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.metrics.client_sensors import ClientSensors
 from protocol.position import Position
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
@@ -44,7 +46,9 @@ def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
             yield batch.slice(first, 5)
 
 
-def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> PartitionConsumer:
+def stream_of(
+    decode_: Decode = decoded, clock: Clock | None = None, sensors: ClientSensors | None = None
+) -> PartitionConsumer:
     # The consumer's threads call under the lock: here one thread always holds it.
     lock: Any = threading.RLock()
     lock.acquire()
@@ -58,6 +62,7 @@ def stream_of(decode_: Decode = decoded, clock: Clock | None = None) -> Partitio
         read_committed=False,
         on_read=lambda _: None,
         on_change=lambda _: None,
+        sensors=sensors,
     )
 
 
@@ -293,6 +298,18 @@ def test_seek_drops_the_rest_of_a_cut_batch() -> None:
     stream.seek(40)
     stream.buffer.put(fetched(40), 0)
     assert read(stream) == [40, 41, 42, 43, 44]
+
+
+def test_records_of_a_reply_are_counted_without_those_before_a_seek() -> None:
+    sensors = MagicMock()
+    stream = stream_of(sensors=sensors)
+    stream.buffer.put(fetched(0), 0)
+    read(stream)
+    stream.seek(40)
+    stream.buffer.put(fetched(40), 0)
+    assert [*read(stream), *read(stream)] == list(range(40, 50))
+    assert stream.poll(0) is None
+    sensors.partition_replies.record.assert_called_once_with((0.0, 10))
 
 
 def test_rest_of_a_cut_batch_survives_a_pause() -> None:
