@@ -206,7 +206,7 @@ class BoundedReader:
             self._waiting += readings
             self._handle_failures(request.handle_loss(error))
             return
-        # Let a live broker without data send its empty reply first, so that the error can say so.
+        # Wait longer than the broker does for data: then the error says that records are missing, not a reply.
         patience_ms = deadline.remaining_s() * 1000 + max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(request, reply, Deadline.after_ms(patience_ms, self._clock)))

@@ -159,7 +159,7 @@ class FetchBuffer:
 
     @property
     def raised_error(self) -> KafkaError | None:
-        """The error that every read raises until `seek`, once one has raised it."""
+        """An error that a read has raised and that lasts until `seek`."""
         return self.error if self._was_raised and self.readable and not self.unread else None
 
     def next_error(self) -> KafkaError | None:

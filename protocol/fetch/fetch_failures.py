@@ -44,9 +44,8 @@ class CheckLog:
 class InvalidPosition:
     """The log has lost the position.
 
-    `first_lost`: the records from the position to this offset still exist.
-    `resume`: records from `first_lost` to it can only be skipped. It is below the position if the log of an open
-    partition was truncated.
+    `first_lost`: the first record that cannot be read; those from the position to this offset still exist.
+    `resume`: where reading may continue. Below the position if records that were read have been truncated.
     `reason`: text for an error of class `kind`.
     `log`: the log, if it was queried.
     """
@@ -147,7 +146,7 @@ def end_of_common_log(loss: LogTruncated) -> Position:
 
 
 def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:
-    """Make the result for a log whose epoch at the plan of a range ended at `epoch_end`, before the end of the range.
+    """Make the result for a log that was truncated at `epoch_end`, below the end of a planned range.
 
     Records before it still exist, such as those that an open transaction holds back from `read_committed`.
     """

@@ -93,16 +93,15 @@ class Route(NamedTuple):
 
 
 class FetchPosition:
-    """Reads a partition from `position` up to, not including, the offset of `until`.
+    """The fetching of one partition, from `position` up to, not including, the offset of `until`.
 
     Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
 
-    `position`: the next record to fetch. Each Fetch (since version 12) has its leader epoch. The topic must keep its
-    id.
+    `position`: the next record to fetch; `FetchBuffer.position` is the next one to deliver. Each Fetch (since version
+    12) has its leader epoch. The topic must keep its id.
     `until`: the end of the records to fetch, without end by default. With a leader epoch: a record below the offset
     with a newer epoch was written after a truncation.
-    `confirmed_epoch`: newest leader epoch whose leader has confirmed that the epoch of `until` did not end below its
-    offset.
+    `confirmed_epoch`: newest leader epoch in which the leader still had all records before `until`.
     `broker`: the leader, or the replica in the client's rack that the leader named. None: it must be resolved.
     `leader_epoch`: epoch of the leader that was resolved; -1 if unknown.
     `routed_at_s`: time of the last resolution.
@@ -258,10 +257,10 @@ class FetchPosition:
         self.position = replace(self.position, leader_epoch=NO_LEADER_EPOCH)
 
     def confirm_end(self, *, keep_epoch: bool) -> None:
-        """Handle that the log has all records before `until`: after a clean election, the high watermark may lag.
+        """Record that the leader has all records before `until`.
 
-        The reply of the leader counts until the next election. Without `keep_epoch`, the range is read without this
-        check: a broker other than Kafka's may give its record batches epochs of another kind.
+        `keep_epoch`: check again after the next election. Otherwise, the range is never checked again: brokers other
+        than Kafka's may number the epochs of record batches differently.
         """
         if keep_epoch:
             self.confirmed_epoch = self.leader_epoch
@@ -344,7 +343,8 @@ class FetchPosition:
         newer = epochs > self.until.leader_epoch
         batches = int(np.argmax(newer)) if newer.any() else len(offsets)
         end = int(records.headers["last_offset"][batches - 1]) + 1 if batches else self.offset
-        # Of lost records before `until_offset`, compaction may have removed all that replaced them.
+        # A first newer record behind `until_offset` is suspect, too: compaction may have removed those that replaced
+        # lost ones.
         if batches == len(offsets) or end >= self.until_offset:
             return len(offsets)
         if end > self.offset:
@@ -358,7 +358,7 @@ class FetchPosition:
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
         from_leader, agreed = self.preferred_replica == NO_REPLICA, row["diverging_epoch"]
-        # A diverging log is read from there; only then its end tells what is missing.
+        # If the log diverges, the reader first goes back; only then can the end of the log be compared with `until`.
         if from_leader and agreed["end_offset"] < 0:
             self._suspect_truncation(broker)
         # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
@@ -382,8 +382,8 @@ class FetchPosition:
     def _suspect_truncation(self, broker: object) -> None:
         """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.
 
-        Without new records, a truncated log only gives empty replies, as does an open transaction that has replaced
-        records. The high watermark of a new leader may also lag.
+        A truncated log gives empty replies if it has no new records, or only those of an open transaction. After a
+        clean election, the cause may be a high watermark that lags.
         """
         end = self.high_watermark if self.last_stable_offset < 0 else min(self.high_watermark, self.last_stable_offset)
         if end >= self.until_offset or not NO_LEADER_EPOCH < self.confirmed_epoch < self.leader_epoch:

@@ -35,7 +35,8 @@ class Fetch:
 class Decision:
     """The next step of a broker's thread: send `fetch`, or wait for `wait_s` unless something changes, or end.
 
-    `wait_s`: None without `fetch`: no partition has been read from the broker for a while, so the thread ends.
+    If both are None, the thread ends: no partition has been read from its broker for `_LINGER_S`.
+
     `changed` (sequence of FetchBuffer): buffers that this decision has expired, emptied, or left without a broker:
     other threads may have work.
     """
@@ -49,7 +50,7 @@ class Decision:
 class BrokerState:
     """State of one broker, from its first request until no partition is read from it.
 
-    `unread`: number of full buffers whose readers the next Fetch waits for.
+    `unread`: number of full buffers: no Fetch is sent until each of them has been read or has expired.
     `lacks_memory`: the next Fetch waits only for buffer memory.
     `names_topics`: the last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a
     topic was recreated.

@@ -80,8 +80,8 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
 class _Snapshot(NamedTuple):
     """Metadata, and the ids that several brokers report for topics that seem to be recreated.
 
-    Ids have no order: the other id may be that of the deleted topic, if the broker lags behind. The metadata of one
-    broker never go back, so that no broker reports an older id only.
+    Ids have no order: the other id may be that of the deleted topic, from a broker that lags behind. The topic was
+    recreated if all brokers report this id: a broker's metadata never go back to that of a deleted topic.
     """
 
     metadata: Metadata
@@ -202,7 +202,8 @@ def decide_with_leader(
 ) -> Retry | InvalidPosition | Fail:
     """Decide what the failure of a Fetch means; query the leader if the log may have lost the position.
 
-    Sends requests only for such failures, and raises nothing.
+    Raises nothing. Sends requests only for such failures: up to four queries, and for the metadata, one after the
+    other, within `deadline`.
     """
     action = decide(partition, error)
     if isinstance(action, Retry) and action.refresh_metadata and _has_newer_leader(client, partition):

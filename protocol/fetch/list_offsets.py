@@ -41,7 +41,7 @@ def list_offsets(
     `isolation_level`: with `read_committed`, `LATEST` is the last stable offset (KIP-98).
     `positions_read`: with `LATEST`, a leader with an older epoch than that of the position gets another request.
     `unknown_topic_s`: as in `call_partitions`.
-    `offsets_before`: receives the offsets as they arrive, also if the call raises.
+    `offsets_before`: a dict to fill, so that offsets listed before an error are not lost.
     Raises `BrokerError`: a non-retriable error code. `DeadlineExceeded`: `TopicUnknown` after brokers have not known a
     partition for long.
     """

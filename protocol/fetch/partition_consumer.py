@@ -70,7 +70,7 @@ class _Unread:
         return int(batches[0]["offset"][row].as_py()) if batches else None
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Read this batch next, before those that are there."""
+        """Put a batch in front, so that it is read next."""
         batches, row = self._state
         unread = [batches[0].slice(row), *batches[1:]] if batches else []
         self._state = ([batch, *unread] if batch.num_rows else unread, 0)
@@ -126,8 +126,8 @@ class PartitionConsumer:
     brokers have failed for `default.api.timeout.ms`, reads raise `DeadlineExceeded`, and fetching continues.
     """
 
-    # For the consumer: `buffer` is shared with its threads, guarded by `lock`. `on_read` is called before the next
-    # reply is begun, `on_change` after a change that may give a thread work; both under the lock.
+    # `lock` guards `buffer`, which the consumer's threads fill. Under it are called: `on_read`, before a queued reply
+    # becomes the one being read; `on_change`, after a change that may give a thread work, such as a seek or pause.
     def __init__(
         self,
         buffer: FetchBuffer,
@@ -151,7 +151,7 @@ class PartitionConsumer:
         self._unread = _Unread()
         self._sensors = sensors or ClientSensors()
         self._consumed = self._sensors.consumed[self.topic]
-        # Of the reply being read: bytes that no event has counted yet, and records delivered.
+        # For metrics: bytes of replies that are not recorded yet; records delivered from the reply being read.
         self._begun_bytes = self._reply_records = 0
 
     def __repr__(self) -> str:
