@@ -93,7 +93,7 @@ class BoundedReader:
         record_bytes = {} if record_bytes is None else record_bytes
         for source_range in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)
-            reading = RangePosition(
+            range_position = RangePosition(
                 source_range,
                 config,
                 poll_timeout_s=poll_timeout_ms / 1000,
@@ -101,8 +101,8 @@ class BoundedReader:
                 backoff=backoff,
                 record_bytes=record_bytes,
             )
-            if not reading.done:
-                self._waiting.append(reading)
+            if not range_position.done:
+                self._waiting.append(range_position)
         self.skipped: list[Range] = []
         self.fetches = 0
         self._has_begun = False
@@ -118,18 +118,20 @@ class BoundedReader:
             fetched_together = self._next_fetched()
             self._clock.pause()
             try:
-                for reading, fetched in fetched_together:
-                    for batch in self._decoded(reading, fetched):
-                        yield reading.wanted, batch
+                for range_position, fetched in fetched_together:
+                    for batch in self._decoded(range_position, fetched):
+                        yield range_position.source_range, batch
             finally:
                 self._clock.resume()
 
-    def _decoded(self, reading: RangePosition, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, range_position: RangePosition, fetched: CompletedFetch) -> Iterator[pa.RecordBatch]:
         sensors, clock = self._client.sensors, self._client.clock
-        consumed = sensors.consumed[reading.topic]
+        consumed = sensors.consumed[range_position.topic]
         records, new_bytes = 0, fetched.record_bytes
-        row_filter = None if self._row_filter is None else self._row_filter(reading.wanted)
-        for batch in fetched.decode(self._config, self._columns, reading.name, reading.until_offset, row_filter):
+        row_filter = None if self._row_filter is None else self._row_filter(range_position.source_range)
+        for batch in fetched.decode(
+            self._config, self._columns, range_position.name, range_position.until_offset, row_filter
+        ):
             consumed.record((clock.now_s(), batch.num_rows, new_bytes))
             records, new_bytes = records + batch.num_rows, 0
             yield batch
@@ -146,8 +148,8 @@ class BoundedReader:
             result = self._take_reply()
             if result is None:
                 continue
-            for reading, _ in result.completed:
-                reading.served()
+            for range_position, _ in result.completed:
+                range_position.served()
             if result.completed:
                 self._send_due()
                 return result.completed
@@ -161,49 +163,51 @@ class BoundedReader:
         self._resolve_leaders(due_for_leaders(self._waiting, now_s))
         busy = {flight.request.broker for flight in self._in_flight}
         requests = requests_by_broker(self._waiting, busy, now_s, self._config.max_partition_fetch_bytes)
-        positions = {reading for readings in requests.values() for reading in readings}
-        self._waiting = [position for position in self._waiting if position not in positions]
-        for reading in positions:
-            reading.begin_asking(self._clock.now_s())
-        for broker, readings in requests.items():
-            self._send(broker, readings)
+        requested = {range_position for range_positions in requests.values() for range_position in range_positions}
+        self._waiting = [range_position for range_position in self._waiting if range_position not in requested]
+        for range_position in requested:
+            range_position.begin_asking(self._clock.now_s())
+        for broker, range_positions in requests.items():
+            self._send(broker, range_positions)
 
-    def _resolve_leaders(self, readings: list[RangePosition]) -> None:
+    def _resolve_leaders(self, range_positions: list[RangePosition]) -> None:
         """Resolve the brokers of ranges, and handle failures."""
-        failures = self._find_brokers(readings)
-        for reading in readings:
-            error = failures.get(reading)
-            reading.record_lookup(error, self._clock.now_s())
+        failures = self._find_brokers(range_positions)
+        for range_position in range_positions:
+            error = failures.get(range_position)
+            range_position.record_lookup(error, self._clock.now_s())
             if error is None:
                 continue
-            reading.begin_asking(self._clock.now_s())
-            if reading.unknown.expired or self._is_deleted(reading):
-                self._reset_position(reading, topic_deleted(reading, error))
+            range_position.begin_asking(self._clock.now_s())
+            if range_position.unknown.expired or self._is_deleted(range_position):
+                self._reset_position(range_position, topic_deleted(range_position, error))
             else:
-                self._handle_failure(reading, error)
+                self._handle_failure(range_position, error)
 
-    def _is_deleted(self, reading: RangePosition) -> bool:
+    def _is_deleted(self, range_position: RangePosition) -> bool:
         """Ask several brokers at once; the topic existed when the range was planned."""
-        if not reading.unknown.suspects_deleted(self._clock.now_s()):
+        if not range_position.unknown.suspects_deleted(self._clock.now_s()):
             return False
-        return bool(self._client.unknown_to_brokers([reading.topic], self._deadline(reading)))
+        return bool(self._client.unknown_to_brokers([range_position.topic], self._deadline(range_position)))
 
-    def _find_brokers(self, readings: list[RangePosition]) -> dict[RangePosition, KafkaError]:
+    def _find_brokers(self, range_positions: list[RangePosition]) -> dict[RangePosition, KafkaError]:
         """Resolve brokers with one request; return the failures."""
-        return resolve_leaders(self._client, readings, self._first_deadline(readings)) if readings else {}
+        if not range_positions:
+            return {}
+        return resolve_leaders(self._client, range_positions, self._first_deadline(range_positions))
 
-    def _send(self, broker: Broker, readings: list[RangePosition]) -> None:
+    def _send(self, broker: Broker, range_positions: list[RangePosition]) -> None:
         builder = self._builders.get(broker)
         if builder is None:
             # Every range moves with every reply, so a fetch session would save nothing.
             builder = self._builders[broker] = FetchRequestBuilder(broker, self._config, sessions=False)
-        deadline = self._first_deadline(readings)
+        deadline = self._first_deadline(range_positions)
         max_bytes, max_wait_ms = self._config.fetch_max_bytes, self._config.fetch_max_wait_ms
-        request = builder.build(readings, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
+        request = builder.build(range_positions, max_bytes=max_bytes, max_wait_ms=max_wait_ms)
         try:
             reply = send_fetch(self._client, request, deadline)
         except KafkaError as error:
-            self._waiting += readings
+            self._waiting += range_positions
             self._handle_failures(request.handle_loss(error))
             return
         # Wait longer than the broker does for data: then the error says that records are missing, not a reply.
@@ -214,9 +218,9 @@ class BoundedReader:
     def _take_reply(self) -> FetchResult[RangePosition] | None:
         """Wait for a reply and handle it; return None without a request in flight, or if no reply arrived."""
         if not self._in_flight:
-            self._sleep()
+            self._sleep_until_retry()
             return None
-        taken = self._in_flight[0] if self._waits_for_one_broker() else self._first_to_come()
+        taken = self._in_flight[0] if self._waits_for_one_broker() else self._first_reply()
         if taken is None:
             return None
         self._in_flight.remove(taken)
@@ -228,20 +232,20 @@ class BoundedReader:
             result = request.handle_loss(error)
         if result.completed:
             self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
-        self._waiting += [reading for reading in request.partitions if not reading.done]
+        self._waiting += [range_position for range_position in request.partitions if not range_position.done]
         self._handle_failures(result)
-        served = {reading for reading, _ in result.completed}
-        for reading in request.partitions:
-            if reading not in served and reading.is_starved(self._clock.now_s()):
-                raise poll_timed_out(reading)
+        served = {range_position for range_position, _ in result.completed}
+        for range_position in request.partitions:
+            if range_position not in served and range_position.is_starved(self._clock.now_s()):
+                raise poll_timed_out(range_position)
         return result
 
     def _waits_for_one_broker(self) -> bool:
         """Return True if the one request in flight is to the broker of all waiting ranges."""
         broker = self._in_flight[0].request.broker
-        return len(self._in_flight) == 1 and all(position.broker == broker for position in self._waiting)
+        return len(self._in_flight) == 1 and all(range_position.broker == broker for range_position in self._waiting)
 
-    def _first_to_come(self) -> _InFlight | None:
+    def _first_reply(self) -> _InFlight | None:
         deadline = min((flight.deadline for flight in self._in_flight), key=lambda deadline: deadline.at_s)
         replies = ready([flight.reply for flight in self._in_flight], _MAX_WAIT_S, deadline)
         for awaited in self._in_flight:
@@ -249,60 +253,62 @@ class BoundedReader:
                 return awaited
         return None
 
-    def _sleep(self) -> None:
+    def _sleep_until_retry(self) -> None:
         now_s = self._client.clock.now_s()
-        moments = [position.retry_at_s for position in self._waiting]
-        if moments:
-            self._client.clock.sleep_s(max(0.0, min(moments) - now_s))
+        retry_times_s = [range_position.retry_at_s for range_position in self._waiting]
+        if retry_times_s:
+            self._client.clock.sleep_s(max(0.0, min(retry_times_s) - now_s))
 
     # -- failures -----------------------------------------------------------------------------
 
-    def _first_deadline(self, readings: Sequence[RangePosition]) -> Deadline:
+    def _first_deadline(self, range_positions: Sequence[RangePosition]) -> Deadline:
         now_s = self._clock.now_s()
-        return Deadline(min([reading.deadline_s(now_s) for reading in readings]), self._clock)
+        return Deadline(min([range_position.deadline_s(now_s) for range_position in range_positions]), self._clock)
 
-    def _deadline(self, reading: RangePosition) -> Deadline:
-        return self._first_deadline([reading])
+    def _deadline(self, range_position: RangePosition) -> Deadline:
+        return self._first_deadline([range_position])
 
     def _handle_failures(self, result: FetchResult[RangePosition]) -> None:
-        for reading, error in result.failed:
-            self._handle_failure(reading, error)
+        for range_position, error in result.failed:
+            self._handle_failure(range_position, error)
 
-    def _handle_failure(self, reading: RangePosition, error: KafkaError) -> None:
+    def _handle_failure(self, range_position: RangePosition, error: KafkaError) -> None:
         """Back off after a retriable error, skip lost records, raise other errors."""
-        action = decide_with_leader(self._client, reading, error, self._deadline(reading))
+        action = decide_with_leader(self._client, range_position, error, self._deadline(range_position))
         if isinstance(action, InvalidPosition):
-            self._reset_position(reading, action)
+            self._reset_position(range_position, action)
         elif isinstance(action, Retry) and not isinstance(action.error, DeadlineExceeded):
-            self._retry(reading, action)
+            self._retry(range_position, action)
         else:
             raise action.error
 
-    def _retry(self, reading: RangePosition, retry: Retry) -> None:
-        log_retry(reading, retry.error)
+    def _retry(self, range_position: RangePosition, retry: Retry) -> None:
+        log_retry(range_position, retry.error)
         now_s = self._client.clock.now_s()
-        reading.postpone(retry.error, now_s, at_once=retry.at_once)
+        range_position.postpone(retry.error, now_s, at_once=retry.at_once)
         if retry.refresh_metadata:
-            self._client.expire_metadata([reading.topic])
-        if reading.retry_at_s - now_s >= self._deadline(reading).remaining_s():
-            spent_s = reading.waited_s(self._clock.now_s())
+            self._client.expire_metadata([range_position.topic])
+        if range_position.retry_at_s - now_s >= self._deadline(range_position).remaining_s():
+            spent_s = range_position.waited_s(self._clock.now_s())
             raise DeadlineExceeded(
-                f"Fetch of {reading.name} at offset {reading.offset} did not succeed in "
-                f"{spent_s:.1f} s and {reading.attempts} attempt(s); the last one: {retry.error}",
-                attempts=reading.attempts,
+                f"Fetch of {range_position.name} at offset {range_position.offset} did not succeed in "
+                f"{spent_s:.1f} s and {range_position.attempts} attempt(s); the last one: {retry.error}",
+                attempts=range_position.attempts,
             ) from retry.error
 
-    def _reset_position(self, reading: RangePosition, lost: InvalidPosition) -> None:
-        resume = lost.resume if lost.resume.offset >= reading.first_offset else Position(reading.first_offset)
-        skipped = Range(reading.topic, reading.partition, lost.first_lost, max(lost.first_lost, resume.offset))
-        loss = lost.kind(lost.reason, topic=reading.topic, partition=reading.partition)
+    def _reset_position(self, range_position: RangePosition, lost: InvalidPosition) -> None:
+        first_offset, resume = range_position.first_offset, lost.resume
+        if resume.offset < first_offset:
+            resume = Position(first_offset)
+        skipped = Range(*range_position.topic_partition, lost.first_lost, max(lost.first_lost, resume.offset))
+        loss = lost.kind(lost.reason, topic=range_position.topic, partition=range_position.partition)
         loss.__cause__ = lost.cause
         self._on_loss(loss, skipped)
         if skipped.size:
             self.skipped.append(skipped)
-        if lost.first_lost > reading.offset:
-            reading.end_at(lost.first_lost)
+        if lost.first_lost > range_position.offset:
+            range_position.end_at(lost.first_lost)
         else:
-            reading.seek(resume)
-        if reading.done and reading in self._waiting:
-            self._waiting.remove(reading)
+            range_position.seek(resume)
+        if range_position.done and range_position in self._waiting:
+            self._waiting.remove(range_position)

@@ -143,8 +143,8 @@ class Consumer:
             self._fetcher.lock,
             clock,
             read_committed=self._config.isolation_level == "read_committed",
-            on_read=self._fetcher.was_read,
-            on_change=self._fetcher.changed,
+            on_read=self._fetcher.on_read,
+            on_change=self._fetcher.on_change,
             sensors=self._client.sensors,
         )
 

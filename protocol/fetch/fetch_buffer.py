@@ -27,15 +27,15 @@ class ReplyBatches:
 
     def __init__(self, decoded: Iterator[pa.RecordBatch]) -> None:
         self._decoded = decoded
-        self._rest: pa.RecordBatch | None = None
+        self._cut_batch: pa.RecordBatch | None = None
 
     def next(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch, with at most `max_rows`; None at the end. The next call continues after it."""
-        batch, self._rest = self._rest, None
+        batch, self._cut_batch = self._cut_batch, None
         if batch is None:
             batch = next(self._decoded, None)
         if batch is not None and max_rows is not None and batch.num_rows > max_rows:
-            batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
+            batch, self._cut_batch = batch.slice(0, max_rows), batch.slice(max_rows)
         return batch
 
 
@@ -48,7 +48,7 @@ class FetchBuffer:
     `position`: the next record to deliver.
     `records`: positions in the reply being read, or read last.
     `ahead`: replies behind the one being read.
-    `batches`: the rest of the reply being read.
+    `reply_batches`: the remaining record batches of the reply being read.
     `unread_since_s`: time of the last read, or of the first reply since the reader had read everything.
     `reader_waits`: True if a read has returned nothing since the last reply.
     `expired`: True if the reader has not read for `max.processing.time.ms`; the partition is not fetched until the next
@@ -61,7 +61,7 @@ class FetchBuffer:
         self.position = source.position
         self.records = RecordPositions(source.position)
         self.ahead: deque[CompletedFetch] = deque()
-        self.batches: ReplyBatches | None = None
+        self.reply_batches: ReplyBatches | None = None
         self.unread_since_s = 0.0
         self.reader_waits = False
         self.paused = False
@@ -74,10 +74,10 @@ class FetchBuffer:
         self._failing_since_s = 0.0
         self._failure_timeout_s = failure_timeout_s
         self._decode = decode
-        # The reply of `batches`; both or neither is None.
-        self._reading: CompletedFetch | None = None
+        # The reply of `reply_batches`; both or neither is None.
+        self._reply: CompletedFetch | None = None
         # True to raise the error once, then fetch the partition again after a back-off.
-        self._retry = False
+        self._raise_once = False
         self._was_raised = False
 
     @property
@@ -88,12 +88,12 @@ class FetchBuffer:
     @property
     def readable(self) -> bool:
         """True if a read would return or raise at once."""
-        return not (self.paused or self.closed) and (self.unread or self.error is not None)
+        return not (self.paused or self.closed) and (self.has_replies or self.error is not None)
 
     @property
-    def unread(self) -> bool:
-        """True if unread records are buffered."""
-        return self.batches is not None or bool(self.ahead)
+    def has_replies(self) -> bool:
+        """True if a reply is queued or being read."""
+        return self.reply_batches is not None or bool(self.ahead)
 
     @property
     def full(self) -> bool:
@@ -103,7 +103,7 @@ class FetchBuffer:
     @property
     def overdue(self) -> bool:
         """True if brokers have failed for too long and nothing is left to read."""
-        failing = self.source.failure is not None and not (self.unread or self.error or self.paused or self.closed)
+        failing = self.source.failure is not None and not (self.has_replies or self.error or self.paused or self.closed)
         return failing and self._user_clock.now_s() - self._failing_since_s > self._failure_timeout_s
 
     # -- reading ------------------------------------------------------------------------------
@@ -119,25 +119,25 @@ class FetchBuffer:
         self.position = fetched.start
         self.unread_since_s = self._clock.now_s()
         self.records = fetched.positions()
-        self._reading, self.batches = fetched, ReplyBatches(self._decode(fetched, self.name))
-        return self.batches
+        self._reply, self.reply_batches = fetched, ReplyBatches(self._decode(fetched, self.name))
+        return self.reply_batches
 
     def is_reading(self, batches: ReplyBatches) -> bool:
         """Return True if `batches` is still the reply being read: no seek or close has replaced it."""
-        return self.batches is batches and self._reading is not None
+        return self.reply_batches is batches and self._reply is not None
 
     def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
         """Move `position` behind a batch, or with None behind the whole reply.
 
         Returns False if a seek or close has replaced the reply, so that the caller must drop the batch.
         """
-        fetched = self._reading
-        if self.batches is not batches or fetched is None:
+        fetched = self._reply
+        if self.reply_batches is not batches or fetched is None:
             return False
         self.unread_since_s = self._clock.now_s()
         if batch is None:
             offset = fetched.next_offset
-            self._reading = self.batches = None
+            self._reply = self.reply_batches = None
         else:
             offset = batch.column("offset")[-1].as_py() + 1
         self.position = self.records.at(offset)
@@ -145,13 +145,13 @@ class FetchBuffer:
 
     def restart(self, position: Position) -> None:
         """Decode the reply being read again, from `position`."""
-        assert self._reading is not None
-        self._begin(replace(self._reading, start=position))
+        assert self._reply is not None
+        self._begin(replace(self._reply, start=position))
 
     def stop_at_undecodable(self, error: KafkaError) -> None:
         """Stop at records that cannot be decoded, and drop everything behind them."""
         error.context = {"topic": self.source.topic, "partition": self.source.partition, **error.context}
-        self._reading = self.batches = None
+        self._reply = self.reply_batches = None
         self.ahead.clear()
         self.source = self.source.at(self.position)
         self.stop(error)
@@ -160,17 +160,17 @@ class FetchBuffer:
     @property
     def raised_error(self) -> KafkaError | None:
         """An error that a read has raised and that lasts until `seek`."""
-        return self.error if self._was_raised and self.readable and not self.unread else None
+        return self.error if self._was_raised and self.readable and not self.has_replies else None
 
     def next_error(self) -> KafkaError | None:
         """Return the error to raise to a reader that has read everything before it.
 
-        An error of `stop(retry=True)` is raised once: this removes it, and the partition is fetched again after a
+        An error of `stop(raise_once=True)` is raised once: this removes it, and the partition is fetched again after a
         back-off.
         """
         if (error := self.error) is not None:
             self._was_raised = True
-            if self._retry:
+            if self._raise_once:
                 self.error = None
                 self._failing_since_s = self._user_clock.now_s()
                 self.source.postpone(error, self._clock.now_s())
@@ -210,7 +210,7 @@ class FetchBuffer:
             position = Position(position.offset, topic_id=self.error.context["topic_id"])
         self.source = self.source.at(position)
         self.position = self.source.position
-        self._reading = self.batches = self.error = None
+        self._reply = self.reply_batches = self.error = None
         self.ahead.clear()
         self.expired = False
         if not self.paused:
@@ -220,7 +220,7 @@ class FetchBuffer:
         """Drop all replies, also those in flight."""
         self.closed, self.expired = True, False
         self.source = self.source.at(self.position)
-        self._reading = self.batches = None
+        self._reply = self.reply_batches = None
         self.ahead.clear()
 
     def revive(self) -> None:
@@ -233,7 +233,7 @@ class FetchBuffer:
 
     def put(self, fetched: CompletedFetch, now_s: float) -> None:
         """Queue a reply."""
-        if not self.unread:
+        if not self.has_replies:
             self.unread_since_s = now_s
         self.ahead.append(_detached(fetched) if self.paused or self.expired else fetched)
         self.reader_waits = False
@@ -244,12 +244,12 @@ class FetchBuffer:
             self._failing_since_s = self._user_clock.now_s()
         self.source.postpone(error, now_s, at_once=at_once)
 
-    def stop(self, error: KafkaError, *, retry: bool = False) -> None:
+    def stop(self, error: KafkaError, *, raise_once: bool = False) -> None:
         """Stop fetching, and raise `error` to the reader.
 
-        Each read raises it until `seek`. With `retry` one read raises it, and then fetching continues after a back-off.
+        Each read raises it until `seek`. With `raise_once` one read raises it, and fetching continues after a back-off.
         """
-        self.error, self._retry, self._was_raised = error, retry, False
+        self.error, self._raise_once, self._was_raised = error, raise_once, False
 
     def expire(self) -> bool:
         """Stop fetching for a slow reader if replies are queued; return True if so.
@@ -267,9 +267,9 @@ class FetchBuffer:
         self._user_clock.pause()
         self.reader_waits = False
         self.ahead = deque(map(_detached, self.ahead))
-        if self._reading is not None:
-            detached = _detached(self._reading)
-            if detached is not self._reading:
+        if self._reply is not None:
+            detached = _detached(self._reply)
+            if detached is not self._reply:
                 self._begin(replace(detached, start=self.position))
 
     def drop_ahead(self) -> bool:

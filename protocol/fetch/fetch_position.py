@@ -141,8 +141,8 @@ class FetchPosition:
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
         self._at_least_bytes = 0
-        # The leader epoch of `position` was not read here.
-        self._epoch_is_given = True
+        # The leader epoch of `position` came with it, not with a record.
+        self._epoch_from_caller = True
         self._stale_since_s: float | None = None
 
     @property
@@ -213,7 +213,7 @@ class FetchPosition:
             self.leader_epoch = NO_LEADER_EPOCH
             self.leave_broker()
         self.position = position.assumed_in(self.topic_id)
-        self._epoch_is_given = True
+        self._epoch_from_caller = True
         self._at_least_bytes = 0
 
     def at(self, position: Position) -> FetchPosition:
@@ -249,7 +249,7 @@ class FetchPosition:
         """
         if self._stale_since_s is None:
             self._stale_since_s = now_s
-        if self._epoch_is_given and now_s - self._stale_since_s >= log_offsets.STALE_LEADER_MS / 1000:
+        if self._epoch_from_caller and now_s - self._stale_since_s >= log_offsets.STALE_LEADER_MS / 1000:
             self.drop_epoch()
 
     def drop_epoch(self) -> None:
@@ -327,7 +327,7 @@ class FetchPosition:
             next_offset = int(records.headers["last_offset"][batches - 1]) + 1
         epoch = int(records.headers["partition_leader_epoch"][batches - 1])
         self.position = Position(next_offset, epoch, topic_id=start.topic_id)
-        self._epoch_is_given = False
+        self._epoch_from_caller = False
         self._record_bytes[self.topic] = max(1.0, records.bytes_per_offset(start.offset))
         self._at_least_bytes = 0
         return CompletedFetch(records, start, next_offset, row["aborted_transactions"])
@@ -445,7 +445,7 @@ class RangePosition(FetchPosition):
             backoff=backoff,
             record_bytes=record_bytes,
         )
-        self.wanted = source_range
+        self.source_range = source_range
         self.asked_at_s: float | None = None
         self.unknown = UnknownTopicTimer.before_skipping()
         self._poll_timeout_s = poll_timeout_s
@@ -454,9 +454,9 @@ class RangePosition(FetchPosition):
     @property
     def known_epoch(self) -> int:
         """The newest leader epoch known for this topic id; -1 if unknown."""
-        if self.wanted.topic_id == NO_TOPIC_ID:
+        if self.source_range.topic_id == NO_TOPIC_ID:
             return NO_LEADER_EPOCH
-        return max(self.position.leader_epoch, self.wanted.until_epoch)
+        return max(self.position.leader_epoch, self.source_range.until_epoch)
 
     def drop_stale_epoch(self, now_s: float) -> None:
         """Keep the epoch: the plan of the range has the topic's id."""
@@ -467,7 +467,7 @@ class RangePosition(FetchPosition):
 
         If nothing was read before the range, records before it are not part of it.
         """
-        return 0 if self.wanted.from_epoch != NO_LEADER_EPOCH else self.wanted.from_offset
+        return 0 if self.source_range.from_epoch != NO_LEADER_EPOCH else self.source_range.from_offset
 
     def fetch_bytes(self) -> int:
         """As `FetchPosition.fetch_bytes`, limited at the start of the range."""

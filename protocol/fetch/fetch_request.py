@@ -202,7 +202,7 @@ class FetchRequest(Generic[P]):
         self._fields = fields
         self._session = session
         self._in_session = False
-        self._asked: dict[Key, P] = {}
+        self._requested: dict[Key, P] = {}
         # Keys that `_log_unrequested` has logged, shared by all requests to the broker.
         self._unrequested = unrequested
 
@@ -216,11 +216,11 @@ class FetchRequest(Generic[P]):
         """Return the body in this version of Fetch."""
         self.by_id = version > LAST_WITH_TOPIC_NAMES
         rows: dict[Key, Row] = {}
-        self._asked = {}
+        self._requested = {}
         for partition in self.partitions:
             key = (partition.topic_id if self.by_id else partition.topic, partition.partition)
             rows[key] = partition.request_row()
-            self._asked[key] = partition
+            self._requested[key] = partition
         largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
         self._in_session = self._session is not None and version >= FIRST_WITH_SESSIONS
         max_bytes = max(self._fields["max_bytes"], largest)
@@ -234,7 +234,7 @@ class FetchRequest(Generic[P]):
     def handle_response(self, body: Mapping[str, Any]) -> FetchResult[P]:
         """Read the reply, and advance the positions. Raises `ProtocolError` if the reply as a whole is invalid."""
         result: FetchResult[P] = FetchResult(throttle_ms=body["throttle_time_ms"])
-        requested = dict(self._asked)
+        requested = dict(self._requested)
         code = body["error_code"]
         complete = True
         if self._session is not None and self._in_session:

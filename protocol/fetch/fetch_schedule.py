@@ -50,14 +50,14 @@ class Decision:
 class BrokerState:
     """State of one broker, from its first request until no partition is read from it.
 
-    `unread`: number of full buffers: no Fetch is sent until each of them has been read or has expired.
+    `full_buffers`: number of full buffers: no Fetch is sent until each of them has been read or has expired.
     `lacks_memory`: the next Fetch waits only for buffer memory.
     `names_topics`: the last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a
     topic was recreated.
     """
 
     broker: Broker
-    unread: int = 0
+    full_buffers: int = 0
     lacks_memory: bool = False
     names_topics: bool = False
     has_answered: bool = False
@@ -67,8 +67,8 @@ class BrokerState:
     def was_read(self, buffer: FetchBuffer) -> bool:
         """Handle that a reply of `buffer` is being read; return True if the thread may have work now."""
         waited_for = buffer.full and buffer.source.broker == self.broker
-        self.unread -= waited_for
-        return self.lacks_memory or (waited_for and self.unread <= 0)
+        self.full_buffers -= waited_for
+        return self.lacks_memory or (waited_for and self.full_buffers <= 0)
 
     def was_changed(self, buffer: FetchBuffer) -> bool:
         """Return True if the thread may have work after a change of `buffer`, for example because of freed memory."""
@@ -87,16 +87,16 @@ class FetchSchedule:
 
     The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
-    `reader_waits`: True if `Consumer.poll` has returned nothing since the last reply.
-    `unread` (dict of FetchBuffer to None): buffers with unread replies, and expired ones, which a reader of all
+    `poll_waits`: True if `Consumer.poll` has returned nothing since the last reply.
+    `with_replies` (dict of FetchBuffer to None): buffers with replies, and expired ones, which a reader of all
     partitions revives. Others are removed by the next decision.
     """
 
     config: ConsumerConfig
     buffer_memory_bytes: int
     metadata_max_age_ms: int
-    reader_waits: bool = False
-    unread: dict[FetchBuffer, None] = field(default_factory=dict)
+    poll_waits: bool = False
+    with_replies: dict[FetchBuffer, None] = field(default_factory=dict)
     _by_broker: dict[Broker, dict[FetchBuffer, None]] = field(default_factory=dict)
 
     def add_resolved(self, buffer: FetchBuffer) -> None:
@@ -107,7 +107,7 @@ class FetchSchedule:
     def put(self, buffer: FetchBuffer, fetched: CompletedFetch, now_s: float) -> None:
         """Add a reply to its buffer."""
         buffer.put(fetched, now_s)
-        self.unread[buffer] = None
+        self.with_replies[buffer] = None
 
     def buffers_of(self, broker: Broker) -> list[FetchBuffer]:
         """Return the buffers of partitions read from a broker."""
@@ -124,16 +124,16 @@ class FetchSchedule:
         Its thread ends if no partition has been read from the broker for `_LINGER_S`.
         """
         changed: list[FetchBuffer] = []
-        for buffer in [buffer for buffer in self.unread if not (buffer.unread or buffer.expired)]:
-            del self.unread[buffer]
+        for buffer in [buffer for buffer in self.with_replies if not (buffer.has_replies or buffer.expired)]:
+            del self.with_replies[buffer]
         buffers = [buffer for buffer in self.buffers_of(state.broker) if self._keep(state, buffer, now_s, changed)]
         wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)
         state.idle_since_s = float("inf") if buffers else min(state.idle_since_s, now_s)
         if now_s - state.idle_since_s >= _LINGER_S:
             return Decision(changed=changed)
         active = [buffer for buffer in buffers if not (buffer.paused or buffer.expired)]
-        state.unread, state.lacks_memory = sum(buffer.full for buffer in active), False
-        if state.unread:
+        state.full_buffers, state.lacks_memory = sum(buffer.full for buffer in active), False
+        if state.full_buffers:
             return Decision(wait_s=wait_s, changed=changed)
         if state.throttled_until_s > now_s:
             return Decision(wait_s=min(wait_s, state.throttled_until_s - now_s), changed=changed)
@@ -169,8 +169,8 @@ class FetchSchedule:
         """
         timeout_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
-        for buffer in self.unread:
-            if buffer.unread and not (buffer.paused or buffer.expired):
+        for buffer in self.with_replies:
+            if buffer.has_replies and not (buffer.paused or buffer.expired):
                 left_s = buffer.unread_since_s + timeout_s - now_s
                 if left_s > 0:
                     next_s = min(next_s, left_s)
@@ -181,8 +181,8 @@ class FetchSchedule:
     def _free_memory(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
         """Return the free memory. If readers wait, free the memory of paused and expired buffers first."""
         free_bytes = self.free_bytes
-        if free_bytes <= 0 and (self.reader_waits or any(buffer.reader_waits for buffer in ready)):
-            for buffer in self.unread:
+        if free_bytes <= 0 and (self.poll_waits or any(buffer.reader_waits for buffer in ready)):
+            for buffer in self.with_replies:
                 if (buffer.expired or buffer.paused) and buffer.drop_ahead():
                     changed.append(buffer)
             free_bytes = self.free_bytes
@@ -191,5 +191,5 @@ class FetchSchedule:
     @property
     def free_bytes(self) -> int:
         """Free memory for replies."""
-        ahead_bytes = sum(fetch.records.buffer.nbytes for buffer in self.unread for fetch in buffer.ahead)
+        ahead_bytes = sum(fetch.records.buffer.nbytes for buffer in self.with_replies for fetch in buffer.ahead)
         return self.buffer_memory_bytes - ahead_bytes

@@ -75,7 +75,7 @@ def log_samples(
             for partition, fetched in result.completed:
                 received_bytes += len(fetched.records.buffer)
                 yield partition.topic_partition, fetched
-            waiting[broker].extend(_to_ask_again(positions, result))
+            waiting[broker].extend(_still_unsampled(positions, result))
         waiting = {broker: queue for broker, queue in waiting.items() if queue}
 
 
@@ -101,7 +101,7 @@ def _note_failures(client: Client, result: FetchResult[FetchPosition]) -> None:
             client.expire_metadata([partition.topic])
 
 
-def _to_ask_again(positions: list[FetchPosition], result: FetchResult[FetchPosition]) -> list[FetchPosition]:
+def _still_unsampled(positions: list[FetchPosition], result: FetchResult[FetchPosition]) -> list[FetchPosition]:
     """Return partitions whose first record batch was larger than `partition_max_bytes`.
 
     A broker returns one complete batch of any size, but only for the first partition with data in a request (KIP-74).
@@ -128,14 +128,16 @@ class RecordSizes:
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
         # Ordered by the time of the last sample, oldest first.
-        self._known: dict[TopicPartition, float] = {}
+        self._bytes_per_offset: dict[TopicPartition, float] = {}
 
     def sample(self, client: Client, positions: Mapping[TopicPartition, int], deadline: Deadline) -> None:
         """Sample the logs at `positions`, where records should be; does not raise broker errors.
 
         The previous value has half of the weight, since neighbouring batches may differ.
         """
-        order = [key for key in positions if key not in self._known] + [key for key in self._known if key in positions]
+        order = [key for key in positions if key not in self._bytes_per_offset] + [
+            key for key in self._bytes_per_offset if key in positions
+        ]
         samples = log_samples(
             client,
             self._config,
@@ -147,20 +149,20 @@ class RecordSizes:
         )
         for key, fetched in samples:
             bytes_per_offset = fetched.records.bytes_per_offset(fetched.start.offset)
-            self._known[key] = (self._known.pop(key, bytes_per_offset) + bytes_per_offset) / 2
+            self._bytes_per_offset[key] = (self._bytes_per_offset.pop(key, bytes_per_offset) + bytes_per_offset) / 2
 
     def bytes_per_offset(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
         """Return the value of each partition; the topic's mean if a partition was never sampled."""
         by_topic: dict[str, list[float]] = {}
-        for (topic, _), size in self._known.items():
+        for (topic, _), size in self._bytes_per_offset.items():
             by_topic.setdefault(topic, []).append(size)
         means = {topic: sum(sizes) / len(sizes) for topic, sizes in by_topic.items()}
         sizes_bytes: dict[TopicPartition, float] = {}
         for key in partitions:
-            if key not in self._known and key[0] not in means:
+            if key not in self._bytes_per_offset and key[0] not in means:
                 log.warning(
                     "%s-%d: its log could not be sampled; %d bytes per offset are assumed", *key, _ASSUMED_BYTES
                 )
                 means[key[0]] = _ASSUMED_BYTES
-            sizes_bytes[key] = self._known.get(key, means.get(key[0], _ASSUMED_BYTES))
+            sizes_bytes[key] = self._bytes_per_offset.get(key, means.get(key[0], _ASSUMED_BYTES))
         return sizes_bytes

@@ -50,7 +50,7 @@ def messages_of(topic: str, partition: int, batch: pa.RecordBatch) -> Iterator[C
         yield ConsumerMessage._make([topic, partition, *row, pairs])
 
 
-class _Unread:
+class _Undelivered:
     """Rows of record batches that `messages` has not returned yet: the next read continues with them.
 
     One thread reads; any thread may ask for the position, or drop the rows.
@@ -69,11 +69,11 @@ class _Unread:
         batches, row = self._state
         return int(batches[0]["offset"][row].as_py()) if batches else None
 
-    def put(self, batch: pa.RecordBatch) -> None:
+    def put_first(self, batch: pa.RecordBatch) -> None:
         """Put a batch in front, so that it is read next."""
         batches, row = self._state
-        unread = [batches[0].slice(row), *batches[1:]] if batches else []
-        self._state = ([batch, *unread] if batch.num_rows else unread, 0)
+        undelivered = [batches[0].slice(row), *batches[1:]] if batches else []
+        self._state = ([batch, *undelivered] if batch.num_rows else undelivered, 0)
 
     def drop(self) -> None:
         """Forget the rows, also in a running iteration of `messages`."""
@@ -148,7 +148,7 @@ class PartitionConsumer:
         self._read_committed = read_committed
         self._on_read = on_read
         self._on_change = on_change
-        self._unread = _Unread()
+        self._undelivered = _Undelivered()
         self._sensors = sensors or ClientSensors()
         self._consumed = self._sensors.consumed[self.topic]
         # For metrics: bytes of replies that are not recorded yet; records delivered from the reply being read.
@@ -181,8 +181,8 @@ class PartitionConsumer:
 
         If the iteration is broken off, the next read continues after its last record.
         """
-        while self._has_unread or self._read(timeout_ms, None, keep=True) is not None or self._has_unread:
-            yield from self._unread.messages(self.topic, self.partition)
+        while self._has_undelivered or self._read(timeout_ms, None, keep=True) is not None or self._has_undelivered:
+            yield from self._undelivered.messages(self.topic, self.partition)
 
     def messages_of(self, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
         """Yield the records of a batch that `poll` has just returned, as `messages` does.
@@ -190,17 +190,17 @@ class PartitionConsumer:
         Yields none if another thread has called `seek` or `close` since.
         """
         with self._lock:
-            if self._unread.dropped:
+            if self._undelivered.dropped:
                 return iter(())
-            self._unread.put(batch)
-        return self._unread.messages(self.topic, self.partition)
+            self._undelivered.put_first(batch)
+        return self._undelivered.messages(self.topic, self.partition)
 
     def poll(self, timeout_ms: float | None = None, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch; None after `timeout_ms` (None: no limit) or if the stream is closed.
 
         A record batch with more than `max_rows` rows is cut; the next read continues after it.
         """
-        return self._unread.take(max_rows) if self._has_unread else self._read(timeout_ms, max_rows)
+        return self._undelivered.take(max_rows) if self._has_undelivered else self._read(timeout_ms, max_rows)
 
     def _read(self, timeout_ms: float | None, max_rows: int | None, *, keep: bool = False) -> pa.RecordBatch | None:
         """Return the next record batch as `poll` does; with `keep` its rows are unread."""
@@ -209,21 +209,21 @@ class PartitionConsumer:
             if (batch := self._next_decoded(batches, max_rows, keep=keep)) is not None:
                 return batch
         # After `resume`, unread rows come first.
-        return self._unread.take(max_rows) if self._has_unread and not keep else None
+        return self._undelivered.take(max_rows) if self._has_undelivered and not keep else None
 
     def poll_reply(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
-        if self._has_unread:
-            return self._unread.take(max_rows)
+        if self._has_undelivered:
+            return self._undelivered.take(max_rows)
         with self._lock:
-            batches = self._take_what_is_there()
+            batches = self._take_buffered()
         return None if batches is None else self._next_decoded(batches, max_rows)
 
     def _take(self, deadline: Deadline) -> ReplyBatches | None:
         """Return the rest of the current reply, or the next one to arrive; None if none arrives in time."""
         buffer = self.buffer
         with self._lock:
-            while (batches := self._take_what_is_there()) is None and not (buffer.closed or self._has_unread):
+            while (batches := self._take_buffered()) is None and not (buffer.closed or self._has_undelivered):
                 if not (buffer.reader_waits or buffer.paused):
                     buffer.reader_waits = True
                     self._on_change(buffer)
@@ -234,18 +234,18 @@ class PartitionConsumer:
         return batches
 
     @property
-    def _has_unread(self) -> bool:
-        return self._unread.position is not None and not self.buffer.paused
+    def _has_undelivered(self) -> bool:
+        return self._undelivered.position is not None and not self.buffer.paused
 
-    def _take_what_is_there(self) -> ReplyBatches | None:
+    def _take_buffered(self) -> ReplyBatches | None:
         buffer = self.buffer
-        if buffer.paused or buffer.closed or self._unread.position is not None:  # these rows come first
+        if buffer.paused or buffer.closed or self._undelivered.position is not None:  # these rows come first
             return None
         if buffer.expired:
             buffer.revive()
             self._on_change(buffer)
-        if buffer.batches is not None:
-            return buffer.batches
+        if buffer.reply_batches is not None:
+            return buffer.reply_batches
         if buffer.ahead:
             self._on_read(buffer)
             self._begun_bytes += buffer.ahead[0].record_bytes
@@ -266,11 +266,11 @@ class PartitionConsumer:
             batch = batches.next(max_rows)
             with self._lock:
                 if keep and batch is not None:  # before: `position` takes no lock
-                    self._unread.put(batch)
+                    self._undelivered.put_first(batch)
                 if not buffer.advance(batches, batch):
-                    self._unread.drop()
+                    self._undelivered.drop()
                     return None  # another thread has called seek or close
-                self._unread.dropped = False
+                self._undelivered.dropped = False
             self._count(batch, buffer.unread_since_s)
         except BaseException as error:
             with self._lock:
@@ -283,7 +283,7 @@ class PartitionConsumer:
                 else:
                     # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
                     # exception.
-                    self._unread.drop()
+                    self._undelivered.drop()
                     buffer.restart(before)
             raise
         return batch
@@ -334,14 +334,14 @@ class PartitionConsumer:
         """
         position = to if isinstance(to, Position) else Position(checked_offset(to, f"{self.name}: "))
         with self._lock:
-            self._unread.drop()
+            self._undelivered.drop()
             self.buffer.seek(position)
             self._on_change(self.buffer)
 
     def close(self) -> None:
         """Stop reading; iterations end, and fetched records are dropped."""
         with self._lock:
-            self._unread.drop()
+            self._undelivered.drop()
             self.buffer.close()
             self._arrival.notify_all()
             self._on_change(self.buffer)
@@ -355,14 +355,14 @@ class PartitionConsumer:
     @property
     def position(self) -> int:
         """Offset of the next record to deliver; may point at a compacted or control offset before it."""
-        unread = self._unread.position
-        return self.buffer.position.offset if unread is None else unread
+        undelivered = self._undelivered.position
+        return self.buffer.position.offset if undelivered is None else undelivered
 
     @property
     def committable(self) -> Position:
         """The position to commit: `position` with its leader epoch, and the id of the topic that is read."""
-        unread = self._unread.position  # in the reply read last
-        position = self.buffer.position if unread is None else self.buffer.records.at(unread)
+        undelivered = self._undelivered.position  # in the reply read last
+        position = self.buffer.position if undelivered is None else self.buffer.records.at(undelivered)
         return position.assumed_in(self.topic_id)
 
     @property

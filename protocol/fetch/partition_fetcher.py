@@ -125,14 +125,14 @@ class PartitionFetcher:
                         return consumer
                     del self._arrived[buffer]
                 # A thread that waits for all partitions is not slow: expired partitions are fetched again.
-                for buffer in list(self.schedule.unread):
+                for buffer in list(self.schedule.with_replies):
                     if buffer.expired and not buffer.paused:
                         buffer.revive()
-                        self.changed(buffer)
+                        self.on_change(buffer)
                 if self._arrived:
                     continue
-                if not self.schedule.reader_waits:
-                    self.schedule.reader_waits = True
+                if not self.schedule.poll_waits:
+                    self.schedule.poll_waits = True
                     for thread in self._threads.values():
                         thread.work.notify()
                 remaining_s = deadline.remaining_s()
@@ -182,13 +182,13 @@ class PartitionFetcher:
 
     # -- called by `PartitionConsumer`, under the lock -------------------------------------------
 
-    def was_read(self, buffer: FetchBuffer) -> None:
+    def on_read(self, buffer: FetchBuffer) -> None:
         """Handle that a reply is being read. Wake only threads with work: each wake-up checks all of their buffers."""
         for thread in self._threads.values():
             if thread.state.was_read(buffer):
                 thread.work.notify()
 
-    def changed(self, buffer: FetchBuffer) -> None:
+    def on_change(self, buffer: FetchBuffer) -> None:
         """Handle that a partition was paused, resumed, moved, closed, expired or revived."""
         if buffer.closed and self._consumers.pop(buffer, None) is not None:
             self._keys.discard(buffer.source.topic_partition)
@@ -205,11 +205,11 @@ class PartitionFetcher:
 
     def _announce(self, buffer: FetchBuffer) -> None:
         self._arrived[buffer] = None
-        self.schedule.reader_waits = False
+        self.schedule.poll_waits = False
         self._arrival.notify()
 
-    def _stop(self, buffer: FetchBuffer, error: KafkaError, *, retry: bool = False) -> None:
-        buffer.stop(error, retry=retry)
+    def _stop(self, buffer: FetchBuffer, error: KafkaError, *, raise_once: bool = False) -> None:
+        buffer.stop(error, raise_once=raise_once)
         self._wake_reader(buffer)
 
     def _wake_reader(self, buffer: FetchBuffer) -> None:
@@ -227,7 +227,7 @@ class PartitionFetcher:
                 for buffer in decision.changed:
                     if buffer.expired:
                         log.debug("%s: not read for max.processing.time.ms, so no longer fetched", buffer.name)
-                    self.changed(buffer)
+                    self.on_change(buffer)
                 if decision.fetch is not None:
                     return decision.fetch
                 if decision.wait_s is None:
@@ -268,7 +268,7 @@ class PartitionFetcher:
         with self.lock:
             while not self.closed:
                 now_s = self._client.clock.now_s()
-                sources = {consumer.source: consumer for consumer in self._consumers if consumer.error is None}
+                sources = {buffer.source: buffer for buffer in self._consumers if buffer.error is None}
                 if due := due_for_leaders(sources, now_s):
                     return {partition: sources[partition] for partition in due}
                 waits = (source.retry_at_s - now_s for source in sources if source.broker is None)
@@ -318,7 +318,7 @@ class PartitionFetcher:
             elif isinstance(action, InvalidPosition):
                 self._stop(buffer, _data_loss(partition, action))
             else:
-                self._stop(buffer, action.error, retry=True)
+                self._stop(buffer, action.error, raise_once=True)
 
     def _wake_thread(self, broker: Broker) -> ConnectFailed | None:
         """Wake the thread of a broker, or start it; return an error if the process has too many threads."""

@@ -238,7 +238,7 @@ class TestExpired:
         assert stuck.expired
         stuck.close()
         reading.next()
-        assert not reading.schedule.unread
+        assert not reading.schedule.with_replies
 
     def test_stream_with_its_last_reply_being_read_is_fetched(self, reading: Reading) -> None:
         [slow] = reading.add()
@@ -327,7 +327,7 @@ class TestMemory:
         if who == "its user":
             assert hungry.poll(0) is None
         else:
-            reading.schedule.reader_waits = True
+            reading.schedule.poll_waits = True
         reading.changed_streams.clear()
         fetch = reading.next()
         assert isinstance(fetch, Fetch)
@@ -360,7 +360,7 @@ class TestMemory:
     ) -> None:
         hungry.pause()
         unread.pause()
-        reading.schedule.reader_waits = True
+        reading.schedule.poll_waits = True
         assert reading.next() == LONGEST_S
         assert unread.buffer.ahead
 
