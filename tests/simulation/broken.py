@@ -151,7 +151,7 @@ FAULTS = {
     "sequence numbers continue in a new epoch": DeliberateFault(
         "transactions",
         "protocol/producer/transaction_session.py",
-        "            count_from_0()\n",
+        "            reset_sequences()\n",
         "",
     ),
     "an abort is sent for a commit": DeliberateFault(
@@ -194,8 +194,8 @@ FAULTS = {
     "a range has a record beyond its end": DeliberateFault(
         "assigned_consumer",
         "protocol/fetch/bounded_reader.py",
-        "self._columns, reading.name, reading.until_offset, row_filter)",
-        "self._columns, reading.name, reading.until_offset + 1, row_filter)",
+        "self._columns, range_position.name, range_position.until_offset, row_filter",
+        "self._columns, range_position.name, range_position.until_offset + 1, row_filter",
     ),
     "a refused position counts as lost": DeliberateFault(
         "assigned_consumer",
@@ -302,22 +302,24 @@ FAULTS = {
         "spark_query",
         DRIVER + "replay.py",
         "    return Offsets({})\n\n\ndef new_partition_starts",
-        "    return Offsets({key: offset + 1 for key, offset in end.joined.items()})\n\n\ndef new_partition_starts",
+        "    from protocol.position import Position\n\n"
+        "    starts = {key: Position(offset + 1) for key, offset in end.joined.items()}\n"
+        "    return Offsets(starts)\n\n\ndef new_partition_starts",
     ),
     "an offset is planned without its leader epoch": DeliberateFault(
         "spark_query",
         "spark_kafka_source/plan/backlog.py",
         "            Offsets.at(ends),\n",
-        "            replace(Offsets.at(ends), epochs={}),\n",
+        "            Offsets.at({key: replace(end, leader_epoch=-1) for key, end in ends.items()}),\n",
     ),
     "a replayed batch ends earlier": DeliberateFault(
         "spark_query",
         DRIVER + "stream_reader.py",
-        "        batch_end = Offsets.from_json_dict(end)\n        if not",
-        "        batch_end = Offsets.from_json_dict(end)\n"
+        "        batch_end = query.offsets.parse(end)\n        if not",
+        "        batch_end = query.offsets.parse(end)\n"
         "        if not query.running:\n"
-        "            ends = {key: max(offset - 1, 0) for key, offset in batch_end.ends.items()}\n"
-        "            batch_end = replace(batch_end, ends=ends)\n"
+        "            ends = {key: replace(p, offset=max(p.offset - 1, 0)) for key, p in batch_end.positions.items()}\n"
+        "            batch_end = replace(batch_end, positions=ends)\n"
         "        if not",
     ),
     "the first lost offset is one too far": DeliberateFault(
