@@ -102,6 +102,30 @@ FAULTS = {
         "        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS",
         "        return NO_PARTITIONS",
     ),
+    "a recreated topic is read on": DeliberateFault(
+        "group_members",
+        "protocol/fetch/leaders.py",
+        "    if _is_another(snapshot, partition):\n",
+        "    if False:\n",
+    ),
+    "an offset of a deleted topic is committed to the new one": DeliberateFault(
+        "group_members",
+        "protocol/group/commits/offset_manager.py",
+        "to_send = to.assumed_in(",
+        "to_send = to.in_topic(",
+    ),
+    "a position is committed without its leader epoch": DeliberateFault(
+        "group_members",
+        CONSUMER + "assigned_partitions.py",
+        "key: to_commit(position)\n",
+        "key: to_commit(Position(position.offset, topic_id=position.topic_id))\n",
+    ),
+    "a loss is not told": DeliberateFault(
+        "group_members",
+        CONSUMER + "assigned_partitions.py",
+        '        log.warning("%s; reading continues at offset %d", loss, position.offset)\n',
+        "",
+    ),
     # -- handlers -------------------------------------------------------------------------------------
     "an unfinished record is committed": DeliberateFault(
         "group_handlers",

@@ -1,13 +1,18 @@
-"""Members of a group that come, go, are killed and paused: no record is skipped, and commits are honest."""
+"""Members of a group that come, go, are killed and paused: no record is skipped, and commits are honest.
+
+In a part of the runs the topic is recreated, and its logs lose their beginnings and ends.
+"""
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Collection
 from contextlib import suppress
 
 from protocol import ConsumerRebalanceListener, KafkaConsumer, KafkaError, Producer, UsageError
+from protocol.errors import CommitFailed
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (
@@ -17,6 +22,7 @@ from protocol.testing.simulation import (
     acl_faults,
     bootstrap_servers,
     cluster_faults,
+    log_faults,
     network_faults,
     process_faults,
     topic_faults,
@@ -26,8 +32,10 @@ from tests.simulation.group_model import GroupModel, leave_and_judge, log_ends, 
 PARTITIONS = 6
 DURATION_S = 12.0
 MEMBERS = 3
+LOSSES_RATE = 0.4
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky", None, None)
 COMMITS = ("sync", "async", "auto")
+CONTINUES = "reading continues at offset %d"
 KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit", "OffsetFetch", "Fetch")
 
 
@@ -43,7 +51,9 @@ def scenario(world: Simulation) -> dict[str, object]:
     commits = world.random.choice(COMMITS)
     calm = world.random.random() < 0.2
     is_static = world.random.random() < 0.3
-    model = GroupModel(kafka, "g", world.trace)
+    has_losses = not calm and world.random.random() < LOSSES_RATE
+    model = GroupModel(kafka, "g", world.trace, has_losses=has_losses)
+    hear_of_losses(world, model)
     leaving: set[str] = set()
     free_instances = [f"i{number}" for number in range(MEMBERS + 2)]
     instances: dict[str, str] = {}
@@ -70,7 +80,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     def pause_beyond_session() -> None:
         pause_s = world.fault_random.uniform(7.5, 10)
         members = [process for process in world.alive("member") if process.held is None]
-        if members:
+        if members and "t" in kafka.controller.image.topics:
             process = world.fault_random.choice(members)
             model.paused(process.name, log_ends(kafka))
             world.later(pause_s - 0.05, lambda: model.continues(process.name))
@@ -95,7 +105,12 @@ def scenario(world: Simulation) -> dict[str, object]:
             ("rebalance", rebalance),
             *[("pause a member for longer than its session", pause_beyond_session)] * 8,
         ]
-    faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
+    if has_losses:
+        # Brokers before Kafka 4.1 take a commit that was sent before the topic was recreated.
+        recreated = model.recreated if versions is None else None
+        schedule += log_faults(world, kafka, "t", deleted=model.deleted, lost=model.lost) * 10
+        schedule += topic_faults(world, kafka, "t", 2 * PARTITIONS, recreated)[1:] * 8
+    faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.1, 0.8) if has_losses else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
     ends = wait_until_complete(world, kafka, model, calm=calm)
@@ -110,7 +125,21 @@ def scenario(world: Simulation) -> dict[str, object]:
         "calm": calm,
         "members": len(world.processes) - 1,
         "twice": len(model.twice),
+        "losses": has_losses,
+        "told": model.losses,
     }
+
+
+def hear_of_losses(world: Simulation, model: GroupModel) -> None:
+    """Tell the model of the warnings of all members that their positions are lost."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if isinstance(record.msg, str) and record.msg.endswith(CONTINUES):
+                loss, offset = record.args
+                model.told(world.scheduler.current.process.name, loss.context["partition"], offset)
+
+    logging.getLogger("protocol.consumer.assigned_partitions").addHandler(Handler())
 
 
 def options(assignor: str | None, commits: str, instance: str) -> dict[str, object]:
@@ -174,7 +203,8 @@ class Member:
 
     def run(self, leaving: set[str], is_async: bool) -> None:
         """Read, process and commit until the scenario wants the member to leave."""
-        with self._consumer as consumer:
+        # A commit is refused: another member has the partitions, or the topic is another one.
+        with suppress(CommitFailed), self._consumer as consumer:
             consumer.subscribe(["t"], Listener(self))
             while self.name not in leaving:
                 try:
@@ -185,7 +215,7 @@ class Member:
                         consumer.commit_async()
                 except KafkaError:
                     time.sleep(0.05)
-            with suppress(KafkaError):  # refused: another member has the partitions
+            with suppress(KafkaError):
                 self.commit()
 
     def assigned(self, partitions: Collection[int]) -> None:
@@ -200,16 +230,18 @@ class Member:
             return
         identity = self._consumer.group_metadata().member
         generation = max(identity.generation_id, identity.member_epoch)
-        offsets_by_partition = {
-            partition: [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+        columns = {
+            partition: [
+                [value for batch in batches for value in batch.column(name).to_pylist()] for name in ("offset", "value")
+            ]
             for (_, partition), batches in polled.items()
         }
-        for partition, offsets in offsets_by_partition.items():
+        for partition, (offsets, values) in columns.items():
             owner = self._instance or identity.member_id
-            self.model.delivered(self.name, owner, generation, partition, offsets)
-        for partition, offsets in offsets_by_partition.items():
+            self.model.delivered(self.name, owner, generation, partition, offsets, values)
+        for partition, (offsets, values) in columns.items():
             time.sleep(0.01)
-            self.model.processed(self.name, partition, offsets)
+            self.model.processed(self.name, partition, offsets, values)
             self._processed[partition] = offsets[-1] + 1
 
     def commit(self) -> None:

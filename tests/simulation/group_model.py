@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.fake_kafka.record_batches import read_batch, rows
 from protocol.testing.fake_kafka.requests import Refused
 from protocol.testing.simulation import Simulation, heal
+
+Record = tuple[int, bytes]
+"""Offset and value; each value is written once, or again after it was lost."""
+
+
+@dataclass(eq=False)
+class Log:
+    """The model of a partition's log; a recreated topic has other logs.
+
+    Attributes
+    ----------
+    processed : set of int
+        Offsets of processed records, also of lost ones.
+    processed_until : int
+        All offsets before it are processed, or deleted.
+    commits : list of int
+    commits_before : dict of str to int
+        By member: index of the newest commit when it got the partition.
+    commit_epoch : int
+        Leader epoch of the newest commit.
+    resumes : set of int
+        Where a reader continues after a loss: ends of truncated logs, and log start offsets.
+    truncated_epoch : int
+        Leader epoch at the last truncation; records with a newer epoch were written later.
+    records : set of Record
+        Records that the log had before each loss.
+    processed_records : set of Record
+    """
+
+    processed: set[int] = field(default_factory=set)
+    processed_until: int = 0
+    commits: list[int] = field(default_factory=lambda: [0])
+    commits_before: dict[str, int] = field(default_factory=dict)
+    commit_epoch: int = -1
+    resumes: set[int] = field(default_factory=set)
+    truncated_epoch: int = -1
+    records: set[Record] = field(default_factory=set)
+    processed_records: set[Record] = field(default_factory=set)
 
 
 class _WatchedOffsets(dict[TopicPartition, Committed]):
     """The cluster's committed offsets of a group, which reports each commit before it is stored."""
 
-    def __init__(self, report: Callable[[int, int], None]) -> None:
+    def __init__(self, report: Callable[[int, Committed], None]) -> None:
         self._report = report
 
     def __setitem__(self, key: TopicPartition, committed: Committed) -> None:
-        self._report(key[1], committed.offset)
+        self._report(key[1], committed)
         super().__setitem__(key, committed)
 
 
@@ -31,6 +72,10 @@ class GroupModel:
     Members call `assigned`, `delivered`, `processed` and `acknowledged`; the cluster reports commits. The offsets of
     the topic have no gaps, so each record below a committed offset must be processed.
 
+    With `has_losses`, logs lose their ends and beginnings, and the topic is recreated. Then a record is known by its
+    value. A member may read elsewhere than behind its last record only if it was `told` of a loss. No record of the
+    present log is skipped, and a commit behind records that were written after a truncation has processed these.
+
     Parameters
     ----------
     kafka : FakeKafka
@@ -39,6 +84,8 @@ class GroupModel:
         Receives broken rules.
     has_other_outcome : callable, optional
         Returns True for a partition and an offset whose record need not be processed, such as a dead letter.
+    has_losses : bool
+        The scenario calls `lost`, `deleted` and `recreated`, and members pass the values of records.
 
     Attributes
     ----------
@@ -46,6 +93,8 @@ class GroupModel:
         Records that were processed a second time, after an owner whose commit did not contain them.
     failures : list of str
         Broken rules: an exception in a thread of the cluster would only close a connection.
+    losses : int
+        How often members were told of a loss.
     """
 
     def __init__(
@@ -54,17 +103,20 @@ class GroupModel:
         group_id: str,
         trace: Callable[[str], Any],
         has_other_outcome: Callable[[int, int], bool] = lambda partition, offset: False,
+        *,
+        has_losses: bool = False,
     ) -> None:
         self.twice: list[str] = []
         self.failures: list[str] = []
+        self.losses = 0
+        self._kafka = kafka
         self._trace = trace
         self._has_other_outcome = has_other_outcome
-        self._processed: dict[int, set[int]] = defaultdict(set)
-        self._processed_until: dict[int, int] = defaultdict(int)
-        self._commits: dict[int, list[int]] = defaultdict(lambda: [0])
-        # By member and partition: the next offset, None before the first record; and the newest commit's index before.
-        self._next_offsets: dict[tuple[str, int], int | None] = {}
-        self._commits_before: dict[tuple[str, int], int] = defaultdict(int)
+        self._has_losses = has_losses
+        self._logs: dict[int, Log] = defaultdict(Log)
+        self._deleted_topics: dict[bytes, dict[int, Log]] = {}
+        # By member and partition: the log and the next offset; no log after a loss; missing before the first record.
+        self._next: dict[tuple[str, int], tuple[Log | None, int]] = {}
         self._owners: dict[tuple[int, int], str] = {}
         # Log end offsets at the begin of each pause; and those of partitions that another member has got since.
         self._paused: dict[str, dict[int, int]] = {}
@@ -76,14 +128,22 @@ class GroupModel:
     def assigned(self, member: str, partitions: Iterable[int]) -> None:
         """A member gets partitions, and has not fetched their committed offsets yet."""
         for partition in partitions:
-            self._next_offsets[member, partition] = None
+            self._next.pop((member, partition), None)
             self._lost_from.pop((member, partition), None)
             for former, ends in self._paused.items():
                 if former != member:
                     self._lost_from.setdefault((former, partition), ends.get(partition, 0))
-            self._commits_before[member, partition] = len(self._commits[partition]) - 1
+            self._logs[partition].commits_before[member] = len(self._logs[partition].commits) - 1
 
-    def delivered(self, member: str, owner: str, generation: int, partition: int, offsets: list[int]) -> None:
+    def delivered(
+        self,
+        member: str,
+        owner: str,
+        generation: int,
+        partition: int,
+        offsets: list[int],
+        values: Sequence[bytes] = (),
+    ) -> None:
         """A poll has returned records.
 
         Parameters
@@ -96,37 +156,65 @@ class GroupModel:
             The generation, or the member epoch.
         partition : int
         offsets : list of int
+        values : sequence of bytes
+            With `has_losses`.
         """
         first, end = offsets[0], offsets[-1] + 1
         where = f"{member} in generation {generation}: t-{partition} [{first}, {end})"
         if offsets != list(range(first, end)):
             self.fail(f"{where} has gaps: {offsets}")
-        expected = self._next_offsets.get((member, partition))
-        starts = self._commits[partition][self._commits_before[member, partition] :]
-        if expected is None and first not in starts:
-            self.fail(f"{where} starts at none of the committed offsets {starts}")
+        log = self._log_of(partition, list(zip(offsets, values, strict=False)))
+        if log is None:
+            self.fail(f"{where} has records that no log had: {values}")
+            return
+        former_log, expected = self._next.get((member, partition), (None, None))
+        starts = log.commits[log.commits_before.get(member, 0) :]
+        if expected is None and first not in (*starts, *log.resumes):
+            self.fail(f"{where} starts at none of the committed offsets {starts}, nor at {log.resumes}")
         if expected is not None and first != expected:
             self.fail(f"{where} does not continue at {expected}")
-        if end > self._lost_from.get((member, partition), end):
+        if former_log is not None and former_log is not log:
+            self.fail(f"{where} belongs to another topic than the records before, and the member was not told")
+        if self._has_losses and log is self._logs[partition]:
+            self._check_skipped(where, partition, log, (first, values[0]))
+        is_whole = log is self._logs[partition] and not (log.resumes or self._deleted_topics)
+        if is_whole and end > self._lost_from.get((member, partition), end):
             self.fail(
                 f"{where} has records that were written while it was paused, and another member has the partition"
             )
         former = self._owners.setdefault((generation, partition), owner)
         if former != owner:
             self.fail(f"{where} belongs to {former} as well as {owner}")
-        self._next_offsets[member, partition] = end
+        self._next[member, partition] = log, end
 
-    def processed(self, member: str, partition: int, offsets: Iterable[int]) -> None:
+    def processed(self, member: str, partition: int, offsets: Sequence[int], values: Sequence[bytes] = ()) -> None:
         """A member has processed records that it got."""
+        records = list(zip(offsets, values, strict=False))
+        if (log := self._log_of(partition, records)) is None:
+            return
         for offset in offsets:
-            if offset in self._processed[partition]:
+            if offset in log.processed:
                 self.twice.append(f"{member}: t-{partition}:{offset}")
-            self._processed[partition].add(offset)
+            log.processed.add(offset)
+        log.processed_records.update(records)
+
+    def told(self, member: str, partition: int, offset: int) -> None:
+        """A member was told that its position is lost, and that it continues at an offset."""
+        self.losses += 1
+        logs = [self._logs[partition], *(logs[partition] for logs in self._deleted_topics.values())]
+        if not any(offset in log.resumes for log in logs) and not (self._deleted_topics and offset == 0):
+            self.fail(f"{member} is told that t-{partition} continues at {offset}, where no loss has ended")
+        self._next[member, partition] = None, offset
 
     def acknowledged(self, member: str, offsets: dict[int, int]) -> None:
         """A synchronous commit of positions has succeeded."""
         for partition, offset in offsets.items():
-            if self._commits[partition][-1] < offset:
+            log = self._logs[partition]
+            # After a loss, the positions of the member are no longer those of its last records.
+            if log.commits[-1] < offset and (
+                not self._has_losses
+                or (self._next.get((member, partition)) == (log, offset) and max(log.commits) < offset)
+            ):
                 self.fail(f"{member}: the commit of t-{partition} at {offset} succeeded, but is not in the log")
 
     # -- for the scenario -----------------------------------------------------------------------
@@ -141,36 +229,105 @@ class GroupModel:
 
     def unprocessed(self, ends: dict[int, int]) -> list[str]:
         """Return records below the log end offsets that no member has processed."""
+        if self._has_losses:
+            return [
+                f"t-{partition}:{record[0]}"
+                for partition in ends
+                for record in self._present(partition)
+                if record not in self._logs[partition].processed_records
+            ]
         return [
             f"t-{partition}:{offset}"
             for partition, end in ends.items()
-            for offset in range(self._processed_until[partition], end)
-            if not self._has_outcome(partition, offset)
+            for offset in range(self._logs[partition].processed_until, end)
+            if not self._has_outcome(partition, self._logs[partition], offset)
         ]
 
     def commits(self) -> dict[int, int]:
         """Return the committed offsets, without those of empty partitions."""
-        return {partition: offsets[-1] for partition, offsets in self._commits.items() if offsets[-1]}
+        return {partition: log.commits[-1] for partition, log in self._logs.items() if log.commits[-1]}
 
-    def _committed(self, partition: int, offset: int) -> None:
-        before = self._commits[partition][-1]
-        if offset < before:
+    def _committed(self, partition: int, committed: Committed) -> None:
+        offset, log = committed.offset, self._deleted_topics.get(committed.topic_id, self._logs)[partition]
+        before = log.commits[-1]
+        is_truncated = log.commit_epoch <= log.truncated_epoch and offset >= min(log.resumes, default=before)
+        if offset < before and not is_truncated:
             self.fail(f"the committed offset of t-{partition} went back from {before} to {offset}")
-        while self._processed_until[partition] < offset and self._has_outcome(
-            partition, self._processed_until[partition]
-        ):
-            self._processed_until[partition] += 1
-        if offset > self._processed_until[partition]:
-            self.fail(f"committed t-{partition} at {offset}, but {self._processed_until[partition]} is not processed")
-        self._commits[partition].append(offset)
+        while log.processed_until < offset and self._has_outcome(partition, log, log.processed_until):
+            log.processed_until += 1
+        if offset > log.processed_until:
+            self.fail(f"committed t-{partition} at {offset}, but {log.processed_until} is not processed")
+        if committed.leader_epoch > log.truncated_epoch >= 0 and log is self._logs[partition]:
+            self._check_skipped(f"the commit of t-{partition} at {offset}", partition, log, (offset, b""))
+        log.commits.append(offset)
+        log.commit_epoch = committed.leader_epoch
 
-    def _has_outcome(self, partition: int, offset: int) -> bool:
-        return offset in self._processed[partition] or self._has_other_outcome(partition, offset)
+    def _has_outcome(self, partition: int, log: Log, offset: int) -> bool:
+        return offset in log.processed or self._has_other_outcome(partition, offset)
+
+    # -- losses ---------------------------------------------------------------------------------
+
+    def lost(self, partition: int, end: int, log_end: int) -> None:
+        """An unclean election is about to lose the end of a log."""
+        log = self._logs[partition]
+        log.records |= self._present(partition)
+        log.resumes.add(end)
+        log.truncated_epoch = self._kafka.controller.image.topics["t"].partitions[partition].leader_epoch
+
+    def deleted(self, partition: int, former_start: int, start: int) -> None:
+        """Retention is about to delete the beginning of a log."""
+        log = self._logs[partition]
+        log.records |= self._present(partition)
+        log.resumes.add(start)
+        log.processed_until = max(log.processed_until, start)
+
+    def recreated(self) -> None:
+        """The topic is about to be deleted, and created again."""
+        image = self._kafka.controller.image.topics["t"]
+        for partition in range(len(image.partitions)):
+            self._logs[partition].records |= self._present(partition)
+        self._deleted_topics[image.topic_id] = self._logs
+        self._logs = defaultdict(Log)
+
+    def _present(self, partition: int) -> set[Record]:
+        """Return the records that the topic has now, also those which are not replicated yet."""
+        image = self._kafka.controller.image.topics.get("t")
+        if image is None or image.topic_id in self._deleted_topics or partition >= len(image.partitions):
+            return set()
+        leader = self._kafka.brokers.get(image.partitions[partition].leader)
+        replica = None if leader is None else leader.replicas.get((image.topic_id, partition))
+        if replica is None:
+            return set()
+        records = {record for batch in replica.log.batches for record in _records_of(batch.data)}
+        return {record for record in records if record[0] >= replica.log.start_offset}
+
+    def _log_of(self, partition: int, records: list[Record]) -> Log | None:
+        """Return the newest log that has or had these records."""
+        newest = self._logs[partition]
+        if not self._has_losses or set(records) <= newest.records | self._present(partition):
+            return newest
+        former = [logs[partition] for logs in self._deleted_topics.values()]
+        return next((log for log in reversed(former) if set(records) <= log.records), None)
+
+    def _check_skipped(self, where: str, partition: int, log: Log, until: Record) -> None:
+        """Fail if the present log has records before a record, or an offset, that no member has processed."""
+        present = self._present(partition)
+        if until[1] and until not in present:
+            return  # lost after it was fetched
+        if skipped := sorted(
+            record for record in present if record[0] < until[0] and record not in log.processed_records
+        ):
+            self.fail(f"{where} skips {skipped}")
 
     def fail(self, text: str) -> None:
         """Take note of a broken rule."""
         self._trace(f"broken rule: {text}")
         self.failures.append(text)
+
+
+@cache
+def _records_of(batch: bytes) -> list[Record]:
+    return [(row["offset"], row["value"]) for row in rows([read_batch(batch)])]
 
 
 def wait_until_complete(world: Simulation, kafka: FakeKafka, model: GroupModel, *, calm: bool) -> dict[int, int]:
@@ -187,7 +344,9 @@ def wait_until_complete(world: Simulation, kafka: FakeKafka, model: GroupModel, 
 
 def log_ends(kafka: FakeKafka) -> dict[int, int]:
     """Return the log end offsets of partitions with records."""
-    ends = {}
+    ends: dict[int, int] = {}
+    if "t" not in kafka.controller.image.topics:
+        return ends
     for partition in range(len(kafka.controller.image.topics["t"].partitions)):
         with suppress(Refused):  # a new partition, of which an isolated leader does not know yet
             ends[partition] = kafka.log("t", partition).end_offset
