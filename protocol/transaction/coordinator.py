@@ -140,7 +140,8 @@ def add_offsets(
         if topic not in ids:
             ids.update(client.ids_at_brokers([topic], deadline))
         if not ids[topic]:
-            return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error), **error.context)
+            context = {name: value for name, value in error.context.items() if name != "code"}
+            return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error), **context)
         if offsets[key].topic_id not in ids[topic]:
             return TopicRecreated(
                 f"commit of {topic}-{key[1]}: the offset belongs to a deleted topic of that name. After the consumer "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.errors import BrokerError
+from protocol.errors import BrokerError, DeadlineExceeded
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -96,3 +97,12 @@ def test_offsets_of_an_unknown_member_are_refused(client: Client) -> None:
             client, init(client), "etl", {("orders", 0): CommittedOffset(7)}, client.deadline(), member=stranger
         )
     assert refused.value.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+
+
+def test_offset_of_a_deleted_topic_is_retried_until_the_deadline(fake: FakeKafka, client: Client) -> None:
+    identity = init(client)
+    offsets = {("bills", 0): CommittedOffset(7, topic_id=fake.create_topic("bills").topic_id)}
+    client.metadata({"bills"}, client.deadline())
+    fake.delete_topic("bills")
+    with pytest.raises(DeadlineExceeded, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        add_offsets(client, identity, "etl", offsets, Deadline.after_ms(500, client.clock))
