@@ -5,14 +5,17 @@ In a part of the runs the topic is recreated, and its logs lose their beginnings
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 
 from protocol import ConsumerRebalanceListener, KafkaConsumer, KafkaError, Producer, UsageError
-from protocol.errors import CommitFailed
+from protocol.broker_errors import ErrorCode
+from protocol.errors import BrokerError, CommitFailed
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (
@@ -74,8 +77,16 @@ def scenario(world: Simulation) -> dict[str, object]:
 
     def leave() -> None:
         staying = [process.name for process in world.alive("member") if process.name not in leaving]
-        if len(staying) > 1:
-            leaving.add(world.fault_random.choice(staying))
+        ids = Counter(instances[name] or name for name in staying)
+        # Of processes with one instance id, any may be the member.
+        may_leave = [name for name in staying if ids[instances[name] or name] == 1]
+        if len(ids) > 1 and may_leave:
+            leaving.add(world.fault_random.choice(may_leave))
+
+    def take_instance() -> None:
+        staying = [process.name for process in world.alive("member") if process.name not in leaving]
+        if staying:
+            join(instances[world.fault_random.choice(staying)])
 
     def pause_beyond_session() -> None:
         pause_s = world.fault_random.uniform(7.5, 10)
@@ -110,10 +121,15 @@ def scenario(world: Simulation) -> dict[str, object]:
         recreated = model.recreated if versions is None else None
         schedule += log_faults(world, kafka, "t", deleted=model.deleted, lost=model.lost) * 10
         schedule += topic_faults(world, kafka, "t", 2 * PARTITIONS, recreated)[1:] * 8
+        if is_static:
+            schedule += [("a second process has the instance id of a member", take_instance)] * 15
     faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.1, 0.8) if has_losses else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
     ends = wait_until_complete(world, kafka, model, calm=calm)
+    if is_static:
+        alive = [process.name for process in world.alive("member")]
+        judge_instances(model, alive, instances, is_classic=assignor is not None)
     all_leave.append(True)
     leave_and_judge(world, model, leaving, calm=calm)
     return {
@@ -127,7 +143,20 @@ def scenario(world: Simulation) -> dict[str, object]:
         "twice": len(model.twice),
         "losses": has_losses,
         "told": model.losses,
+        "fenced": len(model.fenced),
     }
+
+
+def judge_instances(model: GroupModel, alive: list[str], instances: dict[str, str], is_classic: bool) -> None:
+    """Judge processes with one instance id: the last to join the group fences the others, and is not fenced."""
+    for name in model.fenced:
+        if not any(instances[name] == instance and other not in model.fenced for other, instance in instances.items()):
+            model.fail(f"all processes with the id {instances[name]} are fenced")
+    members = [name for name in alive if name not in model.fenced]
+    for first, second in itertools.combinations(members, 2):
+        # With the consumer protocol, the second process waits until the first one has left.
+        if is_classic and instances[first] == instances[second]:
+            model.fail(f"{first} and {second} are members with the id {instances[first]}")
 
 
 def hear_of_losses(world: Simulation, model: GroupModel) -> None:
@@ -213,7 +242,9 @@ class Member:
                         self.commit()
                     elif self._commits_itself:
                         consumer.commit_async()
-                except KafkaError:
+                except KafkaError as error:
+                    if isinstance(error, BrokerError) and error.code == ErrorCode.FENCED_INSTANCE_ID:
+                        self.model.fenced.add(self.name)
                     time.sleep(0.05)
             with suppress(KafkaError):
                 self.commit()

@@ -36,7 +36,7 @@ class Log:
     commit_epoch : int
         Leader epoch of the newest commit.
     resumes : set of int
-        Where a reader continues after a loss: ends of truncated logs, and log start offsets.
+        Offsets at which reading continues after a loss: ends of truncated logs, and log start offsets.
     truncated_epoch : int
         Leader epoch at the last truncation; records with a newer epoch were written later.
     records : set of Record
@@ -73,7 +73,7 @@ class GroupModel:
     the topic have no gaps, so each record below a committed offset must be processed.
 
     With `has_losses`, logs lose their ends and beginnings, and the topic is recreated. Then a record is known by its
-    value. A member may read elsewhere than behind its last record only if it was `told` of a loss. No record of the
+    value. A member may read elsewhere than behind its last record only after a warning, see `told`. No record of the
     present log is skipped, and a commit behind records that were written after a truncation has processed these.
 
     Parameters
@@ -94,7 +94,9 @@ class GroupModel:
     failures : list of str
         Broken rules: an exception in a thread of the cluster would only close a connection.
     losses : int
-        How often members were told of a loss.
+        Number of losses that members have reported in their logs.
+    fenced : set of str
+        Members that have got the error FENCED_INSTANCE_ID, so that they get no more records.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class GroupModel:
         self.twice: list[str] = []
         self.failures: list[str] = []
         self.losses = 0
+        self.fenced: set[str] = set()
         self._kafka = kafka
         self._trace = trace
         self._has_other_outcome = has_other_outcome
@@ -163,6 +166,8 @@ class GroupModel:
         where = f"{member} in generation {generation}: t-{partition} [{first}, {end})"
         if offsets != list(range(first, end)):
             self.fail(f"{where} has gaps: {offsets}")
+        if member in self.fenced:
+            self.fail(f"{where} after FENCED_INSTANCE_ID")
         log = self._log_of(partition, list(zip(offsets, values, strict=False)))
         if log is None:
             self.fail(f"{where} has records that no log had: {values}")
@@ -174,7 +179,7 @@ class GroupModel:
         if expected is not None and first != expected:
             self.fail(f"{where} does not continue at {expected}")
         if former_log is not None and former_log is not log:
-            self.fail(f"{where} belongs to another topic than the records before, and the member was not told")
+            self.fail(f"{where} belongs to another topic than the records before, and the member has logged no loss")
         if self._has_losses and log is self._logs[partition]:
             self._check_skipped(where, partition, log, (first, values[0]))
         is_whole = log is self._logs[partition] and not (log.resumes or self._deleted_topics)
@@ -199,11 +204,11 @@ class GroupModel:
         log.processed_records.update(records)
 
     def told(self, member: str, partition: int, offset: int) -> None:
-        """A member was told that its position is lost, and that it continues at an offset."""
+        """A member logs that its position is lost, and that it continues at an offset."""
         self.losses += 1
         logs = [self._logs[partition], *(logs[partition] for logs in self._deleted_topics.values())]
         if not any(offset in log.resumes for log in logs) and not (self._deleted_topics and offset == 0):
-            self.fail(f"{member} is told that t-{partition} continues at {offset}, where no loss has ended")
+            self.fail(f"{member} logs that t-{partition} continues at {offset}, where no loss has ended")
         self._next[member, partition] = None, offset
 
     def acknowledged(self, member: str, offsets: dict[int, int]) -> None:
@@ -290,7 +295,7 @@ class GroupModel:
         self._logs = defaultdict(Log)
 
     def _present(self, partition: int) -> set[Record]:
-        """Return the records that the topic has now, also those which are not replicated yet."""
+        """Return the present records of a partition, also records that are not replicated yet."""
         image = self._kafka.controller.image.topics.get("t")
         if image is None or image.topic_id in self._deleted_topics or partition >= len(image.partitions):
             return set()
