@@ -292,6 +292,11 @@ class AssignedPartitions:
             and not (moved and partition.group_offset == position.offset)
         }
 
+    def positions_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Position]:
+        """Return the positions of these partitions, as `positions`."""
+        positions = {key: self._partitions[key].position for key in partitions}
+        return {key: position for key, position in positions.items() if position is not None}
+
     @property
     def recreated(self) -> frozenset[TopicPartition]:
         """Return partitions that are known to be at a position in a deleted topic, while a new topic has its name."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from protocol.fetch.partition_consumer import ConsumerMessage, messages_of
+from protocol.group.commits.committed_offsets import CommittedOffset, to_commit
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position, RecordPositions
 
@@ -22,9 +23,11 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
         self,
         batches: Mapping[TopicPartition, list[pa.RecordBatch]],
         positions: Mapping[TopicPartition, list[RecordPositions]] = MappingProxyType({}),
+        next_positions: Mapping[TopicPartition, Position] = MappingProxyType({}),
     ) -> None:
         self._batches = batches
         self._positions = positions
+        self._next_positions = next_positions
 
     def __getitem__(self, key: TopicPartition) -> list[pa.RecordBatch]:
         return self._batches[key]
@@ -40,6 +43,20 @@ class ConsumerRecords(Mapping[TopicPartition, list[pa.RecordBatch]]):
         return self._positions.get(key) or [
             RecordPositions(Position(batch.column("offset")[0].as_py())) for batch in self[key]
         ]
+
+    @property
+    def next_offsets(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the offsets to commit when these records are processed, with leader epochs and topic ids.
+
+        For `send_offsets_to_transaction` and `commit_sync`. An offset alone, such as `KafkaConsumer.position`, does not
+        tell the next owner that the log was truncated since. Java's `nextOffsets` (KIP-1094).
+        """
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        for key, batches in self._batches.items():
+            if (position := self._next_positions.get(key)) is None:
+                position = self.positions(key)[-1].at(batches[-1].column("offset")[-1].as_py() + 1)
+            offsets[key] = to_commit(position)
+        return offsets
 
     @property
     def num_rows(self) -> int:

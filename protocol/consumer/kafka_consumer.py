@@ -62,13 +62,13 @@ P = ParamSpec("P")
 Batches = list[tuple[TopicPartition, pa.RecordBatch, RecordPositions]]
 
 
-def _records(batches: Batches) -> ConsumerRecords:
+def _records(batches: Batches, partitions: AssignedPartitions) -> ConsumerRecords:
     by_partition: dict[TopicPartition, list[pa.RecordBatch]] = {}
     positions: dict[TopicPartition, list[RecordPositions]] = {}
     for key, batch, records in batches:
         by_partition.setdefault(key, []).append(batch)
         positions.setdefault(key, []).append(records)
-    return ConsumerRecords(by_partition, positions)
+    return ConsumerRecords(by_partition, positions, partitions.positions_of(by_partition))
 
 
 class KafkaConsumer:
@@ -320,7 +320,7 @@ class KafkaConsumer:
             # The process may have been suspended, and the partitions assigned to another member.
             if batches and self._still_owned() and not self._gate.closes:
                 self._partitions.returned({key for key, *_ in batches})
-                return _records(batches)
+                return _records(batches, self._partitions)
             self._rewind(batches)
             if self._gate.closes:
                 return ConsumerRecords({})

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import Any
 
-from protocol import Client, CommittedOffset, KafkaConsumer, KafkaError, TransactionalProducer
+from protocol import Client, KafkaConsumer, KafkaError, TransactionalProducer
 from protocol.errors import OutcomeLost, OutcomeUnknown, ProducerFenced
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.transactions import State
@@ -120,9 +120,8 @@ def scenario(world: Simulation) -> dict[str, object]:
         start(copier)
     # Brokers before Kafka 4.4 take offsets in a transaction from before the topic was recreated.
     recreated = lose if versions is None else None
-    # No unclean elections: `position` has no leader epoch, so these offsets do not show that the log was truncated.
     losses = [
-        *log_faults(world, kafka, "source", deleted=lose, lost=lose)[:1] * 8,
+        *log_faults(world, kafka, "source", deleted=lose, lost=lose) * 8,
         *topic_faults(world, kafka, "source", 2 * PARTITIONS, recreated)[1:] * 3,
     ]
     faults = world.start_faults(
@@ -246,8 +245,7 @@ def copy(
                     time.sleep(random.choice([0.5, 3, 7]))
                 if random.random() < 0.1:
                     raise KafkaError("the user's code has failed")
-                offsets = {key: CommittedOffset(consumer.position(key)) for key in records}
-                producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+                producer.send_offsets_to_transaction(records.next_offsets, consumer.group_metadata())
                 producer.commit_transaction()
                 events["committed"] += 1
             except (ProducerFenced, OutcomeUnknown, OutcomeLost):
