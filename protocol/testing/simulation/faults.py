@@ -208,7 +208,10 @@ def heal(world: Simulation, kafka: FakeKafka) -> None:
 
 
 def settle(world: Simulation, kafka: FakeKafka) -> None:
-    """End all faults at once or, in some runs, when temporary faults have ended by themselves."""
+    """Call `heal` at once or, in some runs, after the longest of the temporary faults.
+
+    Pauses and restarts of `process_faults` may still follow.
+    """
     if world.random.random() < _WAITING_RATE:
         world.sleep(_LONGEST_FAULT_S)
     heal(world, kafka)
@@ -433,7 +436,8 @@ def process_faults(
     processes : callable
         Returns the processes to choose from, such as `lambda: world.alive("member")`.
     restart : callable, optional
-        Called with a process that was killed up to 5 s ago, to start another one.
+        Called with the process that was killed, up to 5 s later, to start another one; also after the faults were
+        stopped. Its `name` tells which one.
     """
 
     def on_one(action: Callable[[Process], Any]) -> Callable[[], None]:

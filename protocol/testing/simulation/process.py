@@ -78,14 +78,12 @@ class Process(Host):
     # -- controls -----------------------------------------------------------------------------
 
     def join(self, timeout_s: float | None = None) -> Any:
-        """Wait for the end; return the result of the main function, or raise its exception.
+        """Wait for the end; return the result of the main function, None if it was killed, or raise its exception.
 
         Raises
         ------
         TimeoutError
             It has not ended in virtual seconds.
-        SimulationFailed
-            It was killed.
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"{self.name} has not ended after {timeout_s} s")

@@ -61,8 +61,8 @@ class Simulation:
         Virtual time after which the run fails, as a hang.
     switch_rate : float, optional
         Probability of a switch where a thread need not wait; by default the seed chooses.
-    skip : iterable of int
-        Faults by their number that do not happen (`--shrink`).
+    faults : iterable of int, optional
+        Numbers of the faults that happen (`--shrink`); by default all.
     allow : callable, optional
         Returns False for numbers of switches that do not happen (`--shrink`).
     preempt : iterable of str
@@ -285,7 +285,7 @@ class Simulation:
         Parameters
         ----------
         actions : sequence of (str, callable)
-            Descriptions and functions without parameters.
+            Descriptions and functions without parameters, all equally likely; several times in it: more likely.
         every_s : (float, float)
             Bounds of the intervals between two faults, in virtual seconds.
         """
