@@ -45,8 +45,8 @@ def main(
     """
     options = _parser(program, package).parse_args(arguments)
     chosen = options.scenarios or list(names)
-    if not chosen:
-        print("name a scenario: module:function", file=sys.stderr)
+    if not chosen or (not package and any(":" not in name for name in chosen)):
+        print("name a scenario: module:function, such as copies:scenario", file=sys.stderr)
         return 2
     scenarios = {name if ":" in name else f"{package}.{name}:scenario": name for name in chosen}
     if options.seed is not None:

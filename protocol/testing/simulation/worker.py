@@ -140,7 +140,10 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     outcome: dict[str, Any] = {"seed": options["seed"], "error": None, "result": None}
     try:
         result = world.run(_scenario(options), *options["arguments"]).result
-        outcome["result"] = json.loads(json.dumps(result, default=repr))
+        try:
+            outcome["result"] = json.loads(json.dumps(result, default=repr))
+        except TypeError as error:
+            raise TypeError(f"what the scenario returns is no JSON: {error}") from None
     except Exception as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))

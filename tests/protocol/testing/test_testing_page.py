@@ -64,7 +64,10 @@ def test_scenario_of_the_page_runs(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     for name in ("copies:scenario", "service:scenario"):
         command = [sys.executable, "-m", "protocol.testing.simulation", name, "--seed", "7"]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, timeout=120, capture_output=True, text=True
+        )
+        assert "fault 1:" in ended.stdout + ended.stderr, "an example without faults shows nothing"
     failing = """
 
 def failing(world):
