@@ -137,6 +137,8 @@ class MessageBuffer:
         self._full_count = full_count
         self._count = 0
         self._topics: dict[str, TopicMessages] = {}
+        # Until `woken`: Ctrl-C may end a `send` between a message and its wake-up, and no later one would wake.
+        self._wake_due = False
         # Reentrant, so that a signal handler within `append` raises instead of deadlocking.
         self._lock = Lock()
 
@@ -159,7 +161,7 @@ class MessageBuffer:
         -------
         future : Future of RecordMetadata
         wake : bool
-            True if the sender must be woken: the message is the first one, or fills the buffer.
+            True if the sender must be woken, and `woken` called: the message is the first one, or fills the buffer.
 
         Raises
         ------
@@ -174,7 +176,7 @@ class MessageBuffer:
             future.add_done_callback(on_done)
         with self._lock:
             self._pending.raise_if_closed()
-            wake = not self._topics
+            self._wake_due |= not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
             if messages is None:
@@ -183,8 +185,12 @@ class MessageBuffer:
             messages.pairs.append((message, future))
             self._pending.messages_bytes += message.size_bytes
             self._count += 1
-            wake |= self.full and not was_full
-        return future, wake
+            self._wake_due |= self.full and not was_full
+        return future, self._wake_due
+
+    def woken(self) -> None:
+        """Record that the sender was woken."""
+        self._wake_due = False
 
     @property
     def full(self) -> bool:

@@ -279,6 +279,7 @@ class Producer:
         finally:
             if wake:  # also after Ctrl-C, which may come when the message is accepted
                 self._sender.wake()
+                self._assembler.messages.woken()
         return future
 
     @deferred

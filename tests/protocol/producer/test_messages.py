@@ -18,6 +18,7 @@ import pytest
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
+from protocol.producer.sender import Sender
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
 from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
@@ -143,6 +144,24 @@ def test_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[
     assert sent.result()["offset"].to_pylist() == [0]
     producer.close()
     assert len(raised) == 1
+
+
+def test_send_after_one_that_ctrl_c_has_ended_before_its_wake_up_is_written(
+    broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupted message is in the buffer, and only the first message of a buffer wakes the sender."""
+    interrupts = [KeyboardInterrupt()]
+    wake = Sender.wake
+
+    def wake_or_raise(sender: Sender) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        wake(sender)
+
+    monkeypatch.setattr(Sender, "wake", wake_or_raise)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send("t", b"interrupted", partition=0)
+    assert producer.send("t", b"later", partition=0).result(30).offset == 1
 
 
 class TestMemory:
