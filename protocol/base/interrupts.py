@@ -76,8 +76,12 @@ class _MainThread:
                 self._restore()
         finally:
             self.deferring = False
-            if self._arrived:
-                self.run_handlers()
+            try:
+                if self._arrived:
+                    self.run_handlers()
+            finally:
+                if self._arrived:  # another signal came at the entry of that call
+                    self.run_handlers()
 
     def _restore(self) -> None:
         """Set the handlers again, also if one of them raises meanwhile."""
