@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
-from typing import Any
 
 import pytest
 
@@ -15,14 +13,11 @@ from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import BrokerError, DeadlineExceeded
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.transaction.coordinator import add_offsets, init_producer_id
-from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from spark_kafka_source.sink.exactly_once import batch_write_end, ledger_group
+from spark_kafka_source.sink.exactly_once import batch_write_end
 from spark_kafka_source.sink.exactly_once.batch_write_end import fence_other_attempts
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
@@ -123,29 +118,6 @@ def client(cluster: FakeKafka) -> Iterator[Client]:
 
 def is_open(client: Client, transactional_id: str) -> bool:
     return describe_transactions(client, [transactional_id], client.deadline())[transactional_id].state == "Ongoing"
-
-
-def test_transactions_of_an_earlier_start_are_aborted_after_an_unknown_outcome(
-    cluster: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ledger was written, but no reply has told it: the next try finds its own start in it."""
-    start_all_tasks(cluster, "older", 1)
-    task = init_producer_id(client, QUERY.task(0), 60_000, client.deadline())
-    add_offsets(client, task, QUERY.task(0), {("written", 0): CommittedOffset(7)}, client.deadline())
-    replies: list[EndedTransaction] = []
-
-    def without_reply(*arguments: Any, **named: Any) -> EndedTransaction:
-        ended = end_transaction(*arguments, **named)
-        replies.append(ended)
-        lost = replace(ended, outcome=TransactionOutcome.UNKNOWN, cause=DeadlineExceeded("as if"), repeated=True)
-        return ended if len(replies) > 1 else lost
-
-    monkeypatch.setattr(ledger_group, "end_transaction", without_reply)
-    assert is_open(client, QUERY.task(0))
-    ledger = take_over(client, StreamBatch(QUERY, "newer", 1), "written", 60_000, client.deadline())
-    assert ledger is not None
-    assert ledger.start_id == "newer"
-    assert not is_open(client, QUERY.task(0))
 
 
 def test_refused_ledger_leaves_no_open_transaction() -> None:

@@ -112,15 +112,15 @@ def take_over(
     undecided: list[TransactionalIdentity] = []
 
     def add_start(before: Ledger | None) -> Ledger:
+        undecided.clear()
         if before is None and topic is None:  # there was one a moment ago
             before = read_written_ledger(client, batch.query, deadline)
         if before is None:
             assert topic is not None
             return Ledger(topic, (batch.start_id,))
         require_newest(before, batch)
-        if before.start_id == batch.start_id:  # perhaps by this task, if the outcome of an earlier attempt is unknown
+        if before.start_id == batch.start_id:
             return before
-        undecided.clear()
         _require_checkpoint_not_reset(before, batch)
         decided = batch.query.identities(before.transactions)
         end_transactions(client, decided, commit=True, deadline=deadline, maybe_ended=True)
@@ -146,13 +146,14 @@ def take_over(
             ledger = current_ledger()
             if ledger is None and topic is None:
                 return None
-            is_taken_over = ledger is not None and ledger.start_id == batch.start_id
-            if not is_taken_over and is_due:
+            # After an unknown outcome of an earlier try, what it has listed is not aborted: before another task took
+            # over, the driver of the earlier start may have decided it. It ends when it times out.
+            if ledger is not None and ledger.start_id == batch.start_id:
+                return ledger
+            if is_due:
                 ledger = rewrite_ledger(
                     client, batch.query, add_start, transaction_timeout_ms, deadline, fence_first=True
                 )
-                is_taken_over = True
-            if is_taken_over:
                 _abort_undecided(client, batch.query, undecided, deadline)
                 return ledger
             backoff = backoff or TakeoverBackoff(partial(_ledger_producer, client, batch.query, deadline), deadline)
