@@ -22,7 +22,10 @@ COLUMN_TYPES = {
 HEADERS = "headers"
 # A column is read only for the rows that conditions on columns of lower cost have kept.
 _COSTS = {"topic": 0, "partition": 0, "offset": 0, "timestamp": 0, "timestampType": 0, "key": 1, HEADERS: 2, "value": 3}
-DECODED = 4
+# The type of a value, of several ones, needs no more of it than the id of its schema.
+VALUE_TYPE = "valueType"
+_COSTS[VALUE_TYPE] = OF_TYPE = 4
+DECODED = 5
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Condition:
         stages: dict[int, list[Node]] = {}
         least = 0
         for conjunct in self.conjuncts:
-            costs = [DECODED if name in self.decoded else _COSTS[name] for name in conjunct.columns]
+            costs = [DECODED if name in self.decoded - {VALUE_TYPE} else _COSTS[name] for name in conjunct.columns]
             cost = max([least, *costs])
             if ansi and (least or conjunct.may_fail):
                 least = cost

@@ -97,7 +97,7 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
     text : str
         A condition in Spark's SQL.
     types : mapping of str to pyarrow.DataType, optional
-        Types of `key` and `value` where they are decoded.
+        Types of `key` and `value` where they are decoded, and of `valueType` if values are of several types.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
     if len(statements) != 1 or statements[0] is None:
         raise ConfigurationError(f"filter is {text!r}, which is not one condition of Spark's SQL")
     decoded = dict(types or {})
-    parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in (*COLUMN_TYPES, HEADERS)})
+    parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in (*COLUMN_TYPES, HEADERS, *decoded)})
     try:
         root = parser.boolean(statements[0])
         conjuncts = tuple(_conjuncts(root))

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from protocol.errors import FilterFailed, UsageError
 from protocol.fetch.log_offsets import Range
-from protocol.filters.condition import DECODED, HEADERS, Condition, Node
+from protocol.filters.condition import DECODED, HEADERS, OF_TYPE, VALUE_TYPE, Condition, Node
 from protocol.filters.evaluate import RowFailed, header_values, literal_column, rows_where
 from protocol.filters.pruning import least_timestamp_ms
 from protocol.records.decode import RowFilter, RowStage
@@ -43,16 +43,20 @@ class RecordFilter:
     ----------
     decoded_columns : frozenset of str
         Stored columns that the conditions on decoded keys and values need; empty without such conditions.
+    reads_types : bool
+        Conditions name `valueType`.
     """
 
     def __init__(self, condition: Condition, *, ansi: bool, client: Client | None = None) -> None:
         self._ansi = ansi
         self._client = client
         stages = condition.stages(ansi=ansi)
-        self._stages = [conjuncts for cost, conjuncts in stages if cost != DECODED]
+        self._stages = [conjuncts for cost, conjuncts in stages if cost < OF_TYPE]
+        self._of_type = next((conjuncts for cost, conjuncts in stages if cost == OF_TYPE), ())
         self._decoded = next((conjuncts for cost, conjuncts in stages if cost == DECODED), ())
         self._least_timestamp_ms = least_timestamp_ms(condition)
-        self.decoded_columns = _stored_columns(self._decoded)
+        self.decoded_columns = _stored_columns((*self._of_type, *self._decoded))
+        self.reads_types = any(VALUE_TYPE in conjunct.columns for conjunct in (*self._of_type, *self._decoded))
 
     def of_range(self, source_range: Range) -> RowFilter:
         """Return the part of the filter that needs no decoded keys and values, for the records of a range."""
@@ -65,6 +69,10 @@ class RecordFilter:
             self._least_timestamp_ms,
             partial(self._count, source_range),
         )
+
+    def rows_of_types(self, columns: Columns, source_range: Range) -> Mask:
+        """Return a mask of the rows to keep by their types, before `decoded_rows`; `columns` has `valueType`."""
+        return self._rows(self._of_type, columns, source_range)
 
     def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:
         """Return a mask of the rows to keep, by the rest of the filter.
@@ -110,7 +118,8 @@ class RecordFilter:
 def _stored_columns(conjuncts: tuple[Node, ...]) -> frozenset[str]:
     """Return the columns of `protocol.records.decode` that conjuncts need; the offset is for errors."""
     names = frozenset().union(*(conjunct.columns for conjunct in conjuncts)) - {"topic", "partition"}
-    return frozenset({_STORED.get(name, name) for name in names} | {"offset"}) if conjuncts else frozenset()
+    stored = {"value" if name == VALUE_TYPE else _STORED.get(name, name) for name in names}
+    return frozenset(stored | {"offset"}) if conjuncts else frozenset()
 
 
 def _microseconds(column: pa.Array, source_range: Range) -> pa.Array:

@@ -11,7 +11,7 @@ from protocol.errors import ConfigurationError
 from protocol.schemas.avro_encode import encoder
 from protocol.schemas.avro_resolution import AvroDecoder, select_fields
 from protocol.schemas.avro_schema import AvroType, parse_avro, schema_of
-from protocol.schemas.decoding import SchemaText, ValueDecoder
+from protocol.schemas.decoding import OneName, RecordNames, SchemaText, ValueDecoder
 from protocol.schemas.encoding import ColumnWriter
 
 
@@ -29,6 +29,15 @@ class AvroLanguage:
         if message:
             raise ConfigurationError("the header has more bytes than a GUID")
         return AvroDecoder(parse_avro(text, references), _reader(reader))
+
+    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+        """Return the names of a record, an enum or a fixed."""
+        parsed = parse_avro(text, references)
+        return RecordNames(parsed.name, parsed.aliases)
+
+    def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> OneName:
+        """Return the name."""
+        return OneName(parse_avro(text, references).name)
 
     def writer(
         self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType

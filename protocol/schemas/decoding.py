@@ -62,18 +62,54 @@ class InvalidValue:
     `row`: its number in the column.
     `path`: the field; empty for the value itself.
     `schema_id`: the id or GUID of the writer's schema.
+    `unknown_type`: True if the record is of none of the types to read, and may be valid.
     """
 
     row: int
     reason: str
     path: str = ""
     schema_id: int | str | None = None
+    unknown_type: bool = False
 
     def __str__(self) -> str:
         schema = "" if self.schema_id is None else f"schema id {self.schema_id}"
         field = f"field {self.path}" if self.path else ""
         where = ", ".join(filter(None, (schema, field)))
         return f"{where}: {self.reason}" if where else self.reason
+
+
+@dataclass(frozen=True)
+class RecordNames:
+    """The full name of a record or message, and its aliases; `name` is empty if the schema has none."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def local_name(self) -> str:
+        """The name without its namespace or package."""
+        return self.name.rpartition(".")[2]
+
+
+class WriterNames(Protocol):
+    """Names the records that were written with one registered schema."""
+
+    def of_rows(self, data: Bytes, at: Positions, ends: Positions) -> Sequence[tuple[str | None, Positions]]:
+        """Return the full names of the records in `data[at[i]:ends[i]]`, each with the numbers of its rows.
+
+        Empty: the schema has no name. None: the rows are invalid.
+        """
+
+
+@dataclass(frozen=True)
+class OneName:
+    """All records have one name."""
+
+    name: str
+
+    def of_rows(self, data: Bytes, at: Positions, ends: Positions) -> Sequence[tuple[str | None, Positions]]:
+        """Return the name, with all rows."""
+        return [(self.name, np.arange(len(at)))]
 
 
 class SchemaText(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from protocol.schemas.decoding import SchemaText, ValueDecoder
+    from protocol.schemas.decoding import RecordNames, SchemaText, ValueDecoder, WriterNames
     from protocol.schemas.encoding import ColumnWriter
 
 Format = Literal[
@@ -68,6 +68,12 @@ class Language(Protocol):
         the values.
         Raises `ConfigurationError`: the writer's schema is invalid, or the reader's cannot read it.
         """
+
+    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+        """Return the names of the record of a schema; `message` is one of a Protobuf schema. Raises as `decoder`."""
+
+    def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
+        """Return what names the records of a registered schema; the parameters are those of `resolver`."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
-from protocol.schemas.decoding import SchemaText, ValueDecoder, check_fields
+from protocol.schemas.decoding import OneName, RecordNames, SchemaText, ValueDecoder, check_fields
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.json_columns import JsonDecoder
 from protocol.schemas.json_encode import json_writer, schema_of
@@ -35,6 +35,14 @@ class JsonLanguage:
             raise ConfigurationError("the header has more bytes than a GUID")
         return self.decoder(reader)
 
+    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+        """Return the title of a JSON Schema, which Confluent's serialisers take for its name."""
+        return RecordNames(_title(text))
+
+    def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> OneName:
+        """Return the title."""
+        return OneName(_title(text))
+
     def writer(
         self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
     ) -> tuple[ColumnWriter, bytes]:
@@ -50,6 +58,12 @@ class JsonLanguage:
     def text_of(self, kind: pa.DataType) -> str:
         """Return the JSON Schema of a column."""
         return json.dumps(schema_of(kind))
+
+
+def _title(text: str) -> str:
+    document = json.loads(text) if is_json_schema(text) else None
+    title = document.get("title") if isinstance(document, dict) else None
+    return title if isinstance(title, str) else ""
 
 
 def reader_type(reader: SchemaText) -> pa.DataType:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidRows, InvalidValue, SchemaText, ValueDecoder, read_valid
+from protocol.schemas.decoding import (
+    InvalidRows,
+    InvalidValue,
+    OneName,
+    RecordNames,
+    SchemaText,
+    ValueDecoder,
+    WriterNames,
+    read_valid,
+)
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.protobuf_columns import MAX_NESTING, MessageReader, message_reader
 from protocol.schemas.protobuf_encode import encoder, message_indexes, schema_of
@@ -35,6 +44,15 @@ class ProtobufLanguage:
         own, columns = _reader(reader)
         return _Resolver(parse_protobuf(text, references), own, columns, message)
 
+    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+        """Return the name of a message."""
+        return RecordNames(parse_protobuf(text, references).message(message).name)
+
+    def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
+        """Return what names messages by their numbers, in a header or at the start of each value."""
+        schema = parse_protobuf(text, references)
+        return _MessageNames(schema) if message is None else OneName(_name_at(schema, message) or "")
+
     def writer(
         self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
     ) -> tuple[ColumnWriter, bytes]:
@@ -51,6 +69,40 @@ class ProtobufLanguage:
 def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:
     message = parse_protobuf(reader.text, dict(reader.references)).message(reader.protobuf.message)
     return message, message_reader(message, reader.protobuf, reader.fields)
+
+
+def _name_at(schema: ProtobufSchema, prefix: bytes) -> str | None:
+    """Return the full name of the message with these numbers; None if the schema has none."""
+    return min(schema.at(_indexes(prefix)), default=None)
+
+
+class _MessageNames:
+    """Names the messages of a schema by the numbers before them."""
+
+    def __init__(self, schema: ProtobufSchema) -> None:
+        self._schema = schema
+
+    def of_rows(self, data: Bytes, at: Positions, ends: Positions) -> list[tuple[str | None, Positions]]:
+        return [
+            (None if prefix is None else _name_at(self._schema, prefix), rows)
+            for prefix, rows in _rows_by_prefix(data, at, ends)
+        ]
+
+
+def _rows_by_prefix(data: Bytes, at: Positions, ends: Positions) -> Iterator[tuple[bytes | None, Positions]]:
+    """Yield the numbers of messages before values, each with the rows that have them; None: they do not end."""
+    remaining = np.arange(len(at))
+    while len(remaining):
+        prefix = _prefix(data[at[remaining[0]] : ends[remaining[0]]].tobytes())
+        if prefix is None:
+            yield None, remaining[:1]
+            remaining = remaining[1:]
+            continue
+        same = ends[remaining] - at[remaining] >= len(prefix)
+        for place, byte in enumerate(prefix):
+            same &= data.take(at[remaining] + place, mode="clip") == byte
+        yield prefix, remaining[same]
+        remaining = remaining[~same]
 
 
 class _Messages:
@@ -89,19 +141,12 @@ class _Resolver:
         if not len(at):
             return self._columns.read_messages(data, at, ends)
         start = at.copy()
-        remaining = np.arange(len(at))
-        while len(remaining):
-            prefix = _prefix(data[at[remaining[0]] : ends[remaining[0]]].tobytes())
+        for prefix, rows in _rows_by_prefix(data, at, ends):
             if prefix is None:
-                raise InvalidRows(remaining[:1], "its message indexes are truncated")
-            same = ends[remaining] - at[remaining] >= len(prefix)
-            for place, byte in enumerate(prefix):
-                same &= data.take(at[remaining] + place, mode="clip") == byte
-            rows = remaining[same]
+                raise InvalidRows(rows, "its message indexes are truncated")
             if reason := self._why_not(prefix):
                 raise InvalidRows(rows, reason)
             start[rows] += len(prefix)
-            remaining = remaining[~same]
         return self._columns.read_messages(data, start, ends)
 
     def _why_not(self, prefix: bytes) -> str:

@@ -8,7 +8,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from protocol.schemas.formats import Format, column_type
+from protocol.schemas.decoding import RecordNames, check_fields
+from protocol.schemas.formats import Format, column_type, language_of
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 
 Part = Literal["key", "value"]
@@ -21,9 +22,10 @@ class ReaderSchema:
     `format`: one of `formats.FORMATS`.
     `text`: the schema; empty for formats without one.
     `references`: schemas that it uses, by name, in the order of their dependencies.
-    `fields`: the fields of a record to decode; empty: all.
+    `fields`: the fields of a record to decode, or of several types those to decode; empty: all.
     `protobuf`: how Protobuf is read.
     `subject`, `version`, `schema_id`: its place and id in the registry, if it comes from there.
+    `types`: the schemas of several types of records, by the field of the column that has them; empty: one type.
     """
 
     format: Format
@@ -34,8 +36,18 @@ class ReaderSchema:
     subject: str | None = None
     version: int | None = None
     schema_id: int | None = None
+    types: tuple[tuple[str, ReaderSchema], ...] = ()
 
     @cached_property
     def type(self) -> pa.DataType:
         """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
-        return column_type(self.format, self)
+        if not self.types:
+            return column_type(self.format, self)
+        check_fields([name for name, _ in self.types], self.fields)
+        chosen = [(name, schema) for name, schema in self.types if not self.fields or name in self.fields]
+        return pa.struct([pa.field(name, schema.type) for name, schema in chosen])
+
+    @cached_property
+    def names(self) -> RecordNames:
+        """The full name of the record, and its aliases."""
+        return language_of(self.format).names(self.text, dict(self.references), self.protobuf.message)

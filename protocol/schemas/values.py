@@ -6,19 +6,22 @@ are resolved to it; each of these schemas is fetched once per process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.base.condition import Lock
+from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidValue, ValueDecoder
+from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames
 from protocol.schemas.formats import FORMATS, Format, language_of, registered_format
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
@@ -31,6 +34,9 @@ _ID_BYTES, _GUID_BYTES = 5, 17
 # Languages whose values do not show their types: with another schema than the writer's the bytes seem damaged.
 _WITHOUT_TYPES = ("AVRO", "PROTOBUF")
 _OTHER_SCHEMA = "the schema probably differs from the writer's"
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
@@ -81,6 +87,30 @@ def choose_schema(
     return schema
 
 
+def with_types(schemas: Sequence[ReaderSchema], fields: tuple[str, ...] = ()) -> ReaderSchema:
+    """Return the reader's schema of several types of records.
+
+    Each has a field with its local name, or its full name if two have the same local name.
+
+    Raises `ConfigurationError`: a schema has no name, or two have the same.
+    """
+    for schema in schemas:
+        if not schema.names.name:
+            what = "title" if schema.format == "confluent-json" else "record at its top"
+            raise ConfigurationError(f"the schema of the subject {schema.subject} has no {what}, and so no name")
+    local_names = Counter(schema.names.local_name for schema in schemas)
+    names = [
+        schema.names.local_name if local_names[schema.names.local_name] == 1 else schema.names.name
+        for schema in schemas
+    ]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigurationError(f"several subjects have a schema of the type {name}")
+    schema = ReaderSchema(schemas[0].format, fields=fields, types=tuple(zip(names, schemas, strict=True)))
+    schema.type  # noqa: B018 - raises if a field is not one of the types
+    return schema
+
+
 def _require_registry(format: Format, registry: SchemaRegistry | None) -> None:
     if FORMATS[format].registered and registry is None:
         raise ConfigurationError(f"the format {format} needs schema.registry.url")
@@ -99,7 +129,8 @@ class ColumnDecoder:
         self.type = schema.type
         self._registry = registry
         self._header = f"__{part}_schema_id"
-        self._decoders: dict[int | bytes, ValueDecoder | str] = {}
+        self._decoders: dict[tuple[int | bytes, str], ValueDecoder | str] = {}
+        self._writer_names: dict[int | bytes, WriterNames | str] = {}
         self._lock = Lock()
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
@@ -114,10 +145,7 @@ class ColumnDecoder:
             return column, []
         if self.schema.format == "string":
             return text_column(column), []
-        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-        data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
-        ends = offsets.astype(np.int64)
-        at, ends = ends[:-1], ends[1:]
+        at, ends, data = _bounds(column)
         rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
         if not FORMATS[self.schema.format].registered:
             pieces = _Pieces(self.type, len(column))
@@ -126,16 +154,43 @@ class ColumnDecoder:
             if FORMATS[self.schema.format].language in _WITHOUT_TYPES:
                 invalid = [replace(value, reason=f"{value.reason}; {_OTHER_SCHEMA}") for value in invalid]
             return pieces.column(), invalid
-        return self._decode_framed(data, at, ends, rows, headers)
+        pieces = _Pieces(self.type, len(at))
+        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
+            if self.schema.types:
+                self._add_types(pieces, key, data, start, ends, of_key)
+            else:
+                self._add(pieces, key, data, start, ends, of_key)
+        return pieces.column(), pieces.invalid
+
+    def type_names(self, column: pa.Array, headers: pa.Array | None = None) -> pa.Array:
+        """Return the type of each record, without decoding it: the field that has it, or the name of another type.
+
+        The parameters and errors are those of `decode`. Null for null, and for values whose type is not known.
+        """
+        at, ends, data = _bounds(column)
+        rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
+        texts, codes = dict[str, int](), np.full(len(column), -1, np.int32)
+        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, _Pieces(self.type, len(at))):
+            names = self._names(key)
+            for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
+                if name:
+                    codes[of_key[numbers]] = texts.setdefault(self._field_of(name) or name, len(texts))
+        return pa.array(list(texts), pa.string()).take(pa.array(codes, mask=codes < 0))
 
     @cached_property
     def _fixed(self) -> ValueDecoder:
         return language_of(self.schema.format).decoder(self.schema)
 
-    def _decode_framed(
-        self, data: Bytes, at: Positions, ends: Positions, rows: Positions, headers: pa.Array | None
-    ) -> tuple[pa.Array, list[InvalidValue]]:
-        pieces = _Pieces(self.type, len(at))
+    def _by_schema(
+        self,
+        data: Bytes,
+        at: Positions,
+        ends: Positions,
+        rows: Positions,
+        headers: pa.Array | None,
+        pieces: _Pieces,
+    ) -> Iterator[tuple[int | bytes, Positions, Positions]]:
+        """Yield each schema's key, where its values begin, and its rows; tell `pieces` of values without a schema."""
         if headers is not None:
             with_guid, ids = header_ids(headers, self._header)
             isin = np.isin(with_guid, rows)
@@ -143,7 +198,7 @@ class ColumnDecoder:
             for number, raw_id in enumerate(ids.dictionary.to_pylist()):
                 same = with_guid[isin & (numpy == number)]
                 if len(same):
-                    self._add(pieces, raw_id, data, at, ends, same)
+                    yield raw_id, at, same
             rows = np.setdiff1d(rows, with_guid)
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
@@ -151,30 +206,91 @@ class ColumnDecoder:
             pieces.refuse(rows[~framed], "it does not begin with a zero byte and a schema id")
             rows = rows[framed]
         if not len(rows):
-            return pieces.column(), pieces.invalid
+            return
         ids = np.ndarray((len(data) - _ID_BYTES + 1,), ">u4", np.ascontiguousarray(data[1:]), 0, (1,))[at[rows]]
         start = at + _ID_BYTES
         if (ids == ids[0]).all():
-            self._add(pieces, int(ids[0]), data, start, ends, rows)
+            yield int(ids[0]), start, rows
         else:
             for schema_id in np.unique(ids).tolist():
-                self._add(pieces, schema_id, data, start, ends, rows[ids == schema_id])
-        return pieces.column(), pieces.invalid
+                yield schema_id, start, rows[ids == schema_id]
 
     def _add(
         self, pieces: _Pieces, key: int | bytes, data: Bytes, at: Positions, ends: Positions, rows: Positions
     ) -> None:
         decoder = self._decoder(key)
-        schema_id = key if isinstance(key, int) else _guid(key)
         if isinstance(decoder, str):
-            pieces.refuse(rows, decoder, schema_id)
+            pieces.refuse(rows, decoder, _shown(key))
         else:
-            pieces.add(decoder, data, at, ends, rows, schema_id)
+            pieces.add(decoder, data, at, ends, rows, _shown(key))
 
-    def _decoder(self, key: int | bytes) -> ValueDecoder | str:
-        """Return the decoder of a writer's schema, or why there is none. `key`: an id, or the value of a header."""
+    def _add_types(
+        self, pieces: _Pieces, key: int | bytes, data: Bytes, at: Positions, ends: Positions, rows: Positions
+    ) -> None:
+        names = self._names(key)
+        if isinstance(names, str):
+            return pieces.refuse(rows, names, _shown(key))
+        for name, numbers in names.of_rows(data, at[rows], ends[rows]):
+            of_name = rows[numbers]
+            field = self._field_of(name) if name else None
+            if name is None:
+                pieces.refuse(of_name, "its message indexes are truncated, or not in its schema", _shown(key))
+            elif field is None:
+                reason = f"its type {name or '(without a name)'} is none of {listed([name for name, _ in self._types])}"
+                pieces.refuse(of_name, reason, _shown(key), unknown_type=True)
+            elif self.type.get_field_index(field) < 0:
+                continue  # not to be decoded
+            elif isinstance(decoder := self._decoder(key, field), str):
+                pieces.refuse(of_name, decoder, _shown(key))
+            else:
+                pieces.add(_InField(decoder, self.type, field), data, at, ends, of_name, _shown(key))
+
+    @property
+    def _types(self) -> tuple[tuple[str, ReaderSchema], ...]:
+        return self.schema.types
+
+    def _field_of(self, name: str) -> str | None:
+        """Return the field of the type with this full name, else of the one with this alias, else this local name."""
+        local_name = name.rpartition(".")[2]
+        for is_same in (
+            lambda names: names.name == name,
+            lambda names: name in names.aliases,
+            lambda names: names.local_name == local_name,
+        ):
+            fields = [field for field, schema in self._types if is_same(schema.names)]
+            if len(fields) == 1:
+                return fields[0]
+        return None
+
+    def _names(self, key: int | bytes) -> WriterNames | str:
+        """Return what names the records of a writer's schema, or why they cannot be decoded."""
+
+        def make(schema: RegisteredSchema, references: Mapping[str, str], message: bytes | None) -> WriterNames:
+            return language_of(self.schema.format).writer_names(schema.text, references, message)
+
+        return self._cached(self._writer_names, key, key, make)
+
+    def _decoder(self, key: int | bytes, field: str = "") -> ValueDecoder | str:
+        """Return the decoder of a writer's schema, or why there is none. `field`: that of one of several types."""
+        reader = dict(self._types)[field] if field else self.schema
+
+        def make(schema: RegisteredSchema, references: Mapping[str, str], message: bytes | None) -> ValueDecoder:
+            owner = f"the schema with the id {_shown(key)}"
+            refuse_rules(schema.rules, ("READ",) if schema.text == reader.text else ("READ", "DOWNGRADE"), owner)
+            return language_of(reader.format).resolver(schema.text, references, reader, message)
+
+        return self._cached(self._decoders, (key, field), key, make)
+
+    def _cached(
+        self,
+        cache: dict[K, T | str],
+        place: K,
+        key: int | bytes,
+        make: Callable[[RegisteredSchema, Mapping[str, str], bytes | None], T],
+    ) -> T | str:
+        """Return what `make` makes of a writer's schema, once. `key`: an id, or the value of a header."""
         with self._lock:
-            cached = self._decoders.get(key)
+            cached = cache.get(place)
             if cached is not None:
                 return cached
         assert self._registry is not None
@@ -185,20 +301,36 @@ class ColumnDecoder:
             if not is_unknown(error):
                 raise
             return "the registry does not have it"  # not kept: it may come
-        made: ValueDecoder | str
+        made: T | str
         try:
-            if schema.kind != FORMATS[self.schema.format].language:
-                language = FORMATS[self.schema.format].language
+            language = FORMATS[self.schema.format].language
+            if schema.kind != language:
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {language}")
-            owner = f"the schema with the id {key if isinstance(key, int) else _guid(key)}"
-            refuse_rules(schema.rules, ("READ",) if schema.text == self.schema.text else ("READ", "DOWNGRADE"), owner)
-            message = None if isinstance(key, int) else key[_GUID_BYTES:]
-            made = language_of(self.schema.format).resolver(schema.text, references, self.schema, message)
+            made = make(schema, references, None if isinstance(key, int) else key[_GUID_BYTES:])
         except ConfigurationError as error:
             made = str(error)
         with self._lock:
-            self._decoders[key] = made
+            cache[place] = made
         return made
+
+
+class _InField:
+    """Decodes the records of one of several types into its field; the others are null."""
+
+    def __init__(self, decoder: ValueDecoder, type: pa.DataType, field: str) -> None:
+        self.type = type
+        self._decoder = decoder
+        self._field = field
+
+    def decode(self, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions, list[InvalidValue]]:
+        column, rows, invalid = self._decoder.decode(data, at, ends)
+        columns = [column if field.name == self._field else pa.nulls(len(column), field.type) for field in self.type]
+        paths = (".".join(filter(None, (self._field, failure.path))) for failure in invalid)
+        return (
+            pa.StructArray.from_arrays(columns, fields=list(self.type)),
+            rows,
+            [replace(failure, path=path) for failure, path in zip(invalid, paths, strict=True)],
+        )
 
 
 def decode_failed(
@@ -244,8 +376,12 @@ class _Pieces:
         self._pieces.append(column)
         self._owners.append(rows[decoded])
 
-    def refuse(self, rows: Positions, reason: str, schema_id: int | str | None = None) -> None:
-        self.invalid += [InvalidValue(row, reason, schema_id=schema_id) for row in rows.tolist()]
+    def refuse(
+        self, rows: Positions, reason: str, schema_id: int | str | None = None, *, unknown_type: bool = False
+    ) -> None:
+        self.invalid += [
+            InvalidValue(row, reason, schema_id=schema_id, unknown_type=unknown_type) for row in rows.tolist()
+        ]
 
     def column(self) -> pa.Array:
         if len(self._pieces) == 1 and len(self._pieces[0]) == self._rows:
@@ -295,6 +431,11 @@ def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:
 def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
     gathered: npt.NDArray[np.uint8] = data[at[:, None] + np.arange(size)]
     return gathered
+
+
+def _shown(key: int | bytes) -> int | str:
+    """Return the id or GUID of a schema, for messages."""
+    return key if isinstance(key, int) else _guid(key)
 
 
 def _guid(header: bytes) -> str:

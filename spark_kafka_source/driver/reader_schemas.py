@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.reader_schema import Part, ReaderSchema
-from protocol.schemas.values import choose_schema
+from protocol.schemas.values import choose_schema, with_types
 from spark_kafka_source.error_messages import with_remedies
+from spark_kafka_source.options.selection import VALUE_TYPE
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import declared_versions
@@ -38,12 +42,15 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
     `ConfigurationError`: a schema is invalid, or has types that no column can have.
     """
     versions = declared_versions(declared) if declared is not None else {}
-    schemas = tuple((part, reader_schema(options, part, versions.get(part))) for part in options.decoded)
+    schemas = tuple((part, reader_schema(options, part, versions)) for part in options.decoded)
     options = replace(options, schemas=schemas)
+    if options.value_subjects:
+        whole = replace(options, value_fields=())
+        options = replace(options, type_schema=reader_schema(whole, "value", versions))
     return options if options.filter is None else _with_condition(options, versions)
 
 
-def _with_condition(options: SourceOptions, versions: Mapping[str, tuple[str, int]]) -> SourceOptions:
+def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> SourceOptions:
     """Return the options with the parsed filter, and the schemas of the fields that it names."""
     from protocol.filters.parse import parse_condition
 
@@ -51,11 +58,12 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, tuple[str, in
     formats: dict[Part, Format] = {"key": options.key_format, "value": options.value_format}
     whole = replace(options, key_fields=(), value_fields=())
     schemas = {
-        part: reader_schema(whole, part, versions.get(part))
+        part: reader_schema(whole, part, versions)
         for part, format in formats.items()
         if format != "binary" and part in options.filter.lower()
     }
-    condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()})
+    types = {VALUE_TYPE: pa.string()} if options.value_subjects else {}
+    condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()} | types)
     needed = tuple(
         (part, replace(schema, fields=condition.fields(part)))
         for part, schema in schemas.items()
@@ -64,8 +72,10 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, tuple[str, in
     return replace(options, condition=condition, condition_schemas=needed)
 
 
-def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] | None = None) -> ReaderSchema:
-    """Return the schema of keys or values. `declared`: the subject and version of `load()`.
+def reader_schema(
+    options: SourceOptions, part: Part, declared: Mapping[str, int] = MappingProxyType({})
+) -> ReaderSchema:
+    """Return the schema of keys or values. `declared`: the versions of subjects of `load()`.
 
     Raises `RegistryFailed` and `ConfigurationError`.
     """
@@ -73,14 +83,31 @@ def reader_schema(options: SourceOptions, part: Part, declared: tuple[str, int] 
     format = options.key_format if is_key else options.value_format
     text = options.key_schema if is_key else options.value_schema
     fields = options.key_fields if is_key else options.value_fields
-    subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
-    version = declared[1] if declared is not None and declared[0] == subject else None
-    if version is None and isinstance(options.reader_version, int):
-        version = options.reader_version
     registry = None if options.registry is None else PROCESS.registry(options.registry)
+    protobuf = options.protobuf(part)
     with _options_named(part, has_text=text is not None):
-        protobuf = options.protobuf(part)
+        if not is_key and options.value_subjects:
+            messages = options.value_types or (None,) * len(options.value_subjects)
+            types = [
+                choose_schema(
+                    format,
+                    registry,
+                    subject,
+                    version=declared.get(subject) or _fixed_version(options, subject),
+                    protobuf=replace(protobuf, message=message),
+                )
+                for subject, message in zip(options.value_subjects, messages, strict=True)
+            ]
+            return with_types(types, fields)
+        subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
+        version = declared.get(subject) or _fixed_version(options, subject)
         return choose_schema(format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf)
+
+
+def _fixed_version(options: SourceOptions, subject: str) -> int | None:
+    if isinstance(options.reader_version, tuple):
+        return dict(options.reader_version).get(subject)
+    return options.reader_version if isinstance(options.reader_version, int) else None
 
 
 @contextmanager
@@ -109,14 +136,15 @@ def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int])
 
     With `schema.registry.reader.version=pinned`, the default, a stateful query sees the same columns after a restart.
     """
-    own = options.schema_versions
-    for part, version in checkpoint.items():
-        if part not in own or own[part] == version or options.reader_version != "pinned":
+    own = options.registered_schemas
+    for name, version in checkpoint.items():
+        if name not in own or own[name].version == version or options.reader_version != "pinned":
             continue
-        subject = next(schema.subject for name, schema in options.schemas if name == part)
+        part, _, of_type = name.partition(".")
+        kept = f"{own[name].subject}={version}" if of_type else f"{version}"
         raise ConfigurationError(
-            f"The checkpoint's {part}s were read with version {version} of the subject {subject}, and load() has taken "
-            f"version {own[part]}. Set schema.registry.reader.version to {version} to keep the columns of the query, "
-            "or to latest to read with the newest version after each restart.",
+            f"The checkpoint's {part}s were read with version {version} of the subject {own[name].subject}, and load() "
+            f"has taken version {own[name].version}. Set schema.registry.reader.version to {kept} to keep the columns "
+            "of the query, or to latest to read with the newest version after each restart.",
             name="schema.registry.reader.version",
         )

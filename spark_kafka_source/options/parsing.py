@@ -21,7 +21,16 @@ from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
 from spark_kafka_source.options.rules import check_sink_formats, check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
-from spark_kafka_source.options.table import OPTIONS, READ, USE_WORDS, Option, SinkOptions, SourceOptions, Use
+from spark_kafka_source.options.table import (
+    OPTIONS,
+    READ,
+    USE_WORDS,
+    Option,
+    ReaderVersion,
+    SinkOptions,
+    SourceOptions,
+    Use,
+)
 
 # Options that Spark adds for streams and SQL tables. For tables it also repeats every option with a prefix.
 _SPARK_OPTIONS = frozenset(
@@ -57,10 +66,18 @@ _FORMATS = ("keyformat", "valueformat")
 _REGISTERED = tuple(name for name, spec in FORMATS.items() if spec.registered)
 REGISTRY_PREFIX = "schema.registry."
 _READER_VERSION = f"{REGISTRY_PREFIX}reader.version"
-_VERSION = Kind(
-    "latest, pinned, or the number of a version",
-    lambda text: text.lower() if text.lower() in ("latest", "pinned") else integer(1).parse(text),
-)
+
+
+def _reader_version(text: str) -> ReaderVersion:
+    if text.lower() in ("latest", "pinned"):
+        return "latest" if text.lower() == "latest" else "pinned"
+    if "=" not in text:
+        return int(integer(1).parse(text))
+    pairs = [pair.strip().rpartition("=") for pair in text.split(",")]
+    return tuple((subject.strip(), int(integer(1).parse(number))) for subject, _, number in pairs)
+
+
+_VERSION = Kind("latest, pinned, the number of a version, or SUBJECT=NUMBER for several", _reader_version)
 _AUTO_REGISTER = f"{REGISTRY_PREFIX}auto.register.schemas"
 _NORMALIZE = f"{REGISTRY_PREFIX}normalize.schemas"
 # This project's options among the registry's properties: field and kind.

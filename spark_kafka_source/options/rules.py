@@ -48,24 +48,55 @@ def _check_formats(options: SourceOptions) -> None:
     """Check that the formats of keys and values have what they need."""
     for part, (format, schema, subject) in _parts(options).items():
         if FORMATS[format].registered:
-            _check_registry(options, part, format, has_subject=bool(subject or schema))
+            has_types = part == "value" and bool(options.value_types)
+            _check_registry(options, part, format, has_subject=bool(subject or schema or has_types))
         elif FORMATS[format].language is not None and schema is None:
             raise ConfigurationError(
                 f"{part}Format is {format}, but there is no {part}Schema; set it, or use confluent-{format} if the "
                 f"{part}s begin with the id of a schema in a registry.",
                 name=f"{part}Schema",
             )
+    _check_types(options)
     names = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
     if names and options.on_decode_error != "null":
         raise ConfigurationError(
             f"columns names {names[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
             name="onDecodeError",
         )
-    if options.on_decode_error == "dead-letter" and options.dead_letter_topic is None:
-        raise ConfigurationError(
-            "onDecodeError is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
-        )
+    for name, action in (("onDecodeError", options.on_decode_error), ("onUnknownType", options.on_unknown_type)):
+        if action == "dead-letter" and options.dead_letter_topic is None:
+            raise ConfigurationError(
+                f"{name} is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
+            )
     _check_dead_letter_topic(options)
+
+
+def _check_types(options: SourceOptions) -> None:
+    """Check the options of several types of values."""
+    if options.value_types and options.value_subject is not None:
+        raise ConfigurationError(
+            "valueTypes and valueSubject both say which types are read; leave out one of them.", name="valueTypes"
+        )
+    try:
+        options.value_subjects  # noqa: B018 - raises what the list cannot be
+    except ValueError as error:
+        raise ConfigurationError(f"valueSubject: {error}.", name="valueSubject") from None
+    topics = options.subscribe or tuple(options.assign or ())
+    if options.value_types and options.value_subject_name_strategy == "TopicRecordNameStrategy" and len(topics) != 1:
+        raise ConfigurationError(
+            f"valueTypes has subjects by topic, and the query reads {len(topics) or 'any number of'} topics: name the "
+            "subjects in valueSubject, or set valueSubjectNameStrategy=RecordNameStrategy.",
+            name="valueTypes",
+        )
+    if options.value_subjects and options.value_schema is not None:
+        raise ConfigurationError(
+            "valueSchema is one schema, and several types are to be read; leave it out.", name="valueSchema"
+        )
+    if selection.VALUE_TYPE in options.row_columns and not options.value_subjects:
+        raise ConfigurationError(
+            "columns names valueType, but values have one type; name several in valueTypes or valueSubject.",
+            name="columns",
+        )
 
 
 def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | None]]:
@@ -79,7 +110,7 @@ def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | 
 def _check_dead_letter_topic(options: SourceOptions) -> None:
     """Refuse a dead letter topic that the query reads: each dead letter would become another one."""
     topic, pattern = options.dead_letter_topic, options.subscribe_pattern
-    if topic is None or options.on_decode_error != "dead-letter":
+    if topic is None or "dead-letter" not in (options.on_decode_error, options.on_unknown_type):
         return
     if topic in (options.subscribe or options.assign or ()) or (pattern is not None and pattern.search(topic)):
         raise ConfigurationError(
@@ -153,7 +184,12 @@ def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
         yield f"{part}MessageName", spec.language == "PROTOBUF", reason
     neither = ": neither keyFormat nor valueFormat"
     yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
-    yield "deadLetterTopic", options.on_decode_error == "dead-letter", ": onDecodeError is not dead-letter"
+    dead_letters = "dead-letter" in (options.on_decode_error, options.on_unknown_type)
+    yield "deadLetterTopic", dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
+    registered = FORMATS[options.value_format].registered
+    yield "valueTypes", registered, f": valueFormat is {options.value_format}"
+    yield "valueSubjectNameStrategy", options.value_types, " without valueTypes"
+    yield "onUnknownType", options.value_subjects, " without several types in valueTypes or valueSubject"
     yield "onDecodeError", languages, f"{neither} has a schema"
     yield "schemaIdLocation", schemas, f"{neither} uses a registry"
     for name in _FOR_PROTOBUF:

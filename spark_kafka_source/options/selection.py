@@ -14,6 +14,8 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timesta
 HEADERS = "headers"
 # With `onDecodeError=null`: the bytes of a value that does not decode, and why.
 RAW, ERROR = "_raw", "_error"
+# With several types of values: the type of each.
+VALUE_TYPE = "valueType"
 _PATH = re.compile(r"[^\s{}\"]+\.(avsc|json|proto|desc|pb)")
 
 # Topic -> partitions, sorted.
@@ -54,7 +56,7 @@ def assign(text: str) -> Assignment:
 
 def columns(text: str) -> tuple[str, ...]:
     """Parse `value, offset` into column names in the source's spelling, in the given order."""
-    columns_by_name = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR)}
+    columns_by_name = {column.lower(): column for column in (*COLUMNS, HEADERS, RAW, ERROR, VALUE_TYPE)}
     names = [part.strip() for part in text.split(",")]
     for index, column in enumerate(names):
         if column.lower() not in columns_by_name:
@@ -65,7 +67,7 @@ def columns(text: str) -> tuple[str, ...]:
 
 
 def fields(text: str) -> tuple[str, ...]:
-    """Parse `id, country` into field names."""
+    """Parse `id, country` into names without repetition."""
     names = tuple(part.strip() for part in text.split(","))
     if not all(names) or len(set(names)) < len(names):
         raise ValueError("a name is empty, or there twice")

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from protocol.schemas.reader_schema import Part, ReaderSchema
     from protocol.schemas.registry_config import RegistryConfig
 
-ReaderVersion = Literal["latest", "pinned"] | int
+# Of several subjects: pairs of subject and version.
+ReaderVersion = Literal["latest", "pinned"] | int | tuple[tuple[str, int], ...]
 
 
 class Use(enum.Flag):
@@ -102,7 +103,8 @@ class SourceOptions:
 
     `auto_offset_reset` is `kafka.auto.offset.reset`, or None if it is not set. `registry` and `reader_version` are
     `schema.registry.*`. `driver.reader_schemas` sets the others when the query is planned: `schemas` are the schemas of
-    decoded columns, `condition` is the parsed `filter`, `condition_schemas` are the schemas of what it names. Offsets
+    decoded columns, `type_schema` is that of several types of values, `condition` is the parsed `filter`, and
+    `condition_schemas` are the schemas of what it names. Offsets
     are topic -> partition -> offset, where -1 is latest and -2 earliest. `subscribe_pattern` is for `search` in topic
     names.
     """
@@ -114,6 +116,7 @@ class SourceOptions:
     registry: RegistryConfig | None = None
     reader_version: ReaderVersion = "pinned"
     schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
+    type_schema: ReaderSchema | None = None
     condition: Condition | None = None
     condition_schemas: tuple[tuple[Part, ReaderSchema], ...] = ()
 
@@ -341,8 +344,30 @@ class SourceOptions:
     value_subject: str | None = _read(
         "valueSubject",
         NONEMPTY,
-        "the subject whose latest version is the schema of the column `value`",
+        "the subject whose latest version is the schema of the column `value`. Several subjects, separated by commas: "
+        "`value` becomes a struct with a field for each type of records",
         default_text="the topic's name and `-value`, if one topic is read",
+    )
+    value_types: tuple[str, ...] = _read(
+        "valueTypes",
+        Kind("full names of records, separated by commas", selection.fields),
+        "the types of records to read from topics with several, such as `com.shop.Order,com.shop.Refund`: their "
+        "subjects follow from `valueSubjectNameStrategy`",
+        default=(),
+        default_text="one type, or those of `valueSubject`",
+    )
+    value_subject_name_strategy: Literal["TopicRecordNameStrategy", "RecordNameStrategy"] = _read(
+        "valueSubjectNameStrategy",
+        one_of("TopicRecordNameStrategy", "RecordNameStrategy"),
+        "how Confluent's serialisers have named the subjects of `valueTypes`: by topic and record, or by record",
+        default="TopicRecordNameStrategy",
+    )
+    on_unknown_type: Literal["fail", "null", "skip", "dead-letter"] = _read(
+        "onUnknownType",
+        one_of("fail", "null", "skip", "dead-letter"),
+        "for a record of a type that is not to be read: fail; null in all fields; skip: it is no row, and counted in "
+        "the metric `records-filtered-total`; or dead-letter: it is written to `deadLetterTopic`, and is no row",
+        default="fail",
     )
     key_fields: tuple[str, ...] = _read("keyFields", _FIELDS, "as `valueFields`, for keys", default=())
     value_fields: tuple[str, ...] = _read(
@@ -392,9 +417,33 @@ class SourceOptions:
         return tuple(part for part, format in formats.items() if format != "binary" and part in self.row_columns)
 
     @property
+    def value_subjects(self) -> tuple[str, ...]:
+        """The subjects of several types of values; empty: there is one type."""
+        if not FORMATS[self.value_format].registered:
+            return ()
+        if self.value_types:
+            by_topic = self.value_subject_name_strategy == "TopicRecordNameStrategy"
+            topic = next(iter(self.subscribe or self.assign or ()), "")
+            return tuple(f"{topic}-{name}" if by_topic else name for name in self.value_types)
+        subjects = selection.fields(self.value_subject or "-")
+        return subjects if len(subjects) > 1 else ()
+
+    @property
+    def registered_schemas(self) -> dict[str, ReaderSchema]:
+        """The schemas from a registry, by column; those of several types also by field, as in `value.Order`."""
+        schemas = {
+            name: schema
+            for part, column in self.schemas
+            for name, schema in (
+                [(f"{part}.{field}", schema) for field, schema in column.types] if column.types else [(part, column)]
+            )
+        }
+        return {name: schema for name, schema in schemas.items() if schema.version is not None}
+
+    @property
     def schema_versions(self) -> dict[str, int]:
-        """The version of the subject of each decoded column that has one, for the checkpoint."""
-        return {part: schema.version for part, schema in self.schemas if schema.version is not None}
+        """The version of each schema from a registry, for the checkpoint."""
+        return {name: schema.version or 0 for name, schema in self.registered_schemas.items()}
 
     @property
     def start(self) -> OffsetSpec:

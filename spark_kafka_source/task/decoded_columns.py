@@ -6,7 +6,8 @@ Runs in the executors' Python workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from protocol.errors import DecodeFailed
 from protocol.fetch.log_offsets import Range
 from protocol.records.arrow_numpy import binaries, take_rows, to_arrow, to_numpy
-from spark_kafka_source.options.selection import ERROR, RAW
+from spark_kafka_source.options.selection import ERROR, RAW, VALUE_TYPE
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 
@@ -31,6 +32,29 @@ log = logging.getLogger(__name__)
 _PRODUCER = {"max.request.size": 64 << 20}
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _CONSEQUENCES = {"null": "null in the rows", "dead-letter": "sent to the dead letter topic"}
+_REMEDIES = {
+    "onDecodeError": ". To read on with null for such a %s, set onDecodeError=null; to write such records to another "
+    "topic, onDecodeError=dead-letter",
+    "onUnknownType": ". To read on without records of other types, set onUnknownType=skip; with null for such a %s, "
+    "onUnknownType=null; to write them to another topic, onUnknownType=dead-letter",
+}
+
+
+@dataclass
+class _Problems:
+    """The records of a batch that do not decode, or are of no type to read, by their rows.
+
+    `errors`: rows to return, with the reason. `letters`: rows to write as dead letters. `skipped`: rows to leave out.
+    """
+
+    errors: dict[int, str] = field(default_factory=dict)
+    letters: dict[int, str] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+
+    def kept_rows(self, rows: int) -> npt.NDArray[np.int64] | None:
+        """Return the rows to return; None: all."""
+        dropped = self.letters.keys() | self.skipped
+        return np.setdiff1d(np.arange(rows), list(dropped)) if dropped else None
 
 
 class TaskDecoder:
@@ -38,6 +62,9 @@ class TaskDecoder:
 
     def __init__(self, options: SourceOptions, record_filter: RecordFilter | None = None) -> None:
         self._decoders = {part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.schemas}
+        self._types = (
+            None if options.type_schema is None else PROCESS.decoder(options.type_schema, options.registry, "value")
+        )
         self._filter = record_filter if record_filter is not None and record_filter.decoded_columns else None
         self._filter_decoders = {
             part: PROCESS.decoder(schema, options.registry, part) for part, schema in options.condition_schemas
@@ -47,50 +74,61 @@ class TaskDecoder:
         self._keeps_most = False
         # Columns of the batch that `filtered` has returned, where it has decoded them for the rows as well.
         self._decoded: dict[str, pa.Array] = {}
-        self._on_error = options.on_decode_error
+        self._actions = {"onDecodeError": options.on_decode_error, "onUnknownType": options.on_unknown_type}
+        self._client = PROCESS.client(options.client)
         self._dead_letters = DeadLetters(options)
         self._headers = options.schema_id_location == "header"
         self._wants_errors = bool({RAW, ERROR} & set(options.row_columns))
+        self._wants_types = VALUE_TYPE in options.row_columns
 
     def filtered(self, batch: pa.RecordBatch, source_range: Range) -> pa.RecordBatch:
-        """Return the records that the conditions on decoded keys and values keep.
+        """Return the records that the conditions on decoded keys and values, and on types, keep.
 
-        `onDecodeError` applies to those that do not decode: they fail, are judged as null, or become dead letters.
+        `onDecodeError` applies to those that do not decode: they fail, are judged as null, or become dead letters;
+        `onUnknownType` to those of other types.
 
         Raises
         ------
         DecodeFailed
-            A key or a value is invalid, and `onDecodeError` is fail.
+            A key or a value is invalid, or of another type, and the option for it is fail.
         FilterFailed
             The condition fails on a record.
         """
         if self._filter is None:
             return batch
+        types = self._type_names(batch) if self._filter.reads_types else None
+        if types is not None:
+            of_types = self._filter.rows_of_types({**_columns(batch), VALUE_TYPE: types}, source_range)
+            if not of_types.all():
+                rows = to_arrow(np.flatnonzero(of_types))
+                batch, types = batch.take(rows), types.take(rows)
         headers = batch.column("headers") if self._headers else None
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        errors: dict[int, str] = {}
+        columns = _columns(batch) | ({} if types is None else {VALUE_TYPE: types})
+        problems = _Problems()
         decoded = self._decode_for_rows(batch, headers)
         columns.update(decoded)
         for part, decoder in self._filter_decoders.items():
-            if part in decoded:
-                continue
-            columns[part], invalid = decoder.decode(batch.column(part), headers)
-            if invalid:
-                self._report(part, batch, source_range, invalid)
-                errors.update({failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors})
-        valid_rows = np.arange(batch.num_rows)
-        if errors and self._on_error == "dead-letter":
-            self._dead_letters.send(batch, source_range, errors)
-            valid_rows = np.setdiff1d(valid_rows, list(errors))
+            if part not in decoded:
+                columns[part], invalid = decoder.decode(batch.column(part), headers)
+                self._judge(part, batch, source_range, invalid, problems)
+        self._dead_letters.send(batch, source_range, problems.letters)
+        valid_rows = problems.kept_rows(batch.num_rows)
+        if valid_rows is None:
+            valid_rows = np.arange(batch.num_rows)
+        else:
             columns = {name: column.take(to_arrow(valid_rows)) for name, column in columns.items()}
         kept = self._filter.decoded_rows(columns, source_range)
         self._keeps_most = bool(kept.sum() * 2 > len(kept))
         self._decoded = decoded
-        if kept.all() and not errors:
+        if kept.all() and len(kept) == batch.num_rows:
             return batch
         rows = to_arrow(valid_rows[kept])
         self._decoded = {part: column.take(rows) for part, column in decoded.items()}
         return batch.take(rows)
+
+    def _type_names(self, batch: pa.RecordBatch) -> pa.Array:
+        assert self._types is not None
+        return self._types.type_names(batch.column("value"), batch.column("headers") if self._headers else None)
 
     def _decode_for_rows(self, batch: pa.RecordBatch, headers: pa.Array | None) -> dict[str, pa.Array]:
         """Decode once for the filter and the rows if most rows are kept; nothing if a value is invalid.
@@ -109,33 +147,32 @@ class TaskDecoder:
     def decode(
         self, batch: pa.RecordBatch, source_range: Range
     ) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64] | None]:
-        """Return the decoded columns of a batch, and `_raw` and `_error` if the query selects them.
+        """Return the decoded columns of a batch, and `valueType`, `_raw` and `_error` if the query selects them.
 
-        Returns arrays by column, and the numbers of the rows to return; None for all rows. The others are dead letters.
-        Raises `DecodeFailed`: a key or a value is invalid, and `onDecodeError` is fail. `RegistryFailed`: the registry
-        did not return a schema.
+        Returns arrays by column, and the numbers of the rows to return; None for all rows. The others are dead letters,
+        or skipped.
+        Raises `DecodeFailed`: a key or a value is invalid, or of another type, and the option for it is fail.
+        `RegistryFailed`: the registry did not return a schema.
         """
         headers = batch.column("headers") if self._headers else None
         columns: dict[str, pa.Array] = {}
-        errors: dict[int, str] = {}
+        problems = _Problems()
         decoded, self._decoded = self._decoded, {}
         for part, decoder in self._decoders.items():
             if part in decoded:
                 columns[part] = decoded[part]
                 continue
             columns[part], invalid = decoder.decode(batch.column(part), headers)
-            if invalid:
-                self._report(part, batch, source_range, invalid)
-                errors.update({failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors})
+            self._judge(part, batch, source_range, invalid, problems)
+        if self._wants_types:
+            columns[VALUE_TYPE] = self._type_names(batch)
         if self._wants_errors:
-            rows = np.array(sorted(errors), np.int64)
-            texts = binaries([errors[row].encode() for row in rows.tolist()])
+            rows = np.array(sorted(problems.errors), np.int64)
+            texts = binaries([problems.errors[row].encode() for row in rows.tolist()])
             columns[ERROR] = _scattered(texts, rows, batch.num_rows).cast(pa.string())
             columns[RAW] = _scattered(batch.column("value").take(to_arrow(rows)), rows, batch.num_rows)
-        if not errors or self._on_error != "dead-letter":
-            return columns, None
-        self._dead_letters.send(batch, source_range, errors)
-        return columns, np.setdiff1d(np.arange(batch.num_rows), list(errors))
+        self._dead_letters.send(batch, source_range, problems.letters)
+        return columns, problems.kept_rows(batch.num_rows)
 
     def __enter__(self) -> TaskDecoder:
         return self
@@ -151,17 +188,41 @@ class TaskDecoder:
         else:
             self._dead_letters.abort()
 
-    def _report(self, part: str, batch: pa.RecordBatch, source_range: Range, invalid: list[InvalidValue]) -> None:
+    def _judge(
+        self,
+        part: str,
+        batch: pa.RecordBatch,
+        source_range: Range,
+        invalid: Sequence[InvalidValue],
+        problems: _Problems,
+    ) -> None:
+        """Add to `problems` what the options say of values that were not decoded. Raises `DecodeFailed`."""
+        for option, action in self._actions.items():
+            failures = [failure for failure in invalid if failure.unknown_type == (option == "onUnknownType")]
+            if not failures:
+                continue
+            reasons = {failure.row: f"{part}: {failure}" for failure in reversed(failures)}  # the first one of a row
+            if action == "skip":
+                problems.skipped |= reasons.keys()
+                self._client.sensors.filtered[source_range.topic].record((self._client.clock.now_s(), len(reasons)))
+                continue
+            self._report(part, batch, source_range, failures, option)
+            if action == "dead-letter":
+                problems.letters = reasons | problems.letters
+            elif option == "onDecodeError":
+                problems.errors = reasons | problems.errors
+
+    def _report(
+        self, part: str, batch: pa.RecordBatch, source_range: Range, failures: list[InvalidValue], option: str
+    ) -> None:
         from protocol.schemas.values import decode_failed
 
-        error = decode_failed(source_range.topic, source_range.partition, part, batch, invalid)
-        if self._on_error == "fail":
-            error.message += (
-                f". To read on with null for such a {part}, set onDecodeError=null; to write such records to another "
-                "topic, onDecodeError=dead-letter"
-            )
+        error = decode_failed(source_range.topic, source_range.partition, part, batch, failures)
+        action = self._actions[option]
+        if action == "fail":
+            error.message += _REMEDIES[option] % part
             raise error
-        log.warning("%s (%d in this batch: %s)", error, len(invalid), _CONSEQUENCES[self._on_error])
+        log.warning("%s (%d in this batch: %s)", error, len(failures), _CONSEQUENCES[action])
 
 
 class DeadLetters:
@@ -176,6 +237,8 @@ class DeadLetters:
 
         Raises `KafkaError`: an earlier dead letter was not acknowledged.
         """
+        if not errors:
+            return
         from protocol.fetch.partition_consumer import messages_of
         from protocol.processing.failures import dead_letter_headers
         from protocol.producer.producer import Producer
@@ -212,6 +275,10 @@ class DeadLetters:
             producer, self._producer = self._producer, None
             with producer:
                 producer.flush()
+
+
+def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
 def _scattered(values: pa.Array, rows: npt.NDArray[np.int64], count: int) -> pa.Array:

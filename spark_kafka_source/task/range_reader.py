@@ -108,7 +108,7 @@ def read_range(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.R
     """
     client = PROCESS.client(options.client)
     record_filter = _record_filter(options, client)
-    decodes = bool(options.schemas or (record_filter is not None and record_filter.decoded_columns))
+    decodes = bool(options.schemas or options.type_schema or (record_filter and record_filter.decoded_columns))
     client.has_answered = True  # the driver has connected when it planned these ranges
     records = BoundedReader(
         client,
@@ -157,10 +157,10 @@ def fetched_columns(options: SourceOptions, record_filter: RecordFilter | None =
     names = [_DECODED[name] for name in options.row_columns if name in _DECODED]
     if record_filter is not None:
         names += [name for name in record_filter.decoded_columns if name not in names]
-    if options.schemas or options.condition_schemas:
+    if options.schemas or options.condition_schemas or options.type_schema:
         # For the message of an invalid value, and its bytes.
         names += [name for name in ("value", "offset") if name not in names]
-        if options.on_decode_error == "dead-letter":
+        if "dead-letter" in (options.on_decode_error, options.on_unknown_type):
             names += [name for name in ("key", "headers", "timestamp_ms") if name not in names]
         elif options.schema_id_location == "header" and "headers" not in names:
             names.append("headers")

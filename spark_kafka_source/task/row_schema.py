@@ -60,6 +60,7 @@ _TYPES: dict[str, tuple[object, pa.DataType]] = {
     "timestampType": ("integer", pa.int32()),
     "_raw": ("binary", pa.binary()),
     "_error": ("string", pa.string()),
+    "valueType": ("string", pa.string()),
     "headers": (
         {"type": "array", "containsNull": True, "elementType": _struct({"key": "string", "value": "binary"})},
         HEADERS,
@@ -88,17 +89,21 @@ def spark_schema(columns: Sequence[str], schemas: Schemas = ()) -> StructType:
     types = {name: spark_type(decoded[name].type) if name in decoded else _TYPES[name][0] for name in columns}
     struct: dict[str, Any] = _struct(types)
     for field in struct["fields"]:
-        schema = decoded.get(field["name"])
-        if schema is not None and schema.version is not None:
+        if (schema := decoded.get(field["name"])) is None:
+            continue
+        if schema.version is not None:
             field["metadata"] = {SUBJECT: schema.subject, VERSION: schema.version}
+        for of_type, (_, member) in zip(field["type"]["fields"] if schema.types else (), schema.types, strict=True):
+            of_type["metadata"] = {SUBJECT: member.subject, VERSION: member.version}
     return StructType.fromJson(struct)
 
 
-def declared_versions(schema: StructType) -> dict[str, tuple[str, int]]:
-    """Return subject and version by column, as `spark_schema` has noted them."""
+def declared_versions(schema: StructType) -> dict[str, int]:
+    """Return the version of each subject, as `spark_schema` has noted them."""
+    fields = [*schema, *(inner for field in schema for inner in getattr(field.dataType, "fields", ()))]
     return {
-        field.name: (str(field.metadata[SUBJECT]), int(field.metadata[VERSION]))
-        for field in schema
+        str(field.metadata[SUBJECT]): int(field.metadata[VERSION])
+        for field in fields
         if field.metadata and SUBJECT in field.metadata and VERSION in field.metadata
     }
 

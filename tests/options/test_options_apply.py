@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from protocol.errors import DecodeFailed
 from protocol.schemas.values import ColumnDecoder
 from protocol.settings.property_kinds import Effect
 from protocol.testing.schema_registry import FakeSchemaRegistry
@@ -34,6 +35,7 @@ from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
 from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
 from tests.protocol.fetch.consuming import records
+from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
 from tests.support.spark_task import spark_task
 from tests.support.wait_until import comes_true
@@ -183,6 +185,36 @@ def column_type(part: str, **more: str) -> Observe:
         return str(schema.field(part).type)
 
     return observe
+
+
+ID = {"name": "id", "type": "int"}
+
+
+def values_of_types(cluster: SmallCluster, inputs: dict[str, str]) -> object:
+    """Return the fields of `value`, and what becomes of a record of the type Two, which is not in the registry."""
+    with FakeSchemaRegistry() as registry:
+        for subject, name in (("One", "One"), ("orders-One", "OneOfTopic"), ("Three", "Three")):
+            registry.register(subject, json.dumps({"type": "record", "name": name, "fields": [ID]}))
+        two = registry.register("Two", json.dumps({"type": "record", "name": "Two", "fields": [ID]}))
+        value = b"\0" + two.to_bytes(4, "big") + b"\2"
+        data = pa.record_batch({"value": [value]}, pa.schema({"value": pa.binary()}))
+        cluster.rewrite_all(bytes(encode(data)))
+        names = {} if "valueSubject" in inputs else {"valueTypes": "One"}
+        more = {"valueFormat": "confluent-avro", "schema.registry.url": registry.url, "onUnknownType": "null"}
+        by_record = {"valueSubjectNameStrategy": "RecordNameStrategy", "deadLetterTopic": "letters"}
+        options = complete(cluster, inputs, {**more, **by_record, **names, **inputs, "columns": "value"})
+        reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+        batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+        fields = {field.name for batch in batches for field in batch.schema.field("value").type}
+        letters = sum(cluster.log("letters", number).end_offset - 1 for number in range(2))
+        return sorted(fields), sum(batch.num_rows for batch in batches), letters
+
+
+def unknown_type(cluster: SmallCluster, inputs: dict[str, str]) -> object:
+    try:
+        return values_of_types(cluster, inputs)[1:]  # type: ignore[index]
+    except DecodeFailed:
+        return "fails"
 
 
 def protobuf_row(cluster: SmallCluster, inputs: dict[str, str]) -> str:
@@ -356,6 +388,12 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
     **_format_observers("key"),
     **_format_observers("value"),
     **PROTOBUF,
+    "valueTypes": (values_of_types, {"One": (["One"], 2, 0), "One,Three": (["One", "Three"], 2, 0)}),
+    "valueSubjectNameStrategy": (
+        values_of_types,
+        {"RecordNameStrategy": (["One"], 2, 0), "TopicRecordNameStrategy": (["OneOfTopic"], 2, 0)},
+    ),
+    "onUnknownType": (unknown_type, {"fail": "fails", "null": (2, 0), "skip": (0, 0), "dead-letter": (0, 2)}),
     "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
     "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),
     "deadLetterTopic": (dead_letters, {"bills": ["bills"], "letters": ["letters"]}),

@@ -17,7 +17,7 @@ LEAST = {"kafka.bootstrap.servers": "b:9092", "subscribe": "orders"}
 # Set by Kafka's properties and by the kind of query.
 NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}
 # Set by `schema.registry.*`, and by the registry.
-NOT_OPTIONS |= {"registry", "reader_version", "schemas", "auto_register_schemas", "normalize_schemas"}
+NOT_OPTIONS |= {"registry", "reader_version", "schemas", "type_schema", "auto_register_schemas", "normalize_schemas"}
 # The parsed `filter`.
 NOT_OPTIONS |= {"condition", "condition_schemas"}
 

@@ -1,0 +1,224 @@
+"""Topics with several types of values, as Confluent's serialisers write them by each strategy of subjects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import (
+    SchemaRegistryClient,
+    record_subject_name_strategy,
+    topic_record_subject_name_strategy,
+)
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from protocol.errors import ConfigurationError, DecodeFailed
+from protocol.testing import FakeKafka
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.process_state import PROCESS
+from tests.support.protobuf_messages import Field, message_type
+
+ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
+REFUND = {**ORDER, "name": "Refund", "fields": [{"name": "reason", "type": "string"}]}
+LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
+TYPES = "shop.Order,shop.Refund"
+STRATEGIES = {
+    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
+    "RecordNameStrategy": record_subject_name_strategy,
+}
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry("NONE") as running:
+        yield running
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka() as running:
+        running.create_topic("events")
+        running.create_topic("dead")
+        yield running
+    PROCESS.reset()
+
+
+@pytest.fixture
+def write(kafka: FakeKafka, registry: FakeSchemaRegistry) -> Write:
+    """Return `write(schema, value, strategy)`, which writes one Avro record."""
+    client = SchemaRegistryClient({"url": registry.url})
+
+    def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
+        serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
+        kafka.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
+
+    return send
+
+
+Read = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def read(kafka: FakeKafka, registry: FakeSchemaRegistry) -> Read:
+    """Return `read(**options)`: the rows of a batch."""
+
+    def rows(**more: str) -> list[dict[str, Any]]:
+        options = {
+            "kafka.bootstrap.servers": kafka.bootstrap_servers,
+            "subscribe": "events",
+            "valueFormat": "confluent-avro",
+            "valueTypes": TYPES,
+            "columns": "value",
+            "schema.registry.url": registry.url,
+            **{name.replace("__", "."): text for name, text in more.items()},
+        }
+        options = {name: text for name, text in options.items() if text}
+        reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+        return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+    return rows
+
+
+EXPECTED = [{"value": {"Order": {"id": 1}, "Refund": None}}, {"value": {"Order": None, "Refund": {"reason": "late"}}}]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_type_has_a_field(write: Write, read: Read, strategy: str) -> None:
+    write(ORDER, {"id": 1}, strategy)
+    write(REFUND, {"reason": "late"}, strategy)
+    assert read(valueSubjectNameStrategy=strategy) == EXPECTED
+    prefix = "events-" if strategy.startswith("Topic") else ""
+    assert read(valueTypes="", valueSubject=f"{prefix}shop.Order, {prefix}shop.Refund") == EXPECTED
+
+
+def test_tombstones_are_null_and_types_have_their_names(kafka: FakeKafka, write: Write, read: Read) -> None:
+    write(ORDER, {"id": 1})
+    write(LOGIN, {"user": "ann"})
+    kafka.produce("events", None, key="k", partition=0)
+    write(REFUND, {"reason": "late"})
+    assert [row["valueType"] for row in read(columns="valueType")] == ["Order", "shop.Login", None, "Refund"]
+    rows = read(columns="value,valueType", onUnknownType="null")
+    assert [row["value"] for row in rows] == [EXPECTED[0]["value"], None, None, EXPECTED[1]["value"]]
+    only = read(valueFields="Refund", onUnknownType="null")
+    assert only == [{"value": None}, {"value": None}, {"value": None}, {"value": {"Refund": {"reason": "late"}}}]
+
+
+@pytest.mark.parametrize("action", ["fail", "null", "skip", "dead-letter"])
+def test_records_of_other_types_are_told_from_invalid_ones(
+    kafka: FakeKafka, write: Write, read: Read, action: str
+) -> None:
+    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
+        write(schema, value)
+    options = {"onUnknownType": action, "deadLetterTopic": "dead"}
+    if action == "fail":
+        with pytest.raises(DecodeFailed, match=r"type shop\.Login is none of Order, Refund.*onUnknownType=skip"):
+            read(**options, onDecodeError="null")
+        return
+    rows = read(**options)
+    assert rows == (EXPECTED if action != "null" else [EXPECTED[0], {"value": None}, EXPECTED[1]])
+    letters = kafka.records("dead")
+    assert len(letters) == (action == "dead-letter")
+    kafka.produce("events", b"no schema", partition=0)
+    with pytest.raises(DecodeFailed, match="offset 3"):
+        read(**options)
+
+
+def test_filter_on_the_type_decodes_no_other(registry: FakeSchemaRegistry, write: Write, read: Read) -> None:
+    write(ORDER, {"id": 1})
+    write({**REFUND, "fields": [{"name": "reason", "type": {"type": "map", "values": "long"}}]}, {"reason": {"a": 1}})
+    write(REFUND, {"reason": "late"})
+    with pytest.raises(DecodeFailed, match="offset 1"):
+        read()
+    assert read(filter="valueType = 'Order'") == EXPECTED[:1]
+    assert read(filter="valueType = 'Refund' AND offset > 1 AND value.Refund.reason LIKE 'l%'") == EXPECTED[1:]
+    assert read(filter="value.Order.id IS NOT NULL AND offset <> 1") == EXPECTED[:1]
+
+
+def test_json_and_protobuf_have_types_too(kafka: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
+    client = SchemaRegistryClient({"url": registry.url})
+    context = SerializationContext("events", MessageField.VALUE)
+    conf: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
+    order = {"title": "shop.Order", "type": "object", "properties": {"id": {"type": "integer"}}}
+    refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
+    for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
+        serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
+        kafka.produce("events", serialize(value, context), partition=0)
+    options = {"valueSubjectNameStrategy": "RecordNameStrategy"}
+    assert read(**options, valueFormat="confluent-json") == EXPECTED
+    kafka.create_topic("messages")
+    for message in (
+        message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
+        message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")(reason="late"),
+    ):
+        serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
+        kafka.produce("messages", serialize(message, context), partition=0)
+    options |= {"valueFormat": "confluent-protobuf", "subscribe": "messages"}
+    assert read(**options, valueTypes="shop.Invoice,shop.Reminder") == [
+        {"value": {"Invoice": {"id": 1}, "Reminder": None}},
+        {"value": {"Invoice": None, "Reminder": {"reason": "late"}}},
+    ]
+
+
+def test_newer_versions_are_resolved_and_each_is_pinned(
+    kafka: FakeKafka, registry: FakeSchemaRegistry, write: Write, read: Read
+) -> None:
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    note = {"name": "note", "type": ["null", "string"], "default": None}
+    write({**ORDER, "fields": [*ORDER["fields"], note]}, {"id": 2, "note": "fragile"})
+    assert [row["value"]["Order"] for row in read()] == [
+        {"id": 1, "note": None},
+        None,
+        {"id": 2, "note": "fragile"},
+    ]
+    pinned = {"schema__registry__reader__version": "events-shop.Order=1"}
+    assert [row["value"]["Order"] for row in read(**pinned)] == [{"id": 1}, None, {"id": 2}]
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "subscribe": "events",
+        "valueFormat": "confluent-avro",
+        "valueTypes": TYPES,
+        "schema.registry.url": registry.url,
+    }
+    with_latest = with_schemas(parse_source_options(options, streaming=True))
+    assert with_latest.schema_versions == {"value.Order": 2, "value.Refund": 1}
+    with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
+        require_same_versions(with_latest, {"value.Order": 1, "value.Refund": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"valueSubject": "a,b"}, "valueTypes and valueSubject both say"),
+        ({"subscribe": "a,b"}, "valueTypes has subjects by topic"),
+        ({"valueSchema": '"long"'}, "valueSchema is one schema"),
+        ({"valueTypes": "", "valueSubject": "a,,b"}, "a name is empty"),
+        ({"valueTypes": "", "columns": "valueType"}, "columns names valueType"),
+        ({"onUnknownType": "dead-letter"}, "onUnknownType is dead-letter, but there is no deadLetterTopic"),
+        ({"valueFields": "Login"}, "valueFields"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(write: Write, read: Read, options: dict[str, str], problem: str) -> None:
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    with pytest.raises(ConfigurationError, match=problem):
+        read(**options)
+
+
+def test_local_names_that_collide_are_written_out(write: Write, read: Read) -> None:
+    write(ORDER, {"id": 1})
+    write({**ORDER, "namespace": "depot"}, {"id": 2})
+    rows = read(valueTypes="shop.Order,depot.Order")
+    assert [row["value"] for row in rows] == [
+        {"shop.Order": {"id": 1}, "depot.Order": None},
+        {"shop.Order": None, "depot.Order": {"id": 2}},
+    ]
