@@ -48,7 +48,12 @@ _Prepared = tuple[pa.RecordBatch, npt.NDArray[np.int32], Lengths, float, SentCol
 
 
 class BatchAssembler:
-    """Accepts rows and messages of one producer. `on_result` is called with the results of rows."""
+    """Accepts rows and messages of one producer. `on_result` is called with the results of rows.
+
+    Rows enter the accumulator after their call has begun in `PendingRows`, and leave it in a block of
+    `_stopping_on_errors`: so rows that an error leaves in no place still fail. Bytes are held for the next place before
+    they are freed for the previous one.
+    """
 
     def __init__(
         self,
@@ -76,7 +81,7 @@ class BatchAssembler:
         self.encode = encode
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = Lock()
-        # True if the producer's thread could not hand over what was due.
+        # True if the producer's thread could not hand over what was due. Only that thread changes it.
         self._missed = False
         # Of the threads that abort a transaction.
         self._refusals: list[KafkaError] = []
@@ -103,11 +108,13 @@ class BatchAssembler:
             rows, sizes, given_partitions = _select_rows(kept_rows, rows, sizes, given_partitions)
         self.wait_for_room(int(sizes.sum()), len(sizes), columns=True)
         with self._exclusive():
-            self._pending.raise_if_closed()
+            self._pending.raise_if_refused()
             self._append_waiting_messages()
             if rows.num_rows:
                 partitions[kept_rows] = self.choice.choose(metadata, rows, sizes, given_partitions)
-            sent = SentColumns(topic, partitions, timestamps_ms, self._pending.mark_reported, on_result=self._on_result)
+            sent = SentColumns(
+                topic, partitions, timestamps_ms, self._pending.forget_failures, on_result=self._on_result
+            )
             with self._stopping_on_errors():
                 self._begin(sent)
                 if refused:
@@ -140,7 +147,7 @@ class BatchAssembler:
 
         def fits() -> bool:
             has_room = self._pending.has_room(min(size_bytes, limit_bytes), columns=columns)
-            return has_room or self._pending.closed is not None
+            return has_room or self._pending.refused_because is not None
 
         block_s = self._config.max_block_ms / 1000
         if fits() or self._wait_for_room(fits, block_s, despite_failures=not columns, deadline=deadline):
@@ -190,16 +197,16 @@ class BatchAssembler:
         return min(waiting_s) + self._linger_s if waiting_s else None
 
     def close(self, error: KafkaError) -> None:
-        """Fail all rows and messages without a result, and refuse further ones.
+        """Fail all rows and messages without a result, and refuse further ones. Runs in the producer's thread.
 
         Without the lock: its owner may wait for memory, and continues with the accumulator that it has.
         """
         try:
-            self._pending.close(error)
+            self._pending.refuse_rows(error)
             self._accumulator = self._new_accumulator()
             self.messages.take()  # afterwards, no thread adds one
         finally:
-            self._pending.end(error)
+            self._pending.fail_all(error)
 
     @contextmanager
     def refusing(self, error: KafkaError) -> Iterator[None]:
@@ -245,7 +252,7 @@ class BatchAssembler:
             self._lock.release()
             if self._missed:
                 self._sender.wake()
-            self._pending.fail_calls()  # calls that have begun after the end
+            self._pending.fail_late_calls()  # calls that have begun after the end
 
     @contextmanager
     def _stopping_on_errors(self) -> Iterator[None]:
@@ -256,18 +263,22 @@ class BatchAssembler:
         try:
             yield
         except Exception as error:
-            if self._pending.closed is None:
+            if self._pending.refused_because is None:
                 cause = UsageError(
                     f"this producer cannot continue, make a new one: {error!r} while rows were put into batches"
                 )
                 log.error("%s", cause, exc_info=error)
-                self._pending.close(cause)
+                self._pending.refuse_rows(cause)
                 self._pending.failed(cause)
                 self._sender.stop(cause)
             raise
 
     def refuse_within_send(self) -> None:
-        """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there."""
+        """Raise `UsageError` in a thread that is sending: a signal handler, a partitioner or a callback runs there.
+
+        Calls that take the lock do so themselves. A call that first stops the producer or a transaction calls this
+        before.
+        """
         lock: Any = self._lock
         if lock._is_owned():
             raise already_sending()
@@ -318,8 +329,8 @@ class BatchAssembler:
             self._sensors.record_sizes.record((self._clock.now_s(), int(sizes.max()), int(sizes.sum()), len(sizes)))
 
     def _append_waiting_messages(self) -> None:
-        if self._pending.closed is not None:
-            return  # `PendingRows.end` fails them
+        if self._pending.refused_because is not None:
+            return  # `PendingRows.fail_all` fails them
         interrupt: BaseException | None = None
         with self._stopping_on_errors():
             for messages in self.messages.take():
@@ -354,7 +365,7 @@ class BatchAssembler:
 
     def _begin(self, sent: SentColumns) -> None:
         sent.on_done = self._pending.end_call
-        self._pending.begin(sent)
+        self._pending.begin_call(sent)
 
     def _prepare(self, messages: TopicMessages) -> tuple[_Prepared | None, dict[int, KafkaError]]:
         """Convert messages to arguments of `Accumulator.append`; return also the errors of those not to be sent."""
@@ -375,42 +386,42 @@ class BatchAssembler:
         self._record_sizes(sizes)
         return (rows, chosen, sizes, messages.oldest_s, sent), refused
 
-    def _hand_over(self, move: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
-        """Encode the record batches that `move` takes out of the accumulator, and pass them to the sender.
+    def _hand_over(self, take: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
+        """Encode the record batches that `take` removes from the accumulator, and pass them to the sender.
 
-        `wait` allows waiting for memory between them.
+        `wait` allows waiting for memory between them; only then the error may be Ctrl-C, and must be raised.
 
         Returns
         -------
         BaseException or None
             The error of the encoding or of the wait, such as Ctrl-C: all rows that were not handed over have failed
             with it, those of earlier calls, too. None if all were handed over, or have failed because the producer is
-            closed or its transaction aborted.
+            closed or its transaction aborted. Other callers may ignore it: the results of these rows tell it.
         """
-        if self._pending.closed is not None:  # `PendingRows.end` fails all rows; the accumulator may be inconsistent
-            return None
+        if self._pending.refused_because is not None:
+            return None  # `PendingRows.fail_all` fails all rows; the accumulator may be inconsistent
         with self._stopping_on_errors():
             before_bytes, raised = self._accumulator.waiting_bytes, None
-            moved = deque(move())
-            left_bytes = sum(rows_of_batches.held_bytes for rows_of_batches in moved)
-            self._pending.hold(self._accumulator.waiting_bytes + left_bytes - before_bytes)
-            while moved and raised is None:
+            ready = deque(take())
+            taken_bytes = sum(rows_of_batches.held_bytes for rows_of_batches in ready)
+            self._pending.hold(self._accumulator.waiting_bytes + taken_bytes - before_bytes)
+            while ready and raised is None:
                 if (refusal := self._refusal(wait)) is not None:
-                    self._fail_rows(moved, refusal)
+                    self._fail_rows(ready, refusal)
                     break
                 try:
-                    batches = self._encoded(moved[0])
-                    more_bytes = sum(batch.size_bytes for batch in batches) - moved[0].held_bytes
+                    batches = self._encoded(ready[0])
+                    more_bytes = sum(batch.size_bytes for batch in batches) - ready[0].held_bytes
                     if wait and not self._fits(more_bytes):
                         self._wait_for_room(partial(self._fits, more_bytes), _FOREVER_S, despite_failures=True)
                 except BaseException as error:
                     raised = error
                 else:
-                    self._sender.put(batches, moved.popleft().held_bytes)
+                    self._sender.put(batches, ready.popleft().held_bytes)
             if raised is not None:
-                topic = moved[0].batch_slices[0].topic
+                topic = ready[0].batch_slices[0].topic
                 cause = UsageError(f"rows of {topic} were not sent because of another error: {raised!r}")
-                self._fail_rows(moved, cause)
+                self._fail_rows(ready, cause)
         return raised
 
     def _encoded(self, ready: ReadyBatches) -> list[ProducerBatch]:
@@ -472,7 +483,7 @@ class BatchAssembler:
 
     def _refusal(self, wait: bool) -> KafkaError | None:
         refusals = list(self._refusals) if wait else []
-        return self._pending.closed or (refusals[-1] if refusals else None)
+        return self._pending.refused_because or (refusals[-1] if refusals else None)
 
 
 def _select_rows(

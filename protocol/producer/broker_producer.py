@@ -142,7 +142,7 @@ class BrokerProducer:
     def send(self, partitions: Iterable[PartitionProducer], topic_ids: Mapping[str, bytes]) -> bool:
         """Send one request with the next batch of as many partitions as fit; return True if one was sent.
 
-        With acks=0, sent batches count as written.
+        `topic_ids` has the topic of each partition. With acks=0, sent batches count as written.
         """
         now_s = self._client.clock.now_s()
         parts = self._next_batches(partitions, now_s)
@@ -254,6 +254,7 @@ class BrokerProducer:
         self._handle_response(request, body, now_s)
 
     def _handle_response(self, request: _Request, body: Mapping[str, Any], now_s: float) -> None:
+        """Pass each batch its result, once. `PartitionProducer.refused` handles errors; here, they refresh metadata."""
         by_id = request.reply.version > LAST_WITH_TOPIC_NAMES
         answers = {
             (bytes(row["topic_id"]) if by_id else row["name"], answer["index"]): answer

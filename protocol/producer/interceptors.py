@@ -83,7 +83,11 @@ class ProducerInterceptor:
 
 
 class Interceptors:
-    """The interceptors of one producer, in order."""
+    """The interceptors of one producer, in order.
+
+    `producer` calls a `*_failed` method for each `Exception` that a send raises after `on_send`. The `*_done` methods
+    report results in the thread that completes the rows, without any lock.
+    """
 
     def __init__(self, interceptors: Iterable[ProducerInterceptor]) -> None:
         self._interceptors = tuple(interceptors)

@@ -30,7 +30,10 @@ _OVERHEAD_BYTES = 100
 
 
 class ProducerMessage(NamedTuple):
-    """The arguments of `Producer.send`: Java's `ProducerRecord`, sarama's `ProducerMessage`."""
+    """The arguments of `Producer.send`: Java's `ProducerRecord`, sarama's `ProducerMessage`.
+
+    In the same order there: a further field also needs a place in `Message` and `TopicMessages.columns`.
+    """
 
     topic: str
     value: bytes | str | None
@@ -175,13 +178,13 @@ class MessageBuffer:
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._lock:
-            self._pending.raise_if_closed()
+            self._pending.raise_if_refused()
             self._wake_due |= not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
             if messages is None:
                 messages = self._topics[topic] = TopicMessages(topic, now_s)
-            self._pending.begin(messages)
+            self._pending.begin_call(messages)  # before it has the message, whose future could get no result otherwise
             messages.pairs.append((message, future))
             self._pending.messages_bytes += message.size_bytes
             self._count += 1
@@ -204,10 +207,13 @@ class MessageBuffer:
             return min((topic.oldest_s for topic in self._topics.values()), default=None)
 
     def take(self) -> list[TopicMessages]:
-        """Remove and return all messages, grouped by topic. The caller frees their `size_bytes` of buffer memory."""
+        """Remove and return all messages, grouped by topic.
+
+        The caller passes them on or fails them, then frees their `size_bytes` of buffer memory and ends their calls.
+        """
         with self._lock:
             taken, self._topics = list(self._topics.values()), {}
-            self._pending.hold(sum(messages.size_bytes for messages in taken))
+            self._pending.hold(sum(messages.size_bytes for messages in taken))  # first: never under-count
             self._pending.messages_bytes = self._count = 0
         return taken
 

@@ -75,6 +75,10 @@ class PartitionProducer:
     """The queue of one partition. The driver calls `next_batch`, then `sending`, then one of the result methods.
 
     `encode` encodes the two halves of a batch that is too large for the broker.
+
+    Batches fail in three ways. `_fail`: one batch at once, if it is certainly not written; otherwise as in the second
+    way. `_fail_all_when_answered`: the queue, once nothing is in flight. `drop`: the queue at once.
+    `unsendable` and `expire` use the first, `abandon` the second.
     """
 
     topic: str
@@ -205,7 +209,7 @@ class PartitionProducer:
         *,
         at_once: bool = False,
     ) -> None:
-        """Handle an error code.
+        """Handle an error code of `broker_errors`. The batch may be written, unless the code is in `_NOT_WRITTEN`.
 
         Parameters
         ----------
@@ -227,13 +231,13 @@ class PartitionProducer:
             batch.maybe_written = True
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             if first and self._gap_from is None:
-                self._give_up(self._lost_by_broker(error))
+                self._fail_all_when_answered(self._lost_by_broker(error))
             else:
                 # Out of order because of an earlier batch's failure.
                 self._retry(now_s)
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
             if first and batch.maybe_written:
-                self._give_up(error)
+                self._fail_all_when_answered(error)
             else:  # brokers with this code refuse late copies of later batches as well
                 self._restart = self._restart or first
                 self._retry(now_s)
@@ -285,7 +289,7 @@ class PartitionProducer:
 
     def abandon(self, error: KafkaError) -> None:
         """Send nothing more; fail all batches once those in flight are answered."""
-        self._give_up(error)
+        self._fail_all_when_answered(error)
         self._finish_draining()
 
     def expire(self, now_s: float) -> None:
@@ -344,7 +348,7 @@ class PartitionProducer:
 
     def _fail(self, batch: ProducerBatch, error: KafkaError) -> None:
         if batch.maybe_written:
-            self._give_up(error)
+            self._fail_all_when_answered(error)
             return
         self._queue.remove(batch)
         self._end(batch, BatchResult(error=error))
@@ -361,7 +365,7 @@ class PartitionProducer:
         gap, number = self._gap_from, batch.base_sequence
         return gap is not None and number != NO_SEQUENCE and not comes_before(number, gap)
 
-    def _give_up(self, error: KafkaError) -> None:
+    def _fail_all_when_answered(self, error: KafkaError) -> None:
         """Fail the queue: the records of a batch may be in the log, so later ones cannot be ordered behind them."""
         self._draining = True
         if self._given_up is None:

@@ -30,7 +30,9 @@ class Call(Protocol):
 class PendingRows:
     """All pending rows of a producer: their calls, batches, bytes and failures. Thread-safe.
 
-    A call begins before its rows can get lost, so the end of the producer gives each row a result, wherever it is.
+    A call begins before its rows can get lost, so the end of the producer gives each row a result, wherever it is. That
+    end has three steps: `refuse_rows` in any thread; `fail_all` when the producer's thread ends; then `fail_late_calls`
+    in each thread that has begun a call: it may have checked for a refusal before the first step.
 
     Parameters
     ----------
@@ -47,12 +49,12 @@ class PendingRows:
     waiting_for_room : int
         Number of threads in `wait_for_room`.
     messages_bytes : int
-        Bytes of the messages in `MessageBuffer`, which sets it. Ctrl-C in `send` may make it inexact until the next
-        batch.
-    closed : KafkaError or None
-        Why no rows are accepted any more.
-    ended : bool
-        All calls have failed, and nothing is counted.
+        Bytes of the messages in `MessageBuffer`, which sets it within its own lock. Ctrl-C in `send` may make it
+        inexact until the next batch.
+    refused_because : KafkaError or None
+        Why no rows are accepted any more. Never changes again.
+    all_failed : bool
+        All calls have failed, and nothing is counted; set by `fail_all`.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class PendingRows:
         self._clock = clock
         self.waiting_for_room = 0
         self.messages_bytes = 0
-        self.closed: KafkaError | None = None
-        self.ended = False
+        self.refused_because: KafkaError | None = None
+        self.all_failed = False
         # A dictionary changes in one step: calls begin and end without the lock.
         self._calls: dict[Call, None] = {}
         self._batches: dict[TopicPartition, dict[ProducerBatch, None]] = {}
@@ -82,7 +84,7 @@ class PendingRows:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> None:
+    def begin_call(self, call: Call) -> None:
         """Add a call, once."""
         self._calls[call] = None
 
@@ -90,38 +92,38 @@ class PendingRows:
         """Remove a call that has all results."""
         self._calls.pop(call, None)
 
-    def close(self, error: KafkaError) -> None:
+    def refuse_rows(self, error: KafkaError) -> None:
         """Refuse further rows. The transaction, and `flush`, fail if rows are pending."""
-        self._report_calls(error)  # first: others look at `closed`
-        self.closed = self.closed or error
+        self._record_failure_of_calls(error)  # first: others look at `refused_because`
+        self.refused_because = self.refused_because or error
         self.wake()
 
-    def raise_if_closed(self) -> None:
-        """Raise the error of `close`."""
-        if (error := self.closed) is not None:
+    def raise_if_refused(self) -> None:
+        """Raise the error of `refuse_rows`."""
+        if (error := self.refused_because) is not None:
             raise UsageError(str(error)) from error  # a new one, since raising adds a traceback
 
-    def end(self, error: KafkaError) -> None:
+    def fail_all(self, error: KafkaError) -> None:
         """Fail all pending rows, and count none any more. May be repeated."""
-        self.closed = self.closed or error
-        self.ended = True
-        self.fail_calls()
+        self.refused_because = self.refused_because or error
+        self.all_failed = True
+        self.fail_late_calls()
         with self._changed:
             self._batches.clear()
             self._changed.notify_all()
 
-    def fail_calls(self) -> None:
-        """Fail all calls if the producer has ended: those that begin later need this call, too."""
-        if self.ended and self.closed is not None:
-            self._report_calls(self.closed)
+    def fail_late_calls(self) -> None:
+        """Fail all calls after `fail_all`; nothing before. Any thread; may be repeated."""
+        if self.all_failed and self.refused_because is not None:
+            self._record_failure_of_calls(self.refused_because)
             for call in list(self._calls):
                 try:
-                    call.fail_rest(self.closed)
+                    call.fail_rest(self.refused_because)
                     self.end_call(call)
                 except Exception:  # the other calls need results, too
                     log.exception("a call has no result after the end of its producer")
 
-    def _report_calls(self, error: KafkaError) -> None:
+    def _record_failure_of_calls(self, error: KafkaError) -> None:
         calls = list(self._calls)
         if calls:
             self.failed(error, [call for call in calls if isinstance(call, SentColumns)])
@@ -131,7 +133,7 @@ class PendingRows:
     @property
     def held_bytes(self) -> int:
         """Bytes of `buffer.memory` in use. May count a message twice while it moves, but never under-counts."""
-        return 0 if self.ended else self._held_bytes + self.messages_bytes
+        return 0 if self.all_failed else self._held_bytes + self.messages_bytes
 
     def hold(self, size_bytes: int) -> None:
         """Add bytes; subtract them if negative."""
@@ -172,10 +174,9 @@ class PendingRows:
                     if not despite_failures and (failures := self.take_failures()):
                         break
                     # Calls of other threads notify as well.
-                    patience = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
-                    earliest = (
-                        patience if deadline is None else min(patience, deadline, key=lambda waiting: waiting.at_s)
-                    )
+                    progress_deadline = Deadline(max(began_s, self._completed_at_s) + timeout_s, self._clock)
+                    limits = [progress_deadline] if deadline is None else [progress_deadline, deadline]
+                    earliest = min(limits, key=lambda limit: limit.at_s)
                     if earliest.passed:
                         return False
                     self._changed.wait(earliest.remaining_s())
@@ -196,17 +197,21 @@ class PendingRows:
         return len(self._batches.get(key, ()))
 
     def add(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
-        """Add batches; their memory replaces `freed_bytes`, held by their rows before."""
-        self._report_batches(batches)  # those that have failed already
+        """Add batches, before the sender has them; their memory replaces `freed_bytes`, held by their rows before."""
+        self._notify_session(batches)  # those that have failed already
         with self._changed:
-            if not self.ended:
+            if not self.all_failed:
                 for batch in batches:
                     self._batches.setdefault((batch.topic, batch.partition), {})[batch] = None
                 self.hold(sum(batch.size_bytes for batch in batches) - freed_bytes)
 
     def complete(self, completed: Sequence[ProducerBatch]) -> None:
-        """Pass the results of batches to the calls whose rows they are, then wake the threads that wait."""
-        self._report_batches(completed)
+        """Pass the results of batches to the calls whose rows they are, then wake the threads that wait.
+
+        In the producer's thread only. In this order: the transaction fails, ranges and failures are recorded, calls get
+        their results, and only then the batches are complete. So `flush` sees each failure.
+        """
+        self._notify_session(completed)
         results = [(batch.original or batch, batch, batch.result) for batch in completed if batch.result is not None]
         with self._changed:
             for original, batch, result in results:
@@ -235,7 +240,7 @@ class PendingRows:
             if not of_partition:
                 del self._batches[key]
 
-    def _report_batches(self, batches: Sequence[ProducerBatch]) -> None:
+    def _notify_session(self, batches: Sequence[ProducerBatch]) -> None:
         for error in dict.fromkeys(batch.result.error for batch in batches if batch.result is not None):
             if error is not None:
                 self._on_failure(error)
@@ -265,7 +270,7 @@ class PendingRows:
     # -- reports to the user ------------------------------------------------------------------
 
     def failed(self, error: KafkaError, calls: Iterable[SentColumns | None] = (None,)) -> None:
-        """Record a failure of rows of these calls that never became a batch."""
+        """Record a failure of rows that never became a batch. `calls`: those whose result also reports it."""
         self._on_failure(error)
         with self._changed:
             self._add_failure(error, calls)
@@ -278,7 +283,7 @@ class PendingRows:
                 if error not in errors:
                     errors.append(error)
 
-    def mark_reported(self, call: SentColumns) -> None:
+    def forget_failures(self, call: SentColumns) -> None:
         """Forget the failures of a call whose result was requested; other calls may have failed with the same error."""
         with self._changed:
             self._failures.pop(call, None)

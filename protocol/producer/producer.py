@@ -128,6 +128,7 @@ class Producer:
             None if self._interceptors is None else self._interceptors.rows_done,
         )
         self._thread = ProducerThread(self._assembler, self._sender, self._client.clock)
+        # True after a flush: `acknowledged` tells its ranges until the next send.
         self._forgets_on_send = False
         self._closed = False
         self._add_gauges()
@@ -445,7 +446,7 @@ class Producer:
                 self._interceptors.close()
             if self._owns_client:
                 self._client.close()
-            self._pending.fail_calls()  # again: an error in the thread may have left calls without a result
+            self._pending.fail_late_calls()  # again: an error in the thread may have left calls without a result
 
     @deferred
     def reset_sequences(self, deadline: Deadline) -> None:
@@ -471,6 +472,8 @@ class Producer:
 
     # -- inside -------------------------------------------------------------------------------
 
+    # `TransactionalProducer` also calls these, and overrides `send_columns`, `_send` and `close`.
+
     def _flush(self, deadline: Deadline | None = None, *, despite_failures: bool = False) -> None:
         if despite_failures:
             self._require_caller("flush")
@@ -489,7 +492,7 @@ class Producer:
             # The failure that ended the wait was raised in another thread.
         self._raise_if_unusable("flush", closing=despite_failures)
         if not despite_failures:
-            self._pending.raise_if_closed()
+            self._pending.raise_if_refused()
         self._forgets_on_send = True
 
     def _flush_deadline(self, timeout_ms: float | None = None) -> Deadline:
@@ -523,6 +526,7 @@ class Producer:
             raise UsageError(f"{call} would wait for its own thread: a callback of a future may only send")
 
     def _raise_if_unusable(self, call: str, *, closing: bool = False) -> None:
+        """Raise in a callback, after a failure that was not raised before, and if the producer is closed or forked."""
         self._require_caller(call)
         if self._thread.in_this_process:
             self._pending.raise_failures()

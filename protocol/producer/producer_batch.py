@@ -22,17 +22,17 @@ class ProducerBatch:
     original : ProducerBatch or None
         After a split, the original batch; this one has its rows from `first_row` on.
     rows_left : int
-        Rows without a result, those of its parts included.
+        Rows without a result, those of its parts included. Only `pending_rows` changes it, in the original.
     result : BatchResult or None
-        Result, once known: of `partition_producer`, or of `batch_assembler` for rows that were never sent.
+        Result, set once: by `partition_producer`, or by `batch_assembler` for rows that were never sent.
     created_s : float
-        The clock's time of the encoding.
+        Begin of the delivery timeout: the time of the encoding, or the end of `linger.ms` if that was earlier.
     base_sequence, attempts, in_flight : int, int, bool
-        Of `partition_producer`.
+        Only `partition_producer` changes these, and `maybe_written`, in the producer's thread.
     maybe_written : bool
-        A try ended without a reply that tells whether the batch was written.
+        A try ended without a reply that tells whether the batch was written. Never reset.
     last_error : KafkaError or None
-        Error of the last try.
+        Error of the last try; set by `note`, read by other threads.
     compression_ratio : float
         Size of `records` over their uncompressed size.
     """

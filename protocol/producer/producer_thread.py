@@ -72,7 +72,11 @@ class ProducerThread:
             self._end(end or self._sender.stop_error)
 
     def _end(self, error: KafkaError) -> None:
-        """Give every row a result, so that no caller waits forever. Each step comes also after an error of another."""
+        """Give every row a result, so that no caller waits forever. Each step comes also after an error of another.
+
+        In this order: results that the sender has already; failures of all other rows; then the callers that wait for
+        a reset, which see the error that `fail_batches` has set.
+        """
         steps = partial(self._sender.fail_batches, error), partial(self._assembler.close, error), self._sender.close
         for step in steps:
             try:

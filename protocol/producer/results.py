@@ -94,22 +94,26 @@ class MessageFuture(Future[RecordMetadata]):
 
 
 class _RowNumbers:
-    """Row numbers of a call by partition: the n-th of its rows for a partition is row `of(partition)[n]`."""
+    """Row numbers of a call by partition: the n-th of its rows for a partition is row `in_partition(partition)[n]`."""
 
     def __init__(self, partitions: Partitions) -> None:
         self.partitions = partitions
-        self._of: dict[int, npt.NDArray[np.int64]] = {}
+        self._rows_of: dict[int, npt.NDArray[np.int64]] = {}
 
-    def of(self, partition: int) -> npt.NDArray[np.int64]:
-        if partition not in self._of:
-            self._of[partition] = np.flatnonzero(self.partitions == partition)
-        return self._of[partition]
+    def in_partition(self, partition: int) -> npt.NDArray[np.int64]:
+        if partition not in self._rows_of:
+            self._rows_of[partition] = np.flatnonzero(self.partitions == partition)
+        return self._rows_of[partition]
 
 
 class SentColumns:
     """The result of one call of `send_columns`, or of single messages sent together. Thread-safe.
 
     A failure that no caller requests here is raised by `flush` or by the next call, unless `futures` report it.
+
+    The producer's thread calls `complete`; any thread may call `fail_rest` meanwhile. Each row keeps its first result:
+    futures refuse a second one themselves, otherwise `_lock` decides. `on_result` is called without the lock, since it
+    calls code of users.
 
     Parameters
     ----------
@@ -119,7 +123,7 @@ class SentColumns:
     timestamps_ms : ndarray of int64
         One per row.
     on_reported : callable, optional
-        Called with this object when a caller has received its errors.
+        Called with this object when a caller has received its errors: failures are recorded by call.
     futures : sequence of Future of RecordMetadata, optional
         One per row, completed in the sender's thread. `result`, `errors` and `columns` do not work then.
     on_result : callable, optional
@@ -142,7 +146,7 @@ class SentColumns:
         self._rows = _RowNumbers(partitions)
         self._timestamps_ms = timestamps_ms
         self.on_done: Callable[[SentColumns], None] = lambda call: None
-        """Called when every row has a result."""
+        """Called when every row has a result, perhaps twice. Set before the first row can get one."""
         self._lock = Lock()
         self._rest_failed = False
         # Partitions and numbers of failed rows that `on_result` has not been called with.
@@ -199,9 +203,9 @@ class SentColumns:
         """Yield partition, first index and number of rows without a result."""
         is_missing = np.ones(len(self._timestamps_ms), bool)
         for partition, first, count, _ in self._completed:
-            is_missing[self._rows.of(partition)[first : first + count]] = False
+            is_missing[self._rows.in_partition(partition)[first : first + count]] = False
         for partition in np.unique(self._rows.partitions[is_missing]).tolist():
-            rows = np.flatnonzero(is_missing[self._rows.of(partition)])
+            rows = np.flatnonzero(is_missing[self._rows.in_partition(partition)])
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 yield partition, int(run[0]), len(run)
 
@@ -250,7 +254,7 @@ class SentColumns:
             int(row): result.error
             for partition, first, count, result in self._completed
             if result.error is not None
-            for row in self._rows.of(partition)[first : first + count]
+            for row in self._rows.in_partition(partition)[first : first + count]
         }
         if kafka_errors:
             self._on_reported(self)
@@ -265,7 +269,7 @@ class SentColumns:
         offsets = np.full(len(self._timestamps_ms), -1)
         timestamps_ms = self._timestamps_ms.copy()
         for partition, first, count, result in self._completed:
-            rows = self._rows.of(partition)[first : first + count]
+            rows = self._rows.in_partition(partition)[first : first + count]
             if result.base_offset >= 0:
                 offsets[rows] = result.base_offset + np.arange(count)
             if result.log_append_time_ms >= 0:
@@ -288,7 +292,7 @@ class SentColumns:
         count: int,
         result: BatchResult,
     ) -> None:
-        rows = self._rows.of(partition)[first : first + count].tolist()
+        rows = self._rows.in_partition(partition)[first : first + count].tolist()
         for nth, row in enumerate(rows):
             try:
                 if result.error is not None:

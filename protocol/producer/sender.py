@@ -287,6 +287,7 @@ class Sender:
                 partition.abandon(error)
 
     def _identify(self, partition: PartitionProducer, deadline: Deadline) -> None:
+        """Begin its sequence numbers, before its first batch and after each restart. May send a request."""
         if partition.sequences is not None:
             return
         if partition.broken_identity is None:

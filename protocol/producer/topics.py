@@ -147,7 +147,10 @@ class MissingTopics:
 
 
 class Leaders:
-    """The leaders of partitions for one round of requests, from one metadata snapshot."""
+    """The leaders of partitions for one round of requests, from one metadata snapshot.
+
+    `topic_ids`: ids of the topics for which `leader` has returned a broker.
+    """
 
     def __init__(self, client: Client, deadline: Deadline) -> None:
         self._client = client

@@ -58,6 +58,7 @@ class TransactionSession:
         self._partitions: set[TopicPartition] = set()
         # True if an unanswered EndTxn may have ended the transaction, or may still end the next one of this epoch.
         self._maybe_ended = False
+        # True if `begin` must bump the epoch first.
         self._needs_epoch = False
         # The identity under which sequence numbers last began at 0.
         self._numbered_as = self.held
@@ -154,7 +155,7 @@ class TransactionSession:
         self._lifecycle.transition(_S.IN_TRANSACTION)
 
     def _initialize(self, deadline: Deadline, identity: TransactionalIdentity | None = None) -> None:
-        with self._failing_on_errors(for_good=True):
+        with self._failing_on_errors(while_initializing=True):
             self.held = init_producer_id(
                 self._client, self.transactional_id, self._timeout_ms, deadline, identity=identity
             )
@@ -202,7 +203,11 @@ class TransactionSession:
             self._lifecycle.transition(state)
 
     def end(self, *, commit: bool, deadline: Deadline) -> None:
-        """Commit or abort after `enter_end`; raise if the transaction was not ended as requested."""
+        """Commit or abort after `enter_end`; raise if the transaction was not ended as requested.
+
+        The caller has flushed before a commit, and reset the sequence numbers before an abort: with version 1, a record
+        that arrives later would open another transaction.
+        """
         forgotten, identity, maybe_ended = False, self.held, self._maybe_ended
         if self._begun:
             self._maybe_ended = True  # until the outcome is known: Ctrl-C may come after the request was sent
@@ -254,8 +259,8 @@ class TransactionSession:
     # -- errors -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _failing_on_errors(self, *, for_good: bool = False) -> Iterator[None]:
-        """Change the state on errors of the coordinator; `for_good`: every non-retriable error is fatal."""
+    def _failing_on_errors(self, *, while_initializing: bool = False) -> Iterator[None]:
+        """Change the state on errors of the coordinator; `while_initializing`: every non-retriable error is fatal."""
         try:
             yield
         except KafkaError as error:
@@ -264,9 +269,9 @@ class TransactionSession:
                 fenced = self._fenced(error)
                 self._lifecycle.failed(fenced, fatal=True)
                 raise fenced from error
-            if for_good and not is_retriable(error):
+            if while_initializing and not is_retriable(error):
                 self._lifecycle.failed(error, fatal=True)
-            elif not for_good:
+            elif not while_initializing:
                 self._lifecycle.failed(error, fatal=effect in _FOR_GOOD)
             raise
 
@@ -279,6 +284,7 @@ def _code(error: KafkaError | None) -> int | None:
 
 
 def _effect(error: KafkaError | None) -> TransactionEffect:
+    """Return the effect of a broker's code, from `broker_errors`; other errors make a transaction abortable."""
     return error_row(error.code).transaction_effect if isinstance(error, BrokerError) else TransactionEffect.ABORTABLE
 
 

@@ -129,11 +129,13 @@ class TransactionalProducer(Producer):
             retry_backoff=retry_backoff,
             session=session,
         )
-        self._owns_client = owns_client
+        self._owns_client = owns_client  # `Producer` sees a shared client
         # The thread of each call that is sending.
         self._sending_threads: list[int] = []
         # Threads in a call that begins or ends a transaction.
         self._calling: set[int] = set()
+        # True after an abort: the next begin drops records that other threads have sent since. `TransactionSession.end`
+        # decides whether it also needs an epoch.
         self._aborted = False
         self._sends_changed = Condition()
 
@@ -329,6 +331,7 @@ class TransactionalProducer(Producer):
         self._abort_transaction(self._client.deadline(timeout_ms))
 
     def _abort_transaction(self, deadline: Deadline, *, closing: bool = False) -> None:
+        """Refuse sends, await the replies to those in flight, and end the transaction, in this order."""
         self._require_caller("abort_transaction")
         self._require_alive()  # before the locks: after a fork, another thread may hold them forever
         self._assembler.refuse_within_send()

@@ -126,12 +126,14 @@ def add_offsets(
     ids: dict[str, set[bytes]] = {}
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, BrokerError]:
+        """Return errors of partitions that are not sent, which `handle` gets as well. Called before each try."""
         ids.clear()
         return compare(broker, partitions)
 
     def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         """Return the error of a partition, which is retried if retriable: a broker may not know the new topic yet.
 
+        None: the offset is accepted.
         UNKNOWN_TOPIC_ID becomes `TopicRecreated`, or the error of an unknown topic.
         """
         if error is None or error.code != ErrorCode.UNKNOWN_TOPIC_ID:

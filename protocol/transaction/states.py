@@ -53,7 +53,8 @@ TRANSITIONS: Mapping[TransactionState, frozenset[TransactionState]] = {
     _S.ABORTABLE_ERROR: frozenset({_S.ABORTING_TRANSACTION}),
     _S.FATAL_ERROR: frozenset(),
 }
-"""Any state except the last may also become `FATAL_ERROR`. READY follows READY when the identity is renewed."""
+"""Any state except the last may also become `FATAL_ERROR`. READY follows READY when the identity is renewed.
+docs/architecture.md has the diagram."""
 
 
 class TransactionLifecycle:

@@ -104,7 +104,7 @@ def test_completed_batch_extends_the_wait_for_memory() -> None:
 def test_failure_of_two_calls_is_unreported_until_both_results_were_requested(requested: int) -> None:
     """The calls of a record batch fail with one error object."""
     pending, error = PendingRows(), KafkaError("refused")
-    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), pending.mark_reported) for _ in "ab"]
+    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), pending.forget_failures) for _ in "ab"]
     batch = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
     pending.add([batch])
     batch.result = BatchResult(error=error)
@@ -116,7 +116,7 @@ def test_failure_of_two_calls_is_unreported_until_both_results_were_requested(re
 
 def test_part_of_a_split_batch_fails_only_the_calls_of_its_rows() -> None:
     pending = PendingRows()
-    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), pending.mark_reported) for _ in "ab"]
+    calls = [SentColumns("orders", np.ones(2, np.int32), np.zeros(2, np.int64), pending.forget_failures) for _ in "ab"]
     batch = ProducerBatch("orders", 1, bytearray(100), 4, 0.0, [SentRows(call, 0, 2) for call in calls])
     pending.add([batch])
     for first, error in ((0, None), (2, KafkaError("too large"))):

@@ -133,21 +133,21 @@ def test_close_reports_rows_that_failed_after_its_flush(broker: FakeKafka, monke
     """The end of the sender's thread has begun, and the rows have not failed yet."""
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
     begun, go_on = threading.Event(), threading.Event()
-    fail_calls, wait = PendingRows.fail_calls, PendingRows.wait
+    fail_late_calls, wait = PendingRows.fail_late_calls, PendingRows.wait
 
     def slowly(pending: PendingRows) -> None:
         if threading.current_thread() is thread_of(producer):
-            if pending.ended:
+            if pending.all_failed:
                 begun.set()
                 assert go_on.wait(WAIT_S)
-            fail_calls(pending)
+            fail_late_calls(pending)
 
     def flushed(*arguments: Any, **named: Any) -> list[Any]:
         late = wait(*arguments, **named)
         go_on.set()
         return late
 
-    monkeypatch.setattr(PendingRows, "fail_calls", slowly)
+    monkeypatch.setattr(PendingRows, "fail_late_calls", slowly)
     monkeypatch.setattr(PendingRows, "wait", flushed)
     sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
     raise_once(monkeypatch, Sender, "_take_in")
@@ -336,7 +336,7 @@ def refuse(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(PartitionProducer, "drop"), (PendingRows, "fail_calls"), (SentColumns, "fail_rest")]
+    ("owner", "name"), [(PartitionProducer, "drop"), (PendingRows, "fail_late_calls"), (SentColumns, "fail_rest")]
 )
 def test_sender_ends_in_spite_of_errors(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
