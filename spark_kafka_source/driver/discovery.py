@@ -128,7 +128,9 @@ def _discover_with_retries(
 ) -> tuple[dict[TopicPartition, bytes], list[str]]:
     """Return the subscribed partitions, and the topics of `expected` that stay unknown to brokers.
 
-    `existed`: the `expected` topics existed before. A new topic may be unknown to all brokers yet.
+    `names`: topics to request; None: all.
+    `expected`: topics or partitions that should exist.
+    `existed`: they existed before. A new topic may be unknown to all brokers yet.
     """
     partitions: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
@@ -142,7 +144,7 @@ def _discover_with_retries(
         topics = client.metadata(names, deadline).topics
         absent[:] = _missing(expected, topics.values(), _subscribed(topics.values(), options))
         if names is None and absent:
-            topics = client.metadata(absent, deadline).topics  # all that are known, not only these
+            topics = client.metadata(absent, deadline).topics  # these, and all that it knew before
         partitions.clear()
         partitions.update(sorted(_subscribed(topics.values(), options).items()))
         absent[:] = _missing(expected, topics.values(), partitions)

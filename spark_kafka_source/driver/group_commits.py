@@ -83,7 +83,7 @@ class GroupCommits:
             End of a complete batch.
         assignment : QueryAssignment
         member : GroupMember
-            The member that had the assignment; nothing is committed if it has lost it since.
+            The member that had the assignment; nothing is staged if it has lost it since.
         """
         if self.manager is not None:
             owned = assignment.owned
@@ -94,7 +94,7 @@ class GroupCommits:
             }
             if log.isEnabledFor(logging.INFO):
                 self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})
-            self.manager.retain(offsets)
+            self.manager.retain(offsets)  # first: a commit sends all staged offsets
             self.manager.stage(offsets, member)
 
     def _log(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -166,11 +166,12 @@ def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: O
         return
     behind, ahead = [], []
     for key, offset in sorted(checkpoint.ends.items()):
-        entry = committed.get(key)
-        if entry is None or entry.offset < offset:
-            behind.append(f"{partition_name(key)}: group {entry.offset if entry else 'none'}, checkpoint {offset}")
-        elif entry.offset > offset:
-            ahead.append(f"{partition_name(key)}: group {entry.offset}, checkpoint {offset}")
+        position = committed.get(key)
+        if position is None or position.offset < offset:
+            in_group = position.offset if position else "none"
+            behind.append(f"{partition_name(key)}: group {in_group}, checkpoint {offset}")
+        elif position.offset > offset:
+            ahead.append(f"{partition_name(key)}: group {position.offset}, checkpoint {offset}")
     if ahead:
         log.warning(
             "resuming from the checkpoint; group %s is ahead of it in %d partition(s) (was it reset, or used by "

@@ -179,6 +179,7 @@ class QueryMembership:
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
+            """Commit, then drop the partitions. May run several times in one poll, which sets `self.member` later."""
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
                 same_topics = dict(self._last.owned.items() & existing.owned.items())
@@ -232,8 +233,9 @@ class QueryMembership:
             return
         client, options = PROCESS.client(self._options.client), self._options
         offsets = group_offsets(client, options, new, deadline, after=completed.ends)
-        unread = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
-        starts = {key: self._starting[key].start for key, _ in unread if key not in completed.ends}
+        # Partitions that still belong to the topic that `startingOffsets` was resolved for.
+        known_since_start = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
+        starts = {key: self._starting[key].start for key, _ in known_since_start if key not in completed.ends}
         starts.update(offsets)
         self._assigned.update(
             {key: _AssignedPartition(topic_id, starts.get(key), self._completed_count) for key, topic_id in new.items()}

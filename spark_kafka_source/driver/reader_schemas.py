@@ -60,7 +60,7 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
     schemas = {
         part: reader_schema(whole, part, versions)
         for part, format in formats.items()
-        if format != "binary" and part in options.filter.lower()
+        if format != "binary" and part in options.filter.lower()  # perhaps too many; `condition.decoded` selects
     }
     types = {VALUE_TYPE: pa.string()} if options.value_subjects else {}
     condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()} | types)
@@ -112,7 +112,7 @@ def _fixed_version(options: SourceOptions, subject: str) -> int | None:
 
 @contextmanager
 def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
-    """Add to errors which option to change."""
+    """Add to errors which option to change. An `UnknownName` says `of` which: `keyFields`, `keyMessageName`."""
     try:
         yield
     except RegistryFailed as error:
@@ -122,9 +122,10 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
             error.message += "; set schema.registry.reader.version to one that the subject has"
         raise
     except ConfigurationError as error:
-        of = error.context["of"] if isinstance(error, UnknownName) else "Schema" if has_text else None
-        prefix = "" if of is None else f"{part}{of}: "
-        raise ConfigurationError(f"{prefix}{error}", name=f"{part}{of or 'Schema'}") from None
+        of = error.context["of"] if isinstance(error, UnknownName) else "Schema"
+        is_of_option = has_text or isinstance(error, UnknownName)  # else of the registry's schema
+        prefix = f"{part}{of}: " if is_of_option else ""
+        raise ConfigurationError(f"{prefix}{error}", name=f"{part}{of}") from None
 
 
 def _topic(options: SourceOptions) -> str:

@@ -30,7 +30,10 @@ _COUNT_MS = 5_000
 
 
 def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
-    """Return the start of a first batch: from `end`, or resolved again if an older version has written `end`."""
+    """Return the start of a first batch, without offsets if `end` has them itself (`Offsets.joined`).
+
+    An end that an older version or Spark's connector has written lacks some: then the start is resolved again.
+    """
     if unresolved(Offsets({}), end):
         log.warning(
             "the checkpoint lacks the start of the first batch: it starts at startingOffsets as they resolve now"

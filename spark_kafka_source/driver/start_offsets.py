@@ -127,14 +127,14 @@ def offsets_for_times(
     client: Client, options: SourceOptions, times_ms: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """Return the offset of each partition's first record at or after its time; partitions without one are left out."""
-    listed = list_offsets(
+    listed_offsets = list_offsets(
         client,
         times_ms,
         isolation_level=options.consumer.isolation_level,
         deadline=deadline,
         unknown_topic_s=SUSPECT_DELETED_S,
     )
-    return {key: entry.offset for key, entry in listed.items() if entry.offset >= 0}
+    return {key: first.offset for key, first in listed_offsets.items() if first.offset >= 0}
 
 
 def log_end_offsets(
@@ -158,10 +158,10 @@ def high_watermarks(
 ) -> dict[TopicPartition, int]:
     """Return the high watermarks. `positions_read` as in `list_offsets`."""
     latest = dict.fromkeys(partitions, LATEST)
-    listed = list_offsets(
+    watermarks = list_offsets(
         client, latest, deadline=deadline, positions_read=positions_read, unknown_topic_s=SUSPECT_DELETED_S
     )
-    return {key: entry.offset for key, entry in listed.items()}
+    return {key: watermark.offset for key, watermark in watermarks.items()}
 
 
 def log_start_offsets(
@@ -169,8 +169,8 @@ def log_start_offsets(
 ) -> dict[TopicPartition, int]:
     """Return the log start offsets."""
     earliest = dict.fromkeys(partitions, EARLIEST)
-    listed = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=SUSPECT_DELETED_S)
-    return {key: entry.offset for key, entry in listed.items()}
+    log_starts = list_offsets(client, earliest, deadline=deadline, unknown_topic_s=SUSPECT_DELETED_S)
+    return {key: log_start.offset for key, log_start in log_starts.items()}
 
 
 def _offsets_at_time(
@@ -199,7 +199,7 @@ def _resolve(
 ) -> dict[TopicPartition, int]:
     if spec == "earliest":
         return log_start_offsets(client, partitions, deadline)
-    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, partitions, deadline).items()}
+    ends = {key: end.offset for key, end in log_end_offsets(client, options, partitions, deadline).items()}
     if spec == "latest":
         return ends
     assert not isinstance(spec, str)
@@ -276,7 +276,7 @@ def group_offsets(
     group, after = options.consumer.group_id, after or {}
     assert group is not None
     fetched = fetch_start_offsets(client, group, partitions, deadline, unknown_topic_s=SUSPECT_DELETED_S)
-    committed = {key: entry for key, entry in fetched.items() if entry.offset > after.get(key, -1)}
+    committed = {key: position for key, position in fetched.items() if position.offset > after.get(key, -1)}
     if not committed:
         return {}
     valid, out_of_range = check_committed(client, committed, deadline, unknown_topic_s=SUSPECT_DELETED_S)
@@ -295,7 +295,7 @@ def _offsets_of_group(
     deadline: Deadline,
 ) -> tuple[dict[TopicPartition, int], list[TopicPartition]]:
     """Return an offset per partition, and those without a committed one, which follow `kafka.auto.offset.reset`."""
-    offsets = {key: entry.offset for key, entry in committed.items()}
+    offsets = {key: position.offset for key, position in committed.items()}
     missing_offsets = [key for key in partitions if key not in offsets]
     reset = options.consumer.auto_offset_reset
     if missing_offsets and reset == "none":
@@ -305,7 +305,7 @@ def _offsets_of_group(
         )
     if reset == "earliest":
         return offsets | log_start_offsets(client, missing_offsets, deadline), missing_offsets
-    ends = {key: entry.offset for key, entry in log_end_offsets(client, options, missing_offsets, deadline).items()}
+    ends = {key: end.offset for key, end in log_end_offsets(client, options, missing_offsets, deadline).items()}
     return offsets | ends, missing_offsets
 
 

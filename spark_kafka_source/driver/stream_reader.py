@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
@@ -36,6 +37,19 @@ _ONCE_WARNING = (
     "trigger(once=True) ends without committing its batch to group %s, since Spark does not tell a source that its "
     "last batch is complete; the next run commits it. Use trigger(availableNow=True), which commits what it has read"
 )
+
+
+class _ResolvedStart(NamedTuple):
+    """The start of the next batch.
+
+    `start`: in Spark's form; `latestOffset` returns it again if nothing is new.
+    `completed`: end of the last batch; without offsets before a query's first batch.
+    `starting`: start of a query's first batch; without offsets afterwards.
+    """
+
+    start: JsonDict
+    completed: Offsets
+    starting: Offsets
 
 
 class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -179,11 +193,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if isinstance(limit, ReadAllAvailable) and query.commits.group is not None:
             log_once(_ONCE_WARNING % query.commits.group)
 
-    def _resolve_start(self, start: JsonDict, deadline: Deadline) -> tuple[JsonDict, Offsets, Offsets]:
-        """Return the start of the next batch, the end of the last batch, and the start of a first batch.
-
-        Before a query's first batch, the end has no offsets; afterwards that start has none.
-        """
+    def _resolve_start(self, start: JsonDict, deadline: Deadline) -> _ResolvedStart:
         query = self.query
         is_new, is_member = start == STARTING_OFFSETS, query.membership is not None
         completed = Offsets({}) if is_new else query.offsets.parse(start)
@@ -196,7 +206,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if is_new or (is_member and not completed.ends):
             resolved_start = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            return start, replace(resolved_start, positions={}), resolved_start
+            return _ResolvedStart(start, completed=replace(resolved_start, positions={}), starting=resolved_start)
         if not query.running and not is_member:
             warn_if_offsets_differ(query.client, self._options, completed, deadline)
-        return start, completed, Offsets({})
+        return _ResolvedStart(start, completed, starting=Offsets({}))

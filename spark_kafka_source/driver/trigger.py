@@ -38,6 +38,10 @@ RECORD_SIZES_TIMEOUT_MS = 2_000
 class Trigger:
     """One trigger of a query.
 
+    Losses are found in this order, each among the partitions without an earlier one: recreated topics, deleted
+    partitions, new partitions without their first records, truncated logs, regrown logs, and records that retention has
+    deleted. All but deleted partitions start elsewhere then: at `Backlog.joined` or `Backlog.advanced`.
+
     `completed`: end of the last batch; empty before the first one.
     `starting`: start of a query's first batch; empty afterwards.
     """
@@ -109,7 +113,7 @@ class Trigger:
         """Return the backlog with its start offsets. Losses are raised or kept, as in `_raise_or_defer`."""
         target, fail = self.query.target, self._options.fail_on_data_loss
         if target is not None:
-            target.update(logs.late_targets(target))
+            target.update(logs.late_targets(target))  # before `ends`, which leaves out partitions without a target
         ends = logs.ends(target)
         log_starts = log_start_offsets(self._client, logs.new(ends), self.deadline)
         added = data_loss.added(logs, log_starts)
@@ -119,6 +123,7 @@ class Trigger:
         divergent = self._divergent_offsets(backlog)
         ends = ends | {key: max(offset, logs.listed[key].offset) for key, offset in divergent.items()}
         backlog = replace(backlog, ends=ends, joined={**backlog.joined, **divergent})
+        # With `fail`, the task raises this loss.
         return backlog if fail else replace(backlog, advanced=self._new_log_starts(backlog))
 
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
