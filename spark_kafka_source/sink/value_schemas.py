@@ -162,4 +162,5 @@ def encode_column(schema: WriterSchema, column: pa.Array) -> pa.Array:
 
 @lru_cache(maxsize=_MAX_ENCODERS)
 def _encoder(schema: WriterSchema, kind: pa.DataType) -> tuple[ColumnWriter, bytes]:
+    """Return the writer of a column, and the bytes between a schema's id and a value, which name Protobuf's message."""
     return written_language_of(schema.format).writer(schema.text, dict(schema.references), schema.message, kind)

@@ -38,6 +38,10 @@ L = TypeVar("L", bound="Ledger | None")
 def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
     """Commit the transactions of the tasks.
 
+    The order is fixed for a stream. All transactions are open before the decision. A newer start fences the writer of
+    the ledger, so the decision proves that there was none. Then transactions of other attempts are aborted, which might
+    be a newer start's otherwise.
+
     Raises `KafkaError`: before the decision: no record of the batch is visible, and it is written again. After it: the
     next start of the query completes the commit, as the message says.
     """
@@ -102,7 +106,10 @@ def _undecided(
     open_transactions: Collection[TransactionalIdentity],
     transaction_timeout_ms: int,
 ) -> set[TransactionalIdentity]:
-    """Return the undecided transactions: of all open ones if this start is the newest, else of the reported ones."""
+    """Return the undecided transactions: of all open ones if this start is the newest, else of the reported ones.
+
+    Those have the epochs of this start, so that it cannot end transactions of a newer one.
+    """
     ledger = read_ledger(client, batch.query, client.deadline())
     if ledger is None or not ledger.is_fenced(batch.start_id):
         # A decision of this driver may still be in flight.

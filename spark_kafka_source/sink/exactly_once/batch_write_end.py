@@ -62,7 +62,11 @@ def abort_failed_write(
 
 
 def require_not_ended(client: Client, write: Query, deadline: Deadline) -> None:
-    """Raise `ProducerFenced` if the write has ended. Runs in a task."""
+    """Raise `ProducerFenced` if the write has ended.
+
+    A task calls it before InitProducerId, which would abort a prepared transaction of another attempt, and again
+    between InitProducerId and the begin of its transaction.
+    """
     try:
         ended = describe_transactions(client, [write.transactional_id], deadline)
     except UnsupportedVersion:

@@ -103,7 +103,10 @@ class TakeoverBackoff:
 def take_over(
     client: Client, batch: StreamBatch, topic: str | None, transaction_timeout_ms: int, deadline: Deadline
 ) -> Ledger | None:
-    """Return the ledger after this start has taken over.
+    """Return the ledger after this start has taken over. A task calls it before InitProducerId for its own id.
+
+    Only the task whose rewrite has added this start aborts, and only what that rewrite has listed: other tasks may
+    have begun their transactions since.
 
     `topic`: topic for the offsets of a new ledger; None: return None if there is no ledger.
     Raises `ProducerFenced`: there is a newer start, or the batch was decided without this attempt. `UsageError`: the

@@ -137,7 +137,11 @@ class TransactionalTaskWriter:
         marker: Mapping[TopicPartition, CommittedOffset],
         require_current: Callable[[], None],
     ) -> PreparedWrite:
-        """Write in a transaction. `require_current` raises `ProducerFenced` if this attempt is too late."""
+        """Write in a transaction. `require_current` raises `ProducerFenced` if this attempt is too late.
+
+        It is called between InitProducerId and the begin: either this attempt sees the decision, or the end of the
+        write, or the driver finds the older attempt fenced. `marker` is in the transaction, so it proves the rows.
+        """
         transactional_id = unwritten.query.task(unwritten.task)
         config = replace(self.producer, transactional_id=transactional_id)
         with borrowed_producer(self.client, config, TransactionalProducer) as producer:
