@@ -105,7 +105,7 @@ FAULTS = {
     "a recreated topic is read on": DeliberateFault(
         "group_members",
         "protocol/fetch/leaders.py",
-        "    if _is_another(snapshot, partition):\n",
+        "    if _is_another(snapshot.metadata, partition):\n",
         "    if False:\n",
     ),
     "an offset of a deleted topic is committed to the new one": DeliberateFault(
