@@ -52,7 +52,7 @@ class BoundedReader:
     """Iterates over `(range, batch)`: Arrow batches of all `ranges`, in offset order within each range.
 
     Batches have at most some thousand rows; those of different ranges arrive in any order. Not thread-safe. Can be
-    iterated once: a second iteration raises `UsageError`, since it would skip records of replies received before.
+    iterated once: a reply moves the positions, so a second iteration, which raises `UsageError`, would skip records.
 
     `columns`: columns of the batches, see `protocol.records.decode`.
     `poll_timeout_ms`: raise `DeadlineExceeded` after this time without records of a range.
@@ -88,8 +88,11 @@ class BoundedReader:
         self._on_loss = on_loss
         self._builders: dict[Broker, FetchRequestBuilder] = {}
         self._in_flight: list[_InFlight] = []
-        self._clock = PausableClock(client.clock)  # paused while the caller processes a batch
-        self._waiting: list[RangePosition] = []  # ranges without a request in flight, longest wait first
+        # Paused while the caller processes a batch: measures waits for records, and limits requests. Back-offs and
+        # metrics are times of `client.clock`.
+        self._clock = PausableClock(client.clock)
+        # Ranges without a request in flight, longest wait first. Each range is here, in `_in_flight`, or done.
+        self._waiting: list[RangePosition] = []
         record_bytes = {} if record_bytes is None else record_bytes
         for source_range in ranges:
             backoff = Backoff(client.config.retry_backoff_ms, client.config.retry_backoff_max_ms)

@@ -1,7 +1,12 @@
 """Fetched replies of one open partition, on their way from the broker to the reader. Sans-IO.
 
 `partition_fetcher` adds replies and failures, `partition_consumer` takes them, and `fetch_schedule` reads the state to
-decide the next fetch. All hold the lock of `PartitionFetcher`. Methods wake no thread; callers do so after a change.
+decide the next fetch. All hold the lock of `PartitionFetcher`. Only its own methods set a buffer's fields.
+
+Methods wake no thread. The caller calls `PartitionFetcher.on_change` after `pause`, `resume`, `seek`, `close`,
+`revive`, `begin_wait`, `expire` and `drop_ahead`, and after a `next_error` that has removed the error; `on_read` before
+`begin_next` and `stop_at_undecodable`, since it looks if the buffer is full; `PartitionConsumer.wake` after `put` and
+`stop`.
 """
 
 from __future__ import annotations
@@ -108,6 +113,13 @@ class FetchBuffer:
 
     # -- reading ------------------------------------------------------------------------------
 
+    def begin_wait(self) -> bool:
+        """Record that a read has returned nothing. Return False if that is known, or if paused."""
+        if self.reader_waits or self.paused:
+            return False
+        self.reader_waits = True
+        return True
+
     def begin_next(self) -> ReplyBatches:
         """Start with the next reply of `ahead`."""
         batches = self._begin(self.ahead[0])
@@ -123,13 +135,14 @@ class FetchBuffer:
         return self.reply_batches
 
     def is_reading(self, batches: ReplyBatches) -> bool:
-        """Return True if `batches` is still the reply being read: no seek or close has replaced it."""
+        """Return True if `batches` is still the reply being read, see `advance`."""
         return self.reply_batches is batches and self._reply is not None
 
     def advance(self, batches: ReplyBatches, batch: pa.RecordBatch | None) -> bool:
         """Move `position` behind a batch, or with None behind the whole reply.
 
-        Returns False if a seek or close has replaced the reply, so that the caller must drop the batch.
+        Returns False if another thread has replaced the reply, so that the caller must drop the batch: by a seek or
+        close, or by a pause or expiry, which may copy the reply; the next read then decodes it again from `position`.
         """
         fetched = self._reply
         if self.reply_batches is not batches or fetched is None:

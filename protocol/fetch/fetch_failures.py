@@ -46,7 +46,7 @@ class InvalidPosition:
 
     `first_lost`: the first record that cannot be read; those from the position to this offset still exist.
     `resume`: where reading may continue. Below the position if records that were read have been truncated.
-    `reason`: text for an error of class `kind`.
+    `reason`: text for an error of class `kind`. Open partitions raise a `cause` that is a `DataLoss` instead.
     `log`: the log, if it was queried.
     """
 
@@ -66,6 +66,7 @@ class Fail:
 
 
 Action = Retry | CheckLog | InvalidPosition | Fail
+"""Readers carry out `Retry` and `InvalidPosition`, and raise the `error` of others; a second `CheckLog` is a `Fail`."""
 
 
 def decide(partition: FetchPosition, error: KafkaError) -> Action:

@@ -97,11 +97,16 @@ class FetchPosition:
 
     Partitions that are read together share `record_bytes`: bytes per offset by topic, as last seen.
 
+    Thread rule: an open partition is changed by the thread of its broker, which handles replies without a lock, and by
+    the leader thread while no broker's thread fetches it. Other threads replace it (`at`) under the lock, and read
+    single fields at any time; the reader's calls `postpone`, but only while an error stops the fetches.
+
     `position`: the next record to fetch; `FetchBuffer.position` is the next one to deliver. Each Fetch (since version
     12) has its leader epoch. The topic must keep its id.
     `until`: the end of the records to fetch, without end by default. With a leader epoch: a record below the offset
     with a newer epoch was written after a truncation.
-    `confirmed_epoch`: newest leader epoch in which the leader still had all records before `until`.
+    `confirmed_epoch`: newest leader epoch in which the leader still had all records before `until`. The leader of a
+    newer epoch must confirm that, once its log seems to end before `until`: `confirm_end`.
     `broker`: the leader, or the replica in the client's rack that the leader named. None: it must be resolved.
     `leader_epoch`: epoch of the leader that was resolved; -1 if unknown.
     `routed_at_s`: time of the last resolution.
@@ -420,7 +425,7 @@ class FetchPosition:
 class RangePosition(FetchPosition):
     """The position in a bounded range, and the time for which its reader has waited for records.
 
-    Times are of a clock that is paused while the caller processes a batch.
+    Times are of a clock that is paused while the caller processes a batch, except those of `FetchPosition`.
 
     `asked_at_s`: time of the first request for the next records; None if they were not requested yet.
     `unknown`: timer of a missing topic.

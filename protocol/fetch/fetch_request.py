@@ -17,9 +17,11 @@ from protocol.config import ConsumerConfig
 from protocol.errors import KafkaError, TransportError
 from protocol.fetch.fetch_position import CompletedFetch, P
 from protocol.kafka_terms import NO_TOPIC_ID
-from protocol.wire.messages.m01_fetch import FIRST_WITH_SESSIONS, LAST_WITH_TOPIC_NAMES
+from protocol.wire.messages.m01_fetch import FETCH_PARTITION, FIRST_WITH_SESSIONS, LAST_WITH_TOPIC_NAMES
 
 log = logging.getLogger(__name__)
+
+_FIRST_VERSIONS = {field.name: field.since for field in FETCH_PARTITION.fields}
 
 NO_SESSION = 0
 FINAL_EPOCH = -1
@@ -322,8 +324,9 @@ def requests_by_broker(
 
 
 def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
-    """Remove the fields that this version does not have."""
-    if version > LAST_WITH_TOPIC_NAMES - 1:
+    """Remove the fields that this version does not have; in a session, only a change of a field sends a row again."""
+    fields = next(iter(rows.values()), {})  # all rows have the same
+    unknown = {name for name in fields if _FIRST_VERSIONS[name] > version}
+    if not unknown:
         return rows
-    unknown = {"last_fetched_epoch"} if version >= 9 else {"last_fetched_epoch", "current_leader_epoch"}
     return {key: {name: value for name, value in row.items() if name not in unknown} for key, row in rows.items()}

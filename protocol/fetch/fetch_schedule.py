@@ -65,7 +65,7 @@ class BrokerState:
     idle_since_s: float = float("inf")
 
     def was_read(self, buffer: FetchBuffer) -> bool:
-        """Handle that a reply of `buffer` is being read; return True if the thread may have work now."""
+        """Handle that `buffer` is about to give a queued reply; return True if the thread may have work now."""
         waited_for = buffer.full and buffer.source.broker == self.broker
         self.full_buffers -= waited_for
         return self.lacks_memory or (waited_for and self.full_buffers <= 0)
@@ -87,7 +87,8 @@ class FetchSchedule:
 
     The cost of a decision grows with the broker's own buffers and with the buffers that have unread replies.
 
-    `poll_waits`: True if `Consumer.poll` has returned nothing since the last reply.
+    `poll_waits`: True if `Consumer.poll` has returned nothing since the last reply or error; set by
+    `partition_fetcher`.
     `with_replies` (dict of FetchBuffer to None): buffers with replies, and expired ones, which a reader of all
     partitions revives. Others are removed by the next decision.
     """
@@ -165,7 +166,8 @@ class FetchSchedule:
     def _expire_unread(self, now_s: float, changed: list[FetchBuffer]) -> float:
         """Stop fetching for readers that have not read within `max.processing.time.ms`.
 
-        Returns the seconds until the next buffer expires; inf if there is none.
+        A buffer whose only reply is being read does not expire; the next read revives an expired one. Returns the
+        seconds until the next buffer expires; inf if there is none.
         """
         timeout_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")
@@ -179,7 +181,7 @@ class FetchSchedule:
         return next_s
 
     def _free_memory(self, ready: Collection[FetchBuffer], changed: list[FetchBuffer]) -> int:
-        """Return the free memory. If readers wait, free the memory of paused and expired buffers first."""
+        """Return the free memory. If readers wait, first drop replies of paused and expired buffers until later."""
         free_bytes = self.free_bytes
         if free_bytes <= 0 and (self.poll_waits or any(buffer.reader_waits for buffer in ready)):
             for buffer in self.with_replies:

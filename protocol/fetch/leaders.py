@@ -152,8 +152,9 @@ def _is_another(metadata: Metadata, partition: FetchPosition) -> bool:
 def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:
     """Request from the leader what `validate_position` needs after a refused position.
 
-    A log whose message.format.version was changed to below 0.11 keeps no epochs and is not checked any more. Raises
-    `BrokerError` or `DeadlineExceeded`.
+    Drops the epoch of a position that the leader cannot compare: if leaders have been older for 30 s, or if its log
+    keeps no epochs (message.format.version was changed to below 0.11). So `validate_position` is called after this.
+    Raises `BrokerError` or `DeadlineExceeded`.
     """
     key = partition.topic_partition
     start = list_offsets(client, {key: EARLIEST}, deadline=deadline)[key].offset

@@ -127,7 +127,8 @@ class PartitionConsumer:
     """
 
     # `lock` guards `buffer`, which the consumer's threads fill. Under it are called: `on_read`, before a queued reply
-    # becomes the one being read; `on_change`, after a change that may give a thread work, such as a seek or pause.
+    # becomes the one being read or is dropped; `on_change`, after a method of `buffer` that may give a thread work
+    # (`fetch_buffer` lists them). Properties read single fields without the lock.
     def __init__(
         self,
         buffer: FetchBuffer,
@@ -224,8 +225,7 @@ class PartitionConsumer:
         buffer = self.buffer
         with self._lock:
             while (batches := self._take_buffered()) is None and not (buffer.closed or self._has_undelivered):
-                if not (buffer.reader_waits or buffer.paused):
-                    buffer.reader_waits = True
+                if buffer.begin_wait():
                     self._on_change(buffer)
                 remaining_s = deadline.remaining_s()
                 if remaining_s <= 0:
@@ -269,7 +269,7 @@ class PartitionConsumer:
                     self._undelivered.put_first(batch)
                 if not buffer.advance(batches, batch):
                     self._undelivered.drop()
-                    return None  # another thread has called seek or close
+                    return None  # seek, close, or a copy by a pause, which the next read decodes again
                 self._undelivered.dropped = False
             self._count(batch, buffer.unread_since_s)
         except BaseException as error:

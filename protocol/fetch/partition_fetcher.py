@@ -47,7 +47,11 @@ class PartitionFetcher:
     """The open partitions of one `Consumer`, and the threads that fetch them.
 
     `buffer_memory_bytes`: as for `Consumer`.
-    `lock`: guards everything here, and the buffers.
+    `lock`: guards everything here, and the buffers. Requests, and decisions that send some, run without it. Their
+    results apply only if the requested position is still the `source` of its buffer, which a seek replaces.
+
+    `on_change` follows every call that pauses, resumes, seeks, closes, expires, empties or revives a buffer;
+    `_wake_reader` follows every reply and error.
     """
 
     def __init__(self, client: Client, config: ConsumerConfig, buffer_memory_bytes: int) -> None:
