@@ -44,7 +44,14 @@ DUE_FOR_LOOKUP = frozenset({_S.UNSTARTED, _S.LOST})
 
 
 class AssignedPartition:
-    """A partition that is assigned to a consumer. `pause` and `resume` are thread-safe.
+    """A partition that is assigned to a consumer.
+
+    `AssignedPartitions` decides by `state` and these attributes. In `DUE_FOR_LOOKUP`, from `retry_at_s` on, it starts a
+    partition at `sought`; else it looks up the group's offset, unless `loss` or `without_commit` is set; else that of
+    `auto.offset.reset`.
+
+    Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition,
+    other methods in the one that adds and drops it.
 
     Parameters
     ----------
@@ -60,7 +67,7 @@ class AssignedPartition:
     sought : Position or None
         The position set by `seek` before the start.
     group_offset : int or None
-        The group's offset: fetched at the start, or staged for a commit since; None if unknown.
+        The group's offset: fetched at the start, or staged for a commit since; None if unknown. Set by the owner.
     paused : bool
     lookup : StartLookup or None
         The running lookup; results of earlier ones are ignored.
@@ -77,7 +84,7 @@ class AssignedPartition:
     recreations : int
         How often reading has moved from a deleted topic to a new one of its name.
     is_new_topic : bool
-        Moved to a new topic, of which the user has got no records.
+        Moved to a new topic, of which the user has got no records. The owner resets it when the user gets some.
     """
 
     def __init__(self, key: TopicPartition, new_backoff: Callable[[], Backoff]) -> None:
@@ -126,9 +133,23 @@ class AssignedPartition:
         self._to(PartitionState.LOOKING_UP)
         self.lookup = lookup
 
-    def end_lookup(self) -> None:
-        """Handle the end of a lookup without a position."""
+    def end_lookup(self, *, without_commit: bool = False) -> None:
+        """Handle the end of a lookup without a position. `without_commit`: since the group has no offset."""
         self._to(PartitionState.UNSTARTED if self.consumer is None else PartitionState.LOST)
+        self.without_commit |= without_commit
+
+    def postpone_lookup(self, retry_at_s: float, started_at_s: float) -> None:
+        """Set the time of the next lookup after one that has failed, which was started at `started_at_s`."""
+        self.retry_at_s = retry_at_s
+        if self.failing_since_s is None:
+            self.failing_since_s = started_at_s
+
+    def take_overdue(self, now_s: float, timeout_s: float) -> bool:
+        """Return True if lookups have failed for `timeout_s`, once in each such period."""
+        overdue = self.failing_since_s is not None and now_s - self.failing_since_s >= timeout_s
+        if overdue:
+            self.failing_since_s = now_s
+        return overdue
 
     def start(self, consumer: PartitionConsumer) -> None:
         """Handle that the partition is read."""
@@ -200,7 +221,8 @@ class AssignedPartition:
     def _to(self, state: PartitionState) -> None:
         """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client.
 
-        A dropped partition stays dropped: the thread of a claim may still be in a call.
+        Every change ends the lookup: `begin_lookup` sets it afterwards. A dropped partition stays dropped: the thread
+        of a claim may still be in a call.
         """
         if self.state is PartitionState.DROPPED:
             return

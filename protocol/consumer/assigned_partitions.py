@@ -34,7 +34,11 @@ _NO_LEADER = -1
 
 
 class AssignedPartitions:
-    """The partitions that one consumer reads; not thread-safe.
+    """The partitions that one consumer reads.
+
+    Thread rule: `recover` runs in the thread that reads the partition; `assigned`, `consumers`, `recreated`, `paused`,
+    `pause` and `resume` in any; others in the one that adds partitions. Those for any thread copy with `list`, since
+    partitions may be added or dropped meanwhile.
 
     Parameters
     ----------
@@ -165,20 +169,17 @@ class AssignedPartitions:
         # Partitions that have failed together share the wait, so that one lookup retries them all.
         waits_s: dict[int, float] = {}
         for key, partition in self._awaiting(lookup).items():
-            partition.end_lookup()
             error = lookup.error_of(key)
+            partition.end_lookup(without_commit=error is None)
             if error is None:
-                partition.without_commit = True
                 continue
             wait_s = partition.backoff.next_s()
-            partition.retry_at_s = now_s + waits_s.setdefault(partition.backoff.tries, wait_s)
+            retry_at_s = now_s + waits_s.setdefault(partition.backoff.tries, wait_s)
+            partition.postpone_lookup(retry_at_s, lookup.started_at_s)
             log.debug("%s-%d starts later: %s", *key, error)
-            if partition.failing_since_s is None:
-                partition.failing_since_s = lookup.started_at_s
             if not isinstance(error, DeadlineExceeded):
                 errors.append(error)
-            elif now_s - partition.failing_since_s >= timeout_s:
-                partition.failing_since_s = now_s
+            elif partition.take_overdue(now_s, timeout_s):
                 errors.append(DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}"))
         return errors
 

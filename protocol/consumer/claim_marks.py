@@ -14,20 +14,22 @@ log = logging.getLogger(__name__)
 class ClaimMarks:
     """The marked offset of one claim. A claim that is revoked and comes back has another object.
 
-    The caller holds a lock.
+    sarama's rules: `mark` only raises the offset, `reset` only lowers it. The caller is the session, which holds its
+    lock.
 
     Attributes
     ----------
     starting : bool
-        The start offset is not known yet: a mark would be of an earlier time, before another member.
+        The start offset is not known yet: a mark would be of an earlier time, before another member. Set by the session
+        with each claim that it adds, after `setup`; until `start`, the session refuses marks.
     offset : CommittedOffset or None
         The start offset at first, then the marked one.
     dirty : bool
         The offset was marked after the last `stage`.
     staged : bool
-        The offset is staged for a commit, or was committed.
+        The offset is staged for a commit, was committed, or was refused: the next commit then sends it again.
     recreated : bool
-        The topic was deleted, and a new one has its name: the offset is not committed.
+        The topic was deleted, and a new one has its name: the offset is not committed. Set by the session.
     """
 
     def __init__(self, key: TopicPartition) -> None:
@@ -71,7 +73,7 @@ class ClaimMarks:
             self.offset, self.dirty, self.staged = to, True, False
 
     def stage(self) -> None:
-        """Record that a dirty offset is staged for a commit."""
+        """Record that a dirty offset is staged for a commit. Called just before it is."""
         self.dirty, self.staged = False, True
 
     def records_returned(self, end: int, records: RecordPositions) -> None:

@@ -162,6 +162,7 @@ class ConsumerGroup:
                 return _STOPPED
             membership = self._subscribe(topics)
             while (reason := self._check(membership, stop)) is None:
+                # Ctrl-C may have left some. The member keeps them: the next session adds all that it owns.
                 self._partitions.drop(self._partitions.assigned)
                 assignment = membership.poll_rebalance(
                     self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions
@@ -198,7 +199,7 @@ class ConsumerGroup:
         return _STOPPED if stop is not None and stop.is_set() else None
 
     def _complete_session(self) -> None:
-        """Complete the end of the last session, if Ctrl-C has interrupted it."""
+        """Complete the end of the last session, if Ctrl-C has interrupted it. No effect on one that has ended."""
         if (session := self._session) is not None:
             try:
                 session.complete(INTERRUPTED)

@@ -301,7 +301,11 @@ class KafkaConsumer:
             return self._poll(timeout_ms, batches)
 
     def _poll(self, timeout_ms: float, batches: Batches) -> ConsumerRecords:
-        """Read into `batches`, which are rewound if the caller of `poll` does not get them."""
+        """Read into `batches`, which are rewound if the caller of `poll` does not get them.
+
+        The order matters: rebalances drop partitions before others start, and nothing is read or returned unless the
+        partitions are still owned. `batches` are empty in a rebalance, since a dropped partition cannot be rewound.
+        """
         if self._in_listener:  # it would handle the same rebalance a second time
             raise UsageError("a rebalance listener must not call poll")
         self._record_poll()
@@ -344,7 +348,8 @@ class KafkaConsumer:
             membership.progress()
             if (authorization_error := membership.take_authorization_error()) is not None:
                 raise authorization_error
-            # Partitions may be owned and not added here, if Ctrl-C has ended an earlier wait of `poll_rebalance`.
+            # Partitions may be owned and not added here, if Ctrl-C has ended an earlier wait of `poll_rebalance`. All
+            # that are added are owned: `_on_revocation` drops them before the member releases them.
             if membership.rebalance_pending is not None or len(membership.owned) != len(self._partitions):
                 assignment = membership.poll_rebalance(deadline.at_most_ms(_CHECK_INTERVAL_MS), self._on_revocation)
                 if self._membership is membership:  # else the listener has left the group

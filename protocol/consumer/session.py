@@ -70,7 +70,12 @@ class ConsumerGroupHandler(Protocol):
 class ConsumerGroupSession:
     """The time from the first claims of a member until all are revoked, an error occurs, or the group is closed.
 
-    A cooperative rebalance that leaves some claims does not end the session: those claims continue. Thread-safe.
+    A cooperative rebalance that leaves some claims does not end the session: those claims continue.
+
+    Thread rule: the methods for handlers and claims, and `end`, are thread-safe. `run`, `complete` and what they call
+    are for the thread of `consume`; `close` completes a session that `consume` has left. `_lock` guards `_marks` and
+    `end_reason`. Only the thread of `consume` adds and removes claims. It alone sets the other fields, except `raised`
+    and `_handler_threads`.
 
     Attributes
     ----------
@@ -136,7 +141,7 @@ class ConsumerGroupSession:
         """Return the generation of the classic protocol, or the member epoch; it may increase within a session."""
         return self.member.generation_id_or_member_epoch
 
-    # -- offsets ------------------------------------------------------------------------------
+    # -- offsets, in any thread ---------------------------------------------------------------
 
     def mark_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark all records before `offset` as processed; a lower offset than before has no effect.
@@ -260,7 +265,7 @@ class ConsumerGroupSession:
             for key in self._marks.keys() & present:
                 self._marks[key].recreated = key in recreated
 
-    # -- for claims ---------------------------------------------------------------------------
+    # -- for claims, in their threads ---------------------------------------------------------
 
     def read(self, consumer: PartitionConsumer, timeout_ms: float) -> pa.RecordBatch | None:
         """Return records of a claim, None after the timeout. Lost data are handled by `auto.offset.reset`."""
@@ -388,6 +393,7 @@ class ConsumerGroupSession:
         return True
 
     def _consume(self, claim: ConsumerGroupClaim) -> None:
+        """Run the handler, in the thread of the claim."""
         name, thread_id = f"{claim.topic}-{claim.partition}", threading.get_ident()
         self._handler_threads.add(thread_id)
         try:

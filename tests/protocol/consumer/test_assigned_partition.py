@@ -50,6 +50,14 @@ def test_seek_before_the_start_replaces_the_lookup(partition: AssignedPartition)
     assert not partition.without_commit
 
 
+def test_failing_lookups_are_overdue_once_in_each_timeout(partition: AssignedPartition) -> None:
+    for started_at_s in (1.0, 4.0):
+        partition.begin_lookup(Mock())
+        partition.end_lookup()
+        partition.postpone_lookup(started_at_s + 2, started_at_s)
+    assert [partition.take_overdue(now_s, 10.0) for now_s in (10.9, 11.0, 20.9, 21.0)] == [False, True, False, True]
+
+
 def test_pause_before_the_start_pauses_the_consumer(partition: AssignedPartition) -> None:
     partition.pause()
     partition.start(consumer := Mock())
