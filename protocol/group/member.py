@@ -15,6 +15,9 @@ from protocol.kafka_terms import TopicPartition
 class GroupMember:
     """A member as the coordinator knows it.
 
+    Equal members have the same generation or epoch: commits refused for a stale one are sent again at once by a
+    member that is not equal. `keeps_assignment_of` compares only the assignment.
+
     Attributes
     ----------
     member_id : str
@@ -72,7 +75,7 @@ class GroupMember:
 
 
 NO_MEMBER = GroupMember()
-"""Commits for a group without members."""
+"""Commits for a group without members. Equals a member of the classic protocol without id and instance id."""
 
 
 @dataclass(frozen=True)

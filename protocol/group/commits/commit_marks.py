@@ -1,6 +1,6 @@
 """The state of each staged offset, and what a reply to its commit means; without I/O.
 
-`offset_manager` sends the commits. All times are passed as `now_s`.
+`offset_manager` sends the commits, and changes marks under its lock. All times are passed as `now_s`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ STALE_RETRY_S = 5.0
 
 
 class CommitResult(Enum):
-    """The consequence of a reply for one partition."""
+    """The consequence of a reply for one partition.
+
+    `OffsetManager` applies the results to marks in this order: PARTITION_FAILED, which may become REFUSED; COMMITTED;
+    REFUSED; STALE_GENERATION. Then it sends TOO_LARGE in two halves. `CommitReplies` has no REQUEST_FAILED.
+    """
 
     COMMITTED = "nothing more is sent"
     REFUSED = "nothing more is sent; the error is reported"

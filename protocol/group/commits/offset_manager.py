@@ -93,8 +93,9 @@ class OffsetManager:
     changes : int
         Incremented when the result of `failure` may have changed.
     on_member_refused : callable
-        Called in the thread with the member of a commit and the error, if the coordinator does not know the member any
-        more: `Membership.on_member_refused`.
+        Called in the thread, without the lock, with the member of a commit and the error, if the coordinator does not
+        know the member any more: `Membership.on_member_refused`, which may call `set_member`. If it raises an
+        exception, the replies are not recorded, and the commit is sent again.
     """
 
     def __init__(

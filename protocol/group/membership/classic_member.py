@@ -27,7 +27,7 @@ from protocol.group.assignors.subscription_codec import (
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription, available_topics
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, MemberState, SendRequest, Step, Wait
+from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, JOINED, MemberState, SendRequest, Step, Wait
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
@@ -44,7 +44,6 @@ _HELD_LONGER_MS = 5_000
 # First versions with a group instance id.
 _FIRST_STATIC = {JOIN_GROUP: 5, SYNC_GROUP: 3, HEARTBEAT: 3, LEAVE_GROUP: 3}
 _ANSWERS = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
-_JOINED = (MemberState.STABLE, MemberState.RECONCILING)
 _RESUBSCRIBED = EndReason("the assignment is for the former subscription of this static member")
 _REMEDIES: dict[int, tuple[str, str]] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
@@ -62,7 +61,11 @@ _REMEDIES: dict[int, tuple[str, str]] = {
 
 
 class ClassicMember(MemberMachine):
-    """A member of the classic protocol; the coordinator assigns `member_id` and `generation_id`."""
+    """A member of the classic protocol; the coordinator assigns `member_id` and `generation_id`.
+
+    Fields that `_end_session` does not reset are of the last generation, until `_joined` sets `_assignor_name`,
+    `_returned` and `_assignments`, and `_synced` sets `_rejoins`.
+    """
 
     transitions = CLASSIC_TRANSITIONS
     remedies = _REMEDIES
@@ -123,7 +126,7 @@ class ClassicMember(MemberMachine):
     # -- requests -----------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
-        if self.state in _JOINED and self._topics != self._joined_topics:
+        if self.state in JOINED and self._topics != self._joined_topics:
             self._rebalance(EndReason("the subscribed topics have changed"))
         if self.state is MemberState.JOINING:
             return self._join_group(now_s)

@@ -74,10 +74,12 @@ class ConsumerMember(MemberMachine):
         self._may_have_regex = config.group_instance_id is not None
         # True if the coordinator has acknowledged the owned partitions; it assigns unreported partitions to others.
         self._ownership_acknowledged = True
-        # Assigned partitions by topic id; and by name, for topics whose names are known.
+        # Assigned partitions by topic id, and names of topics. `_reconcile`, called after each response and metadata,
+        # makes `_ids` of both: assigned partitions of topics whose names are known.
         self._target: dict[bytes, list[int]] = {}
         self._names: dict[bytes, str] = {}
         self._ids: dict[TopicPartition, bytes] = {}
+        # `_ids` when the owner accepted them; has all of `owned`, except lost partitions.
         self._owned_ids: dict[TopicPartition, bytes] = {}
         # True from a change of the subscription until the coordinator has assigned partitions for it.
         self._outdated = False

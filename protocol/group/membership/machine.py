@@ -25,6 +25,7 @@ from protocol.group.membership.member_state import (
     IN_SESSION,
     RECONCILED,
     TERMINAL,
+    WITHOUT_ASSIGNMENT,
     Lifecycle,
     MemberState,
     RefreshMetadata,
@@ -79,9 +80,10 @@ class MemberMachine(ABC):
         self._poll_interval_s = config.max_poll_interval_ms / 1000
         self._session_ends_s = math.inf
         self._polled_s = now_s
+        # Times of the next heartbeat and of the next metadata; no step is due before `_retry_s`.
         self._heartbeat_s = now_s
-        self._retry_s = now_s
         self._refresh_s = now_s
+        self._retry_s = now_s
         # With a pattern matched by this client: None until metadata were received.
         self._topics = None if self._matches_in_client else subscription.names
         # True until metadata have shown which topics a new pattern matches.
@@ -146,7 +148,7 @@ class MemberMachine(ABC):
     def assignment_lost(self, now_s: float) -> EndReason | None:
         """Return the reason to return no records now: the assignment is lost, or suspected to be; None if valid."""
         self.tick(now_s)
-        return self.reason if self.state in (MemberState.LOST, MemberState.FAILED) else self._suspicion
+        return self.reason if self.state in WITHOUT_ASSIGNMENT else self._suspicion
 
     def progress(self, now_s: float) -> None:
         """Restart `max.poll.interval.ms`, unless it has elapsed already."""
@@ -451,6 +453,7 @@ class MemberMachine(ABC):
         return explained
 
     # -- specific to a protocol --------------------------------------------------------------
+    # Of these, only `_accepted`, `_next_step`, `_on_response` and `_on_metadata` may change the state.
 
     @property
     @abstractmethod
@@ -482,29 +485,32 @@ class MemberMachine(ABC):
 
     @abstractmethod
     def _accepted(self) -> None:
-        """Continue after the owner has accepted the assignment."""
+        """Continue after the owner has accepted the assignment: leave RECONCILING."""
 
     @abstractmethod
-    def _next_step(self, now_s: float) -> Step: ...
+    def _next_step(self, now_s: float) -> Step:
+        """Return the step in a session, with the topics of the subscription known. A request is then in flight."""
 
     @abstractmethod
-    def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None: ...
+    def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
+        """Process the response to the request in flight. A `KafkaError` goes to `on_invalid_data`."""
 
     @abstractmethod
-    def _on_metadata(self, cluster: Metadata, now_s: float) -> None: ...
+    def _on_metadata(self, cluster: Metadata, now_s: float) -> None:
+        """Process metadata in a session. A `KafkaError` goes to `on_invalid_data`."""
 
     @abstractmethod
     def _on_fenced(self, error: BrokerError) -> None:
-        """Process an error that has ended the session."""
+        """Process an error that ends the session, before `_end_session`."""
 
     @abstractmethod
     def _on_unknown_outcome(self) -> None:
-        """Process a request without a response: the coordinator may have handled it."""
+        """Process a lost request, which is not in flight any more: the coordinator may have handled it."""
 
     @abstractmethod
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
-        """Return the leave request, if one must be sent."""
+        """Return the leave request, if one must be sent. Called before `_end_session`."""
 
     @abstractmethod
     def _end_session(self) -> None:
-        """Reset generation or epoch, and the assignment."""
+        """Reset generation or epoch, and the assignment; `owned` keeps lost partitions until they are released."""

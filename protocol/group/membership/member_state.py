@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class MemberState(Enum):
-    """The state of a member, as seen by the coordinator and its owner."""
+    """The state of a member. Each has a place in transitions, sets below, and diagrams in `docs/architecture.md`."""
 
     UNJOINED = "has not joined yet"
     JOINING = "waits for the response to its join request"
@@ -82,6 +82,18 @@ IN_SESSION = frozenset({_S.JOINING, _S.SYNCING, _S.RECONCILING, _S.ACKNOWLEDGING
 
 RECONCILED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
 """States in which the owner has all assigned partitions."""
+
+AWAITING_ASSIGNMENT = frozenset({_S.JOINING, _S.SYNCING})
+"""States in which a failed request is a failed join."""
+
+JOINED = frozenset({_S.STABLE, _S.RECONCILING})
+"""States in which a member of the classic protocol rejoins if the subscribed topics change."""
+
+WITHOUT_ASSIGNMENT = frozenset({_S.LOST, _S.FAILED})
+"""States in which the owner's partitions may be another member's."""
+
+CLOSED = frozenset({_S.LEAVING, _S.LEFT})
+"""States of a member that its owner has closed."""
 
 TERMINAL = frozenset({_S.LEFT, _S.FAILED})
 

@@ -31,7 +31,14 @@ from protocol.group.membership.assignment import Assignment, EndReason, Revocati
 from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import RECONCILED, TERMINAL, MemberState, RefreshMetadata, SendRequest
+from protocol.group.membership.member_state import (
+    AWAITING_ASSIGNMENT,
+    CLOSED,
+    RECONCILED,
+    MemberState,
+    RefreshMetadata,
+    SendRequest,
+)
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
 
@@ -45,8 +52,6 @@ _PAUSE_DETECTED_S = 3.0
 # Log a warning if requests fail for this time.
 WARN_AFTER_S = 10.0
 LEAVE_MS = 5_000
-
-_JOINING = (MemberState.JOINING, MemberState.SYNCING)
 
 _MACHINES: dict[str, type[MemberMachine]] = {"classic": ClassicMember, "consumer": ConsumerMember}
 _numbers = itertools.count(1)
@@ -301,7 +306,7 @@ class Membership:
 
     @property
     def _has_left(self) -> bool:
-        return self.machine.state in (MemberState.LEAVING, MemberState.LEFT)
+        return self.machine.state in CLOSED
 
     @property
     def _join_has_failed(self) -> bool:
@@ -337,7 +342,7 @@ class Membership:
                 now_s = self._clock.now_s()
                 self._client.sensors.rebalances.record((now_s, (now_s - self._rebalancing_since_s) * 1000))
             self._rebalancing_since_s = None
-        elif state in TERMINAL or state is MemberState.LEAVING:
+        elif state in CLOSED or state is MemberState.FAILED:
             self._rebalancing_since_s = None
         elif self._rebalancing_since_s is None and state is not before:
             self._rebalancing_since_s = self._clock.now_s()
@@ -488,16 +493,20 @@ class Membership:
             self._unauthorized_topics = hidden
 
     def _deliver(self, tell: Callable[[float], None], failure: KafkaError | None = None) -> None:
-        """Pass a response, or a failure, to the state machine."""
+        """Pass a response, or a failure, to the state machine.
+
+        After a `KafkaError` of `tell`, which is invalid data, the next poll joins again; another exception, which is a
+        bug, ends the member for good.
+        """
         with self.changed:
             self._in_flight = None
-            if failure is not None and self.machine.state in _JOINING:
+            if failure is not None and self.machine.state in AWAITING_ASSIGNMENT:
                 self._failed_joins, self._join_error = self._failed_joins + 1, failure
             try:
                 tell(self._clock.now_s())
             except KafkaError as error:
                 self.machine.on_invalid_data(error, self._clock.now_s())
-            if self.machine.state not in _JOINING:
+            if self.machine.state not in AWAITING_ASSIGNMENT:
                 self._failed_joins = 0
             self._notify()
             self.changed.notify_all()
