@@ -43,6 +43,7 @@ _MODULES = {
     "decoding-protobuf": "decoding_protobuf",
     "decoding-memory": "decoding_memory",
     "decoding-json": "decoding_json",
+    "filter": "filters",
     "metrics": "metrics",
     "processing": "processing",
     "source-sasl-ssl": "source",
