@@ -1,6 +1,6 @@
 """Rows that are not needed: `filter` of this source, the same `where` behind it, and behind Spark's JVM connector.
 
-Topics of JSON and of Avro, about 110 bytes a value. A header, a prefix of the key, a field and, in a topic of two types,
+Topics of JSON and of Avro, about 110 bytes a value. A header, a key prefix, a field and, with two types in a topic,
 the type say which hundredth of the records a record belongs to, so that conditions keep 100 %, 10 % or 1 %.
 """
 

@@ -221,6 +221,7 @@ def copy(
     client = Client({"bootstrap.servers": servers, "default.api.timeout.ms": random.choice([5_000, 60_000])})
     reading = {"group.id": "copy", "auto.offset.reset": "earliest", "enable.auto.commit": False}
     reading |= {"isolation.level": "read_committed", "max.poll.records": random.choice([3, 20, 500])}
+    reading["max.poll.interval.ms"] = 60_000  # the longest wait for a JoinGroup that a host never answers
     if assignor is None:
         reading["group.protocol"] = "consumer"
     else:

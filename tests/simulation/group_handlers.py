@@ -109,6 +109,7 @@ def _position(value: bytes | None) -> tuple[int, int]:
 def options(assignor: str | None) -> dict[str, object]:
     """Return the properties of a member."""
     properties: dict[str, object] = {"group.id": "g", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 300}
+    properties["max.poll.interval.ms"] = 60_000  # the longest wait for a JoinGroup that a host never answers
     if assignor is None:
         return properties | {"group.protocol": "consumer"}
     classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "partition.assignment.strategy": assignor}

@@ -179,6 +179,8 @@ def options(assignor: str | None, commits: str, instance: str) -> dict[str, obje
         "enable.auto.commit": commits == "auto",
         "auto.commit.interval.ms": 300,
         "metadata.max.age.ms": 2_000,
+        # The longest wait for a reply to JoinGroup from a host that never answers.
+        "max.poll.interval.ms": 60_000,
     }
     if instance:
         properties["group.instance.id"] = instance
