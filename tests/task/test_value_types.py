@@ -44,7 +44,7 @@ def registry() -> Iterator[FakeSchemaRegistry]:
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
+def fake() -> Iterator[FakeKafka]:
     with FakeKafka() as running:
         running.create_topic("events")
         running.create_topic("dead")
@@ -53,13 +53,13 @@ def kafka() -> Iterator[FakeKafka]:
 
 
 @pytest.fixture
-def write(kafka: FakeKafka, registry: FakeSchemaRegistry) -> Write:
+def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
     """Return `write(schema, value, strategy)`, which writes one Avro record."""
     client = SchemaRegistryClient({"url": registry.url})
 
     def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
         serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
-        kafka.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
+        fake.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
 
     return send
 
@@ -68,12 +68,12 @@ Read = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def read(kafka: FakeKafka, registry: FakeSchemaRegistry) -> Read:
+def read(fake: FakeKafka, registry: FakeSchemaRegistry) -> Read:
     """Return `read(**options)`: the rows of a batch."""
 
     def rows(**more: str) -> list[dict[str, Any]]:
         options = {
-            "kafka.bootstrap.servers": kafka.bootstrap_servers,
+            "kafka.bootstrap.servers": fake.bootstrap_servers,
             "subscribe": "events",
             "valueFormat": "confluent-avro",
             "valueTypes": TYPES,
@@ -100,10 +100,10 @@ def test_each_type_has_a_field(write: Write, read: Read, strategy: str) -> None:
     assert read(valueTypes="", valueSubject=f"{prefix}shop.Order, {prefix}shop.Refund") == EXPECTED
 
 
-def test_tombstones_are_null_and_types_have_their_names(kafka: FakeKafka, write: Write, read: Read) -> None:
+def test_tombstones_are_null_and_types_have_their_names(fake: FakeKafka, write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write(LOGIN, {"user": "ann"})
-    kafka.produce("events", None, key="k", partition=0)
+    fake.produce("events", None, key="k", partition=0)
     write(REFUND, {"reason": "late"})
     assert [row["valueType"] for row in read(columns="valueType")] == ["Order", "shop.Login", None, "Refund"]
     rows = read(columns="value,valueType", onUnknownType="null")
@@ -114,7 +114,7 @@ def test_tombstones_are_null_and_types_have_their_names(kafka: FakeKafka, write:
 
 @pytest.mark.parametrize("action", ["fail", "null", "skip", "dead-letter"])
 def test_records_of_other_types_are_told_from_invalid_ones(
-    kafka: FakeKafka, write: Write, read: Read, action: str
+    fake: FakeKafka, write: Write, read: Read, action: str
 ) -> None:
     for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
         write(schema, value)
@@ -125,9 +125,9 @@ def test_records_of_other_types_are_told_from_invalid_ones(
         return
     rows = read(**options)
     assert rows == (EXPECTED if action != "null" else [EXPECTED[0], {"value": None}, EXPECTED[1]])
-    letters = kafka.records("dead")
+    letters = fake.records("dead")
     assert len(letters) == (action == "dead-letter")
-    kafka.produce("events", b"no schema", partition=0)
+    fake.produce("events", b"no schema", partition=0)
     with pytest.raises(DecodeFailed, match="offset 3"):
         read(**options)
 
@@ -143,7 +143,7 @@ def test_filter_on_the_type_decodes_no_other(registry: FakeSchemaRegistry, write
     assert read(filter="value.Order.id IS NOT NULL AND offset <> 1") == EXPECTED[:1]
 
 
-def test_json_and_protobuf_have_types_too(kafka: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
+def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
     client = SchemaRegistryClient({"url": registry.url})
     context = SerializationContext("events", MessageField.VALUE)
     conf: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
@@ -151,16 +151,16 @@ def test_json_and_protobuf_have_types_too(kafka: FakeKafka, registry: FakeSchema
     refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
     for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
         serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
-        kafka.produce("events", serialize(value, context), partition=0)
+        fake.produce("events", serialize(value, context), partition=0)
     options = {"valueSubjectNameStrategy": "RecordNameStrategy"}
     assert read(**options, valueFormat="confluent-json") == EXPECTED
-    kafka.create_topic("messages")
+    fake.create_topic("messages")
     for message in (
         message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
         message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")(reason="late"),
     ):
         serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
-        kafka.produce("messages", serialize(message, context), partition=0)
+        fake.produce("messages", serialize(message, context), partition=0)
     options |= {"valueFormat": "confluent-protobuf", "subscribe": "messages"}
     assert read(**options, valueTypes="shop.Invoice,shop.Reminder") == [
         {"value": {"Invoice": {"id": 1}, "Reminder": None}},
@@ -169,7 +169,7 @@ def test_json_and_protobuf_have_types_too(kafka: FakeKafka, registry: FakeSchema
 
 
 def test_newer_versions_are_resolved_and_each_is_pinned(
-    kafka: FakeKafka, registry: FakeSchemaRegistry, write: Write, read: Read
+    fake: FakeKafka, registry: FakeSchemaRegistry, write: Write, read: Read
 ) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
@@ -183,7 +183,7 @@ def test_newer_versions_are_resolved_and_each_is_pinned(
     pinned = {"schema__registry__reader__version": "events-shop.Order=1"}
     assert [row["value"]["Order"] for row in read(**pinned)] == [{"id": 1}, None, {"id": 2}]
     options = {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.bootstrap.servers": fake.bootstrap_servers,
         "subscribe": "events",
         "valueFormat": "confluent-avro",
         "valueTypes": TYPES,
