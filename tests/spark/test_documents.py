@@ -48,6 +48,7 @@ PYTHON = {
     ("filters.md", "orders = ("): "tests/spark/test_filters.py::test_example_of_the_page_runs",
     ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
+    ("schemas.md", "events = ("): "tests/spark/driver/test_value_types.py::test_example_of_the_page_runs",
     ("schemas.md", "shipments = "): "tests/spark/driver/test_decoded_protobuf.py::"
     "test_example_of_the_page_writes_and_reads_messages",
     ("schemas.md", "from_registry("): "tests/spark/test_functions.py::"

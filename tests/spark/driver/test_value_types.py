@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.support.documents import block
 
 NAMES = ("Order", "Refund", "Login", "Shipment", "Rating")
 STRATEGIES = {
@@ -111,3 +112,32 @@ def test_five_types_become_columns_and_evolve(
     orders = spark.read.format("pykafka-group").options(**options, filter="valueType = 'Order'").load()
     rows = orders.select("value.Order.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [(0, None), (10, None), (20, "fragile")]
+
+
+def test_example_of_the_page_runs(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    registry: FakeSchemaRegistry,
+    write: Write,
+    tmp_path: Path,
+) -> None:
+    topic = topic1()
+    for name in ("Order", "Refund", "Login"):
+        write(topic, "TopicRecordNameStrategy", schema(name), {"id": 7})
+    names = {
+        "broker-1:9092": kafka1.bootstrap_servers,
+        '"events")': f'"{topic}").option("startingOffsets", "earliest")',
+        "com.shop.": "shop.",
+        "http://registry:8081": registry.url,
+    }
+    result: dict[str, Any] = {"spark": spark}
+    exec(block("schemas.md", "events = (").with_names(names), result)
+    collected: list[int] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        collected.extend(row.id for row in batch.collect())
+
+    writer = result["orders"].writeStream.foreachBatch(collect)
+    writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
+    assert collected == [7]
