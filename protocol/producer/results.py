@@ -127,7 +127,8 @@ class SentColumns:
     futures : sequence of Future of RecordMetadata, optional
         One per row, completed in the sender's thread. `result`, `errors` and `columns` do not work then.
     on_result : callable, optional
-        Called with topic, partition, number of rows and result, before `done` counts these rows. Not with `futures`.
+        Called with topic, partition, number of rows and result, before `done` counts these rows, but after it in
+        `fail_rest`. Not with `futures`.
     """
 
     def __init__(
@@ -193,11 +194,11 @@ class SentColumns:
                 missing, result = list(self._missing()), BatchResult(error=error)
                 self._completed += [(partition, first, count, result) for partition, first, count in missing]
                 self._untold = [(partition, count) for partition, _, count in missing]
-        while self._on_result is not None and self._untold:
-            self._on_result(self.topic, *self._untold.pop(), BatchResult(error=error))
-        with self._lock:
             if not self._done.is_set():
                 self._end()
+        # Afterwards: code of the user may wait for a lock whose owner waits for these results.
+        while self._on_result is not None and self._untold:
+            self._on_result(self.topic, *self._untold.pop(), BatchResult(error=error))
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
         """Yield partition, first index and number of rows without a result."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import KafkaError, UsageError
+from protocol.producer import producer as producer_module
 from protocol.producer.interceptors import BatchMetadata, ProducerInterceptor
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer
@@ -193,7 +194,10 @@ def test_rows_that_a_partitioner_refuses_are_acknowledged_with_its_error(fake: F
     assert "no partition for this" in str(result[2])
 
 
-def test_close_ends_although_an_acknowledgement_waits_for_a_lock_of_its_caller(fake: FakeKafka) -> None:
+def test_end_comes_although_an_acknowledgement_waits_for_a_lock_of_the_user(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "_STOP_MS", 100)
     lock, waits = threading.Lock(), threading.Event()
 
     class Locking(ProducerInterceptor):

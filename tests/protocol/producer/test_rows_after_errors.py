@@ -371,7 +371,7 @@ class TestFailRest:
         sent.complete(0, 1, 1, BatchResult(base_offset=7))
         with pytest.raises(MemoryError):
             sent.fail_rest(error)
-        assert not sent.done
+        assert sent.done
         sent.fail_rest(error)
         sent.fail_rest(UsageError("too late"))
         assert sent.errors(0) == {0: error, 1: error, 3: error}
