@@ -85,7 +85,7 @@ class CompletedFetch:
 
 
 class Route(NamedTuple):
-    """Where to fetch a partition: the leader, or the replica that it named; the leader's epoch, and the topic's id."""
+    """The broker to fetch a partition from (the leader, or the replica it named), the leader epoch and the topic id."""
 
     broker: Broker
     leader_epoch: int

@@ -235,7 +235,7 @@ class _Parser:
 
     def _null_node(self, part: exp.Expr) -> NoReturn:
         # Spark's optimizer drops what NULL decides, and with it the errors of ANSI mode.
-        _refuse(part, "NULL stands in IS NULL and IS NOT NULL only")
+        _refuse(part, "NULL is allowed in IS NULL and IS NOT NULL only")
 
     def _paren_node(self, part: exp.Expr) -> Node:
         return self.node(part.this)

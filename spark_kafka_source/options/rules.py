@@ -90,7 +90,8 @@ def _check_types(options: SourceOptions) -> None:
         )
     if options.value_subjects and options.value_schema is not None:
         raise ConfigurationError(
-            "valueSchema is one schema, and several types are to be read; leave it out.", name="valueSchema"
+            "valueSchema is one schema, but valueTypes or valueSubject names several types: leave it out.",
+            name="valueSchema",
         )
     if selection.VALUE_TYPE in options.row_columns and not options.value_subjects:
         raise ConfigurationError(

@@ -121,7 +121,7 @@ def is_open(client: Client, transactional_id: str) -> bool:
 
 
 def test_refused_ledger_leaves_no_open_transaction() -> None:
-    """Before KIP-890, a request of its own begins the transaction, which tasks would wait for until it times out."""
+    """Before KIP-890, a separate request begins the transaction; tasks would wait until that transaction times out."""
     with FakeKafka(settings={"transaction.version": "1"}) as cluster:
         cluster.create_topic("written")
         with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:

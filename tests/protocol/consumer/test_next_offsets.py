@@ -34,7 +34,7 @@ def test_offsets_behind_records_have_epoch_and_topic_id_as_the_consumers_own_com
             assert offsets[ORDERS].leader_epoch == 3
             kafka.produce("orders", "c", partition=0)
             consumer.poll(20_000)
-            assert records.next_offsets == offsets, "those of its own poll"
+            assert records.next_offsets == offsets, "the offsets of the same poll"
 
 
 def test_offsets_follow_from_batches_alone() -> None:
