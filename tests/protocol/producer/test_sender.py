@@ -168,7 +168,7 @@ class TestWhileCallersAreAway:
             broker.clear_faults()
             clock.skip(50)
             assert [future.result(WAIT_S).offset for future in futures] == list(range(30))
-            assert pending_of(producer).count((TOPIC, 0)) == 0
+            wait_until(lambda: pending_of(producer).count((TOPIC, 0)) == 0)
         assert values_of(broker) == [b"%d" % number for number in range(30)]
 
     def test_rows_behind_a_queue_fail_at_their_own_delivery_timeout(self, broker: FakeKafka) -> None:
