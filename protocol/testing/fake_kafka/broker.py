@@ -70,6 +70,11 @@ class Broker:
         """True if the host sends nothing."""
         return self.silent_since_s is not None
 
+    @property
+    def is_reachable(self) -> bool:
+        """True if the controller reaches the broker, which then knows the newest image."""
+        return self.running and not self.silent and not self.isolated
+
     # -- replicas -----------------------------------------------------------------------------
 
     def apply(self, image: Image) -> None:
@@ -259,7 +264,7 @@ class ClusterState:
             self._cleaned_s = now_s
             self.clean_logs()
         for broker in self.brokers.values():
-            if broker.running and not broker.silent and not broker.isolated and broker.image != self.controller.image:
+            if broker.is_reachable and broker.image != self.controller.image:
                 broker.apply(self.controller.image)
                 self.is_stale = True
         if self.is_stale:

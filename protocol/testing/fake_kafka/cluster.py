@@ -206,7 +206,11 @@ class Cluster(ClusterState):
 
     @step
     def truncate_log(self, topic: str, partition: int, end_offset: int) -> None:
-        """Lose the records from an offset on, as in an unclean leader election: all replicas have lost them."""
+        """Lose the records from an offset on, as in an unclean leader election: all replicas have lost them.
+
+        A broker that is away does not become the leader: it could write other records at the same offsets in an epoch
+        that it led before.
+        """
         led = self._led(topic, partition)
         led.log.truncate(end_offset)
         led.replica.high_watermark = min(led.replica.high_watermark, end_offset)
@@ -215,7 +219,8 @@ class Cluster(ClusterState):
             if node_id != led.partition.leader and key in self.brokers[node_id].replicas:
                 self.brokers[node_id].replicas[key].log = led.log.copy()
         running = [node_id for node_id in led.partition.replicas if node_id in self.controller.image.brokers]
-        leader = next((node_id for node_id in running if node_id != led.partition.leader), led.partition.leader)
+        others = (node_id for node_id in running if node_id != led.partition.leader)
+        leader = next((node_id for node_id in others if self.brokers[node_id].is_reachable), led.partition.leader)
         self.controller.elect(topic, partition, leader, running or (leader,))
 
     # -- brokers ------------------------------------------------------------------------------

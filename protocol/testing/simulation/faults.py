@@ -141,7 +141,7 @@ def all_in_cluster(kafka: FakeKafka) -> bool:
     """Return True if all brokers run, respond, and act by the controller's newest decisions."""
     brokers = kafka.brokers.values()
     present = len(kafka.controller.image.brokers) == len(brokers)
-    return present and all(broker.running and not broker.silent and not broker.isolated for broker in brokers)
+    return present and all(broker.is_reachable for broker in brokers)
 
 
 def cluster_faults(world: Simulation, kafka: FakeKafka, kinds: Sequence[str] = KINDS) -> list[Fault]:
@@ -254,9 +254,9 @@ def log_faults(
                     return
                 number = world.fault_random.randrange(len(image.partitions))
                 leader = kafka.brokers.get(image.partitions[number].leader)
-                # A silent broker may not know yet that it has the replica.
-                if leader is not None and (replica := leader.replicas.get((image.topic_id, number))) is not None:
-                    change(number, replica)
+                # A leader that is away may not know that it has the replica, and would not hear of its next epoch.
+                if leader is not None and leader.is_reachable:
+                    change(number, leader.replicas[image.topic_id, number])
 
         return act
 

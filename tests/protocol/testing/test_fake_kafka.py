@@ -195,6 +195,18 @@ class TestControls:
         fake.truncate_log("latest", 0, 2)
         assert fake.produce("latest", "d", key="k") == [2]
 
+    def test_truncation_elects_no_leader_that_is_away(self, fake: FakeKafka) -> None:
+        """It would go on in an epoch that it led before, in which these offsets had other records."""
+        fake.create_topic("payments", 1, 2)
+        fake.produce("payments", "a", "b")
+        leader = fake.leader("payments", 0)
+        (follower,) = {*fake.controller.topic("payments").partitions[0].replicas} - {leader}
+        fake.silence(follower)
+        fake.truncate_log("payments", 0, 1)
+        fake.produce("payments", "c")
+        assert fake.leader("payments", 0) == leader
+        assert fake.log("payments", 0).epochs == [(0, 0), (1, 1)]
+
     def test_isolated_broker_forwards_a_deletion_to_the_controller(self, fake: FakeKafka) -> None:
         fake.isolate(1)
         fake.create_topic("payments")
