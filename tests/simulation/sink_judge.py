@@ -162,9 +162,10 @@ class RequestJudge:
             transaction = self._kafka.transactions.transactions[body["transactional_id"]]
             key = transaction.producer_id, transaction.producer_epoch
             self._decided_at_init.setdefault(key, len(self._checkpoint.decided))
-        for action in self._actions[api][:1]:
-            if action(body):
-                self._actions[api].remove(action)
+        actions = self._actions[api]
+        for action in actions[:1]:
+            if action(body) and action in actions:  # it may wait, and end for another request meanwhile
+                actions.remove(action)
 
     def _judge_end(self, body: dict[str, Any]) -> None:
         """Take note of an abort of a decided transaction."""
