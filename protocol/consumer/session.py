@@ -375,19 +375,22 @@ class ConsumerGroupSession:
             # Without a committed offset, a reset to `latest` would skip records that were read and not committed.
             dropped = self._commits.uncommitted_at_revocation.pop(key, None)
             last = uncommitted.get(key) or (dropped if key in moved else None)
-            goes_back = last is not None and self._marked(key) is None and self._go_back(consumer, last)
+            continues = last is not None and self._marked(key) is None and self._continue_at(consumer, last)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
             start = to_commit(consumer.committable)
             with self._lock:
-                self._marks[key].start(start, commit=key in moved or goes_back)
+                self._marks[key].start(start, commit=key in moved or continues)
             claim = ConsumerGroupClaim(self, consumer)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
             thread.start()
             self._threads[key] = thread
 
-    def _go_back(self, consumer: PartitionConsumer, last: CommittedOffset) -> bool:
-        """Go back to the offset that the last session has left, whose commit may have failed; True if it is lower."""
-        if last.offset >= consumer.position or not last.is_in(consumer.topic_id):
+    def _continue_at(self, consumer: PartitionConsumer, last: CommittedOffset) -> bool:
+        """Continue at the offset that the last session has left, whose commit is being retried; True if it differs.
+
+        From another offset, marks would be lower than that commit, or higher than what `reset_offset` has gone back to.
+        """
+        if last.offset == consumer.position or not last.is_in(consumer.topic_id):
             return False
         self._partitions.seek((consumer.topic, consumer.partition), last)
         return True

@@ -354,6 +354,26 @@ def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
             second.result(20)
 
 
+def test_next_session_continues_behind_marks_that_are_not_committed_yet(
+    fake: SmallCluster, protocol: dict[str, object]
+) -> None:
+    """Else the group's offset would go back, from the retried commit to the first marks of this session."""
+    starts: list[int] = []
+
+    class Marks(IdleHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            starts.append(claim.initial_offset)
+            session.mark_offset(claim.topic, claim.partition, 3)
+
+    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
+        fake.lose_requests(OFFSET_COMMIT, ALWAYS)
+        members.consume(["orders"], Marks())
+        del starts[:]
+        members.consume(["orders"], Marks())
+        fake.clear_faults()
+    assert set(starts) == {3}
+
+
 @pytest.mark.parametrize("protocol", [COOPERATIVE, KIP_848], ids=["cooperative", "kip848"])
 def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
     fake: SmallCluster, protocol: dict[str, object]
