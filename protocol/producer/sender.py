@@ -40,7 +40,8 @@ class Sender:
     Attributes
     ----------
     busy : dict
-        Partitions with unsent or unacknowledged batches. Other threads may read it.
+        Partitions with unsent or unacknowledged batches; this dictionary for the life of the sender. Other threads may
+        look keys up in it, and must not iterate.
     purpose : str
         Name of the connections in the pool, and of the thread.
     stop_error : KafkaError
@@ -247,14 +248,15 @@ class Sender:
         for broker, partitions in self._sendable(leaders, now_s, deadline).items():
             try:
                 self._session.before_produce(
-                    [(producer.topic, producer.partition) for producer in partitions], deadline
+                    [(partition.topic, partition.partition) for partition in partitions], deadline
                 )
+                producer = self._broker(broker)  # again: a look-up of this round may have shown that it has left
             except KafkaError as error:
                 self._postpone_or_abandon(partitions, error)
                 continue
             # Longest wait first, so that every partition gets its turn.
-            partitions.sort(key=lambda batch: batch.sent_at_s)
-            sent |= self._brokers[broker].send(partitions, leaders.topic_ids)
+            partitions.sort(key=lambda partition: partition.sent_at_s)
+            sent |= producer.send(partitions, leaders.topic_ids)
         return sent
 
     def _sendable(self, leaders: Leaders, now_s: float, deadline: Deadline) -> dict[Broker, list[PartitionProducer]]:
@@ -296,6 +298,7 @@ class Sender:
             partition.begin(self._session.successor(partition.broken_identity, deadline))
 
     def _broker(self, broker: Broker) -> BrokerProducer:
+        """Return the requests to a broker. Those of others may be forgotten: look each up again before its use."""
         producer = self._brokers.get(broker)
         if producer is None:
             self._forget_departed()
