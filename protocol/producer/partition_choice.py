@@ -88,7 +88,7 @@ class PartitionChoice:
     def check_partition(self, topic: str, partition: int | None, *, wait: bool, until: Deadline | None = None) -> None:
         """Check that topic and partition exist, as `resolve_topic`; each pair is checked once.
 
-        Without `wait` it does not wait for missing topics: for the producer's thread.
+        Without `wait` it does not wait for missing topics: for the producer's thread, whose deadline is `until`.
         """
         if (topic, partition) in self.checked:
             return
@@ -97,7 +97,7 @@ class PartitionChoice:
             self.resolve_topic(topic, 1, numbers, until)
         else:
             if topic not in self._cached_topics:
-                self._cached_topics[topic] = self._client.topic(topic, create=True)
+                self._cached_topics[topic] = self._client.topic(topic, until, create=True)
             require_partition(self.cached_topic(topic), partition)
         self.checked.add((topic, partition))
 

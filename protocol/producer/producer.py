@@ -269,9 +269,10 @@ class Producer:
         message = Message(value, key, headers, time_ms, partition)
         if (topic, partition) not in self._choice.checked or not self._pending.has_room(message.size_bytes):
             with Deferred():
-                in_callback = self._thread.is_current
-                self._choice.check_partition(topic, partition, wait=not in_callback, until=deadline)
-                if not in_callback:
+                if self._thread.is_current:  # in a callback
+                    self._choice.check_partition(topic, partition, wait=False, until=self._sender.deadline())
+                else:
+                    self._choice.check_partition(topic, partition, wait=True, until=deadline)
                     self._assembler.wait_for_room(message.size_bytes, deadline=deadline)
         # Not deferred, which would take a quarter of the time of `send`.
         wake = True

@@ -201,8 +201,8 @@ class Sender:
 
     # -- requests and replies -----------------------------------------------------------------
 
-    def _deadline(self) -> Deadline:
-        """Return the deadline of a request to a coordinator, which blocks this thread.
+    def deadline(self) -> Deadline:
+        """Return the deadline of a request that blocks the producer's thread: `stop` ends the wait.
 
         Meanwhile no reply is handled, and no batch expires. So it may take until the first batch expires, or
         `request.timeout.ms` if that is longer.
@@ -243,7 +243,7 @@ class Sender:
         """Send at most one request to each broker; return True if any was sent."""
         sent = False
         now_s = self._client.clock.now_s()
-        deadline = self._deadline()
+        deadline = self.deadline()
         leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
         for broker, partitions in self._sendable(leaders, now_s, deadline).items():
             try:
@@ -309,7 +309,7 @@ class Sender:
 
     def _forget_departed(self) -> None:
         """Remove brokers that have left their address and have no unanswered request."""
-        current = set(self._client.brokers(self._deadline()).values())
+        current = set(self._client.brokers(self.deadline()).values())
         for broker, producer in list(self._brokers.items()):
             if broker not in current and not producer.in_flight:
                 self._requests_to_departed += producer.requests

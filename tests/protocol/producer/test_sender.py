@@ -741,6 +741,27 @@ class TestCallbacks:
             assert isinstance(second, Future)
             assert second.result(WAIT_S) == RecordMetadata(TOPIC, 1, 0, second.result().timestamp_ms)
 
+    def test_close_ends_the_lookup_of_a_callback(self, broker: FakeKafka) -> None:
+        begun = threading.Event()
+        refusals: list[KafkaError] = []
+
+        def send_to_another_topic(_: object) -> None:
+            broker.lose_requests(METADATA, ALWAYS)
+            begun.set()
+            try:
+                producer.send("another", b"a")
+            except KafkaError as error:
+                refusals.append(error)
+
+        producer = producer_of(
+            broker.bootstrap_servers, {"request.timeout.ms": 600_000, "delivery.timeout.ms": 600_000}
+        )
+        producer.send(TOPIC, b"a").add_done_callback(send_to_another_topic)
+        assert begun.wait(WAIT_S)
+        producer.abort()
+        assert not thread_of(producer).is_alive()
+        assert refusals
+
     def test_failing_callback_does_no_harm(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers) as producer:
             first = producer.send(TOPIC, b"first", partition=0)
