@@ -265,6 +265,7 @@ class Producer:
     ) -> Future[RecordMetadata]:
         if not isinstance(topic, str):
             raise UsageError(f"topic is {topic!r}; it must be a str")
+        self._forget_acknowledged()
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
         if (topic, partition) not in self._choice.checked or not self._pending.has_room(message.size_bytes):
@@ -513,8 +514,8 @@ class Producer:
 
     def _forget_acknowledged(self) -> None:
         if self._forgets_on_send:
-            self._forgets_on_send = False
             self._pending.forget_acknowledged()
+            self._forgets_on_send = False
 
     def _require_alive(self) -> None:
         if not self._thread.in_this_process:

@@ -17,7 +17,7 @@ import pytest
 
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
 from protocol.producer.producer import Producer
-from protocol.producer.results import RecordMetadata
+from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import producer_of
@@ -162,6 +162,15 @@ def test_send_after_one_that_ctrl_c_has_ended_before_its_wake_up_is_written(
     with pytest.raises(KeyboardInterrupt):
         producer.send("t", b"interrupted", partition=0)
     assert producer.send("t", b"later", partition=0).result(30).offset == 1
+
+
+def test_acknowledged_ranges_begin_anew_with_the_first_message_after_a_flush(producer: Producer) -> None:
+    producer.send(TOPIC, b"before", partition=0)
+    producer.flush()
+    producer.send(TOPIC, b"after", partition=0).result(WAIT_S)
+    assert producer.acknowledged == {(TOPIC, 0): ProducedRange(1, 1, 1)}
+    producer.flush()
+    assert producer.acknowledged == {(TOPIC, 0): ProducedRange(1, 1, 1)}
 
 
 class TestMemory:
