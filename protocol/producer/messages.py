@@ -179,7 +179,8 @@ class MessageBuffer:
             future.add_done_callback(on_done)
         with self._lock:
             self._pending.raise_if_refused()
-            self._wake_due |= not self._topics
+            # A variable: another thread may call `woken` meanwhile, for a message that was taken before this one.
+            self._wake_due = wake = self._wake_due or not self._topics
             was_full = self.full
             messages = self._topics.get(topic)
             if messages is None:
@@ -188,8 +189,8 @@ class MessageBuffer:
             messages.pairs.append((message, future))
             self._pending.messages_bytes += message.size_bytes
             self._count += 1
-            self._wake_due |= self.full and not was_full
-        return future, self._wake_due
+            self._wake_due = wake = wake or (self.full and not was_full)
+        return future, wake
 
     def woken(self) -> None:
         """Record that the sender was woken."""

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError
+from protocol.producer.messages import Message, MessageBuffer
+from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.producer.sender import Sender
@@ -162,6 +164,22 @@ def test_send_after_one_that_ctrl_c_has_ended_before_its_wake_up_is_written(
     with pytest.raises(KeyboardInterrupt):
         producer.send("t", b"interrupted", partition=0)
     assert producer.send("t", b"later", partition=0).result(30).offset == 1
+
+
+def test_wakeup_for_a_message_is_not_lost_to_that_of_an_earlier_one() -> None:
+    """The earlier message is taken already when its thread says that it has woken the sender."""
+
+    class OvertakenBuffer(MessageBuffer):
+        @property
+        def full(self) -> bool:
+            self.woken()
+            return False
+
+    buffer, message = OvertakenBuffer(1 << 20, 1_000, PendingRows()), Message(b"a", None, (), 1, None)
+    _, first_wakes = buffer.append(TOPIC, message, 0.0)
+    buffer.take()
+    _, second_wakes = buffer.append(TOPIC, message, 0.0)
+    assert (first_wakes, second_wakes) == (True, True)
 
 
 def test_acknowledged_ranges_begin_anew_with_the_first_message_after_a_flush(producer: Producer) -> None:
