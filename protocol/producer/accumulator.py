@@ -142,7 +142,7 @@ class Accumulator:
                 completed.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._is_full(size_bytes, count):
-                batch_slices += self._slice_rows(key, first, part, call)
+                batch_slices += self._slice_rows(key, first, part, call, first_of_call)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _PartitionRows(now_s)
@@ -195,7 +195,7 @@ class Accumulator:
         return fits and waiting.slices[0].schema == columns.schema
 
     def _slice_rows(
-        self, key: TopicPartition, first: int, sizes: Sizes, call: SentColumns | None
+        self, key: TopicPartition, first: int, sizes: Sizes, call: SentColumns | None, first_of_call: int
     ) -> Iterator[tuple[int, BatchSlice]]:
         """Split the rows of one partition into record batches; yield the first row of each with it."""
         ends = np.cumsum(sizes)
@@ -208,7 +208,7 @@ class Accumulator:
             limit_end = int(np.searchsorted(ends, taken_bytes + self._limit_bytes, side="right"))
             end = max(min(share_end, limit_end, begin + self._limit_rows), begin + 1)
             size_bytes = int(ends[end - 1]) - taken_bytes
-            sent = () if call is None else (SentRows(call, begin, end - begin),)
+            sent = () if call is None else (SentRows(call, first_of_call + begin, end - begin),)
             yield first + begin, BatchSlice(*key, end - begin, size_bytes + HEADER_BYTES, sent)
             begin, taken_bytes = end, taken_bytes + size_bytes
 

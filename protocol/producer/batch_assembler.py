@@ -118,8 +118,7 @@ class BatchAssembler:
             with self._stopping_on_errors():
                 self._begin(sent)
                 if refused:
-                    self._fail_unplaced(sent, refused.values())
-                    self._pending.failed(next(iter(refused.values())), [sent])
+                    self._fail_unplaced(sent, list(refused.values()))
             self._record_sizes(sizes)
             now_s = self._clock.now_s()
             append = partial(self._accumulator.append, topic, rows, partitions[kept_rows], sizes, now_s, sent)
@@ -352,7 +351,8 @@ class BatchAssembler:
     ) -> None:
         if refused:
             futures = messages.futures
-            self._fail_unplaced(self._unplaced(messages.topic, [futures[row] for row in refused]), refused.values())
+            refused_messages = self._unplaced(messages.topic, [futures[row] for row in refused])
+            self._fail_unplaced(refused_messages, list(refused.values()))
         if prepared is not None:
             self._begin(prepared[-1])
             self._hand_over(partial(self._accumulator.append, messages.topic, *prepared))
@@ -455,14 +455,15 @@ class BatchAssembler:
         self._fail_unplaced(sent, [error], len(messages.pairs))
         self._end_messages(messages)
 
-    def _fail_unplaced(self, sent: SentColumns, errors: Collection[KafkaError], rows: int = 1) -> None:
-        """Fail the rows without a partition; each error fails `rows` of them."""
+    def _fail_unplaced(self, sent: SentColumns, errors: Sequence[KafkaError], rows: int = 1) -> None:
+        """Fail the rows without a partition; each error fails `rows` of them, and `flush` raises the first."""
         self._sender.put(
             [
                 self._failed(sent.topic, NO_PARTITION, rows, (SentRows(sent, nth * rows, rows),), error)
                 for nth, error in enumerate(errors)
             ]
         )
+        self._pending.failed(errors[0], [sent])
 
     def _unplaced(self, topic: str, futures: Sequence[Future[RecordMetadata]]) -> SentColumns:
         count = len(futures)
