@@ -45,8 +45,8 @@ _Groups = tuple[npt.NDArray[np.int64] | None, list[tuple[int, int, int]]]
 class BatchSlice:
     """One record batch of a partition: the next `count` rows of its `ReadyBatches`.
 
-    `size_bytes` is the encoded, uncompressed size; `since_s` the time since which the first row waits (infinity if it
-    has not waited).
+    `size_bytes` is the encoded, uncompressed size; `since_s` the time at which the first row was appended, or infinity
+    if that call also outputs it.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class ReadyBatches:
     order : ndarray of int64, optional
         Row numbers in `rows`, in the order of the record batches; None: all of `rows` in their order.
     held_bytes : int
-        Bytes of rows that have waited, as in `Accumulator.waiting_bytes` before.
+        Their bytes in `Accumulator.waiting_bytes` before; 0 for rows that the same call has appended.
     """
 
     rows: Callable[[], pa.RecordBatch]
@@ -133,8 +133,8 @@ class Accumulator:
         rows_of_call: dict[int, int] = {}
         for partition, first, count in groups:
             key = (topic, partition)
-            part = sizes[first : first + count]
-            size_bytes = int(part.sum())
+            group_sizes = sizes[first : first + count]
+            size_bytes = int(group_sizes.sum())
             first_of_call = rows_of_call.get(partition, 0)
             rows_of_call[partition] = first_of_call + count
             waiting = self._waiting.get(key)
@@ -142,7 +142,7 @@ class Accumulator:
                 completed.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._is_full(size_bytes, count):
-                batch_slices += self._slice_rows(key, first, part, call, first_of_call)
+                batch_slices += self._slice_rows(key, first, group_sizes, call, first_of_call)
                 continue
             if waiting is None:
                 waiting = self._waiting[key] = _PartitionRows(now_s)

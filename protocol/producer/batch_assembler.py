@@ -1,8 +1,8 @@
 """Turn rows and messages into encoded record batches: choose partitions, accumulate, encode, pass to the sender.
 
-Runs in the callers' threads, and in `producer_thread` for batches that have waited for `linger.ms`. One thread at a
-time, to keep the order of rows within a partition. The producer's thread never waits for this lock: a caller that holds
-it wakes that thread afterwards.
+Runs in the callers' threads, and in `producer_thread` for batches that have waited for `linger.ms`. A lock admits one
+thread, to keep the order of rows within a partition. The producer's thread never waits for it: the owner wakes that
+thread after the release.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _Prepared = tuple[pa.RecordBatch, npt.NDArray[np.int32], Lengths, float, SentCol
 class BatchAssembler:
     """Accepts rows and messages of one producer. `on_result` is called with the results of rows.
 
-    Rows enter the accumulator after their call has begun in `PendingRows`, and leave it in a block of
-    `_stopping_on_errors`: so rows that an error leaves in no place still fail. Bytes are held for the next place before
-    they are freed for the previous one.
+    A call begins in `PendingRows` before its rows enter the accumulator, and rows move in blocks of
+    `_stopping_on_errors`: if an error drops some on the way, the producer stops and fails them. Bytes are held for the
+    next place before they are freed for the previous one.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class BatchAssembler:
         self.encode = encode
         # Reentrant, so that a nested call in the same thread raises instead of deadlocking.
         self._lock = Lock()
-        # True if the producer's thread could not hand over what was due. Only that thread changes it.
+        # True if the lock was taken when batches were due. Only the producer's thread changes it.
         self._missed = False
-        # Of the threads that abort a transaction.
+        # Errors for calls that hand over columns while other threads abort their transaction.
         self._refusals: list[KafkaError] = []
 
     def _new_accumulator(self) -> Accumulator:
@@ -180,7 +180,7 @@ class BatchAssembler:
         float or None
             The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
         """
-        # Before the lock is tried: its owner looks at this after the release. Else neither would hand over.
+        # Before the lock is tried, since its owner reads it after the release: both could miss the batches otherwise.
         self._missed = True
         with self._exclusive(0) as free:
             if not free:
@@ -289,13 +289,13 @@ class BatchAssembler:
         return float("inf") if linger_ms is None else linger_ms / 1000
 
     def _due(self, now_s: float) -> list[ReadyBatches]:
-        """Return batches that have waited for `linger.ms`, or all if the memory is full, or half full of them.
+        """Take batches that have waited for `linger.ms`; all if a caller waits for memory, or half of it waits here.
 
         A batch stays while its partition has more batches than may be in flight: it would not be sent earlier, and
         small batches would queue up without end.
         """
-        much = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
-        if much or self._pending.waiting_for_room:
+        exceeds_half = self._accumulator.waiting_bytes > self._config.buffer_memory_bytes // 2
+        if exceeds_half or self._pending.waiting_for_room:
             return self._accumulator.drain()
         return self._accumulator.take_lingered(now_s - self._linger_s, self._has_queue)
 
@@ -389,7 +389,7 @@ class BatchAssembler:
     def _hand_over(self, take: Callable[[], Sequence[ReadyBatches]], *, wait: bool = False) -> BaseException | None:
         """Encode the record batches that `take` removes from the accumulator, and pass them to the sender.
 
-        `wait` allows waiting for memory between them; only then the error may be Ctrl-C, and must be raised.
+        `wait`: wait for memory between them. The error may then be Ctrl-C, and must be raised.
 
         Returns
         -------
@@ -443,7 +443,7 @@ class BatchAssembler:
     # -- failures ---------------------------------------------------------------------------
 
     def _fail_rows(self, ready: Collection[ReadyBatches], error: KafkaError) -> None:
-        """Fail rows together: if the sender took some of them later, `flush` would raise their error twice."""
+        """Fail rows in one `put`: the sender then reports them together, and `flush` raises their error once."""
         slices = [batch_slice for rows_of_batches in ready for batch_slice in rows_of_batches.batch_slices]
         self._sender.put(
             [self._failed(part.topic, part.partition, part.count, part.sent, error) for part in slices],

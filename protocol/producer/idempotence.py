@@ -47,9 +47,9 @@ def comes_before(sequence: int, following: int) -> bool:
 class Sequences:
     """Sequence numbers of one partition under one identity.
 
-    `confirmed` is True after the first acknowledgement. A broker accepts any first sequence number of an unknown
-    identity. A second batch must therefore not be in flight before that: if the first one failed, the second would be
-    written without it. (The same applies without idempotence, since brokers briefly refuse writes to a new topic.)
+    `confirmed` is True after the first acknowledgement. Until then only one batch may be in flight: a broker accepts
+    any first number of an unknown identity, so a second batch would be written although the first one failed. (The same
+    applies without idempotence, since brokers briefly refuse writes to a new topic.)
     """
 
     __slots__ = ("confirmed", "identity", "next")

@@ -140,7 +140,7 @@ class MessageBuffer:
         self._full_count = full_count
         self._count = 0
         self._topics: dict[str, TopicMessages] = {}
-        # Until `woken`: Ctrl-C may end a `send` between a message and its wake-up, and no later one would wake.
+        # True until `woken`: Ctrl-C may end a `send` between a message and its wake-up; the next one makes up for it.
         self._wake_due = False
         # Reentrant, so that a signal handler within `append` raises instead of deadlocking.
         self._lock = Lock()

@@ -32,7 +32,9 @@ GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no t
 
 
 class PartitionChoice:
-    """Partition choice of one producer. `busy` has the partitions with waiting batches.
+    """Partition choice of one producer.
+
+    `busy` has the partitions with waiting batches. It changes meanwhile: only look keys up in it.
 
     Attributes
     ----------

@@ -77,8 +77,8 @@ class PartitionProducer:
     `encode` encodes the two halves of a batch that is too large for the broker.
 
     Batches fail in three ways. `_fail`: one batch at once, if it is certainly not written; otherwise as in the second
-    way. `_fail_all_when_answered`: the queue, once nothing is in flight. `drop`: the queue at once.
-    `unsendable` and `expire` use the first, `abandon` the second.
+    way. `_fail_all_when_answered`: the queue, once nothing is in flight. `drop`: the queue at once, if no reply will be
+    passed on any more. `unsendable` and `expire` use the first, `abandon` the second.
     """
 
     topic: str
@@ -99,7 +99,8 @@ class PartitionProducer:
     waits_since_s: float = 0.0
     """Time since which the leader has accepted nothing, if batches wait."""
     sequences: Sequences | None = None
-    """None: call `begin` before sending, with the successor of `broken_identity` if that is set, else the identity."""
+    """None: call `begin` before sending, with the session's successor of `broken_identity` if that is set, else with
+    its identity."""
     broken_identity: ProducerIdentity | None = None
     _queue: deque[ProducerBatch] = field(default_factory=deque)
     _retry_at_s: float = 0.0
@@ -108,8 +109,8 @@ class PartitionProducer:
     _restart: bool = False
     """After draining, sequence numbers begin at 0 again, with another epoch."""
     _gap_from: int | None = None
-    """First sequence number of a batch that failed and was not written: until the batches before it are answered, none
-    behind it is sent."""
+    """Sequence number of the first batch that failed unwritten. Batches before it are answered first; then those behind
+    it get new numbers."""
     _given_up: KafkaError | None = None
     """After draining, the whole queue fails with this error."""
 
@@ -226,20 +227,20 @@ class PartitionProducer:
         self._returned(batch)
         error = self._error(batch, code, where, detail)
         batch.note(error)
-        first = self._queue[0] is batch
+        is_oldest = self._queue[0] is batch
         if code not in _NOT_WRITTEN:
             batch.maybe_written = True
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            if first and self._gap_from is None:
+            if is_oldest and self._gap_from is None:
                 self._fail_all_when_answered(self._lost_by_broker(error))
             else:
                 # Out of order because of an earlier batch's failure.
                 self._retry(now_s)
         elif code == ErrorCode.UNKNOWN_PRODUCER_ID:
-            if first and batch.maybe_written:
+            if is_oldest and batch.maybe_written:
                 self._fail_all_when_answered(error)
             else:  # brokers with this code refuse late copies of later batches as well
-                self._restart = self._restart or first
+                self._restart = self._restart or is_oldest
                 self._retry(now_s)
         elif code in _TOO_LARGE and batch.record_count > 1:
             self._split(batch)
@@ -261,7 +262,7 @@ class PartitionProducer:
         self._finish_draining()
 
     def not_sent(self, batch: ProducerBatch, error: KafkaError, now_s: float) -> None:
-        """Handle a batch that was not sent: no connection, or a failure before the last byte. Not counted as a try."""
+        """Retry a batch that was not sent: no connection, or a failure before the last byte. Not counted as a try."""
         self._returned(batch)
         batch.attempts -= 1
         batch.note(error)
@@ -276,7 +277,7 @@ class PartitionProducer:
         self._finish_draining()
 
     def drop(self, error: KafkaError) -> None:
-        """Fail all batches, also those in flight."""
+        """Fail all batches, also those in flight, for which no result method may be called afterwards."""
         for batch in self._queue:
             self._end(batch, BatchResult(error=error))
         self._queue.clear()

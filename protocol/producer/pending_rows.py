@@ -77,7 +77,7 @@ class PendingRows:
         self._batches: dict[TopicPartition, dict[ProducerBatch, None]] = {}
         self._held_bytes = 0
         self._acknowledged: dict[TopicPartition, ProducedRange] = {}
-        # By the call whose result reports them, too; None: rows without such a call.
+        # Those that no caller has seen, by the call whose result reports them, too; None: rows without such a call.
         self._failures: dict[SentColumns | None, list[KafkaError]] = {}
         self._completed_at_s = float("-inf")
         self._changed = Condition()
@@ -209,7 +209,8 @@ class PendingRows:
         """Pass the results of batches to the calls whose rows they are, then wake the threads that wait.
 
         In the producer's thread only. In this order: the transaction fails, ranges and failures are recorded, calls get
-        their results, and only then the batches are complete. So `flush` sees each failure.
+        their results (without the lock: that runs code of users), and only then the batches are complete. So `flush`
+        sees each failure. Those of rows without a partition are recorded by `failed`.
         """
         self._notify_session(completed)
         results = [(batch.original or batch, batch, batch.result) for batch in completed if batch.result is not None]

@@ -128,7 +128,7 @@ class Producer:
             None if self._interceptors is None else self._interceptors.rows_done,
         )
         self._thread = ProducerThread(self._assembler, self._sender, self._client.clock)
-        # True after a flush: `acknowledged` tells its ranges until the next send.
+        # True after a flush: `acknowledged` tells its ranges until the next send or flush.
         self._forgets_on_send = False
         self._closed = False
         self._add_gauges()
@@ -365,7 +365,7 @@ class Producer:
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """Acknowledged ranges by (topic, partition), since the first send after the last flush."""
+        """Acknowledged ranges by (topic, partition), since the first send after the last flush, or up to that flush."""
         if not self._thread.in_this_process:
             raise UsageError(_FORKED)
         return self._pending.acknowledged_now()

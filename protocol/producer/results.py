@@ -151,7 +151,7 @@ class SentColumns:
         self._lock = Lock()
         self._rest_failed = False
         # Partitions and numbers of failed rows that `on_result` has not been called with.
-        self._untold: list[tuple[int, int]] = []
+        self._unreported: list[tuple[int, int]] = []
         self._left = len(partitions)
         self._completed: list[tuple[int, int, int, BatchResult]] = []
         self._done = Event()
@@ -193,12 +193,12 @@ class SentColumns:
                 self._rest_failed = True
                 missing, result = list(self._missing()), BatchResult(error=error)
                 self._completed += [(partition, first, count, result) for partition, first, count in missing]
-                self._untold = [(partition, count) for partition, _, count in missing]
+                self._unreported = [(partition, count) for partition, _, count in missing]
             if not self._done.is_set():
                 self._end()
         # Afterwards: code of the user may wait for a lock whose owner waits for these results.
-        while self._on_result is not None and self._untold:
-            self._on_result(self.topic, *self._untold.pop(), BatchResult(error=error))
+        while self._on_result is not None and self._unreported:
+            self._on_result(self.topic, *self._unreported.pop(), BatchResult(error=error))
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
         """Yield partition, first index and number of rows without a result."""
@@ -325,7 +325,7 @@ class SentRows(NamedTuple):
 def complete_rows(
     sent: Sequence[SentRows], partition: int, result: BatchResult, first_row: int = 0, count: int | None = None
 ) -> None:
-    """Pass the result of a record batch to the `SentColumns` of its rows.
+    """Pass the result of a record batch to the `SentColumns` of its rows. Runs code of users: hold no lock.
 
     Parameters
     ----------

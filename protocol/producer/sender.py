@@ -72,7 +72,7 @@ class Sender:
         self._requests_to_departed = 0
         self._expired_at_s: dict[str, float] = {}  # by topic, within the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
-        self._end: KafkaError | None = None
+        self._end_error: KafkaError | None = None
         self.stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
         self._resets: deque[Event] = deque()
         self._self_pipe = SelfPipe()
@@ -82,8 +82,8 @@ class Sender:
     def put(self, batches: Sequence[ProducerBatch], freed_bytes: int = 0) -> None:
         """Add record batches, in order within each partition. Thread-safe.
 
-        Also those that have failed already: results are reported in the producer's thread. After the end of that
-        thread, `PendingRows` has failed all rows. Their memory replaces `freed_bytes`.
+        Also those that have failed already, since results are reported in the producer's thread. After the end of that
+        thread nothing is taken in: `PendingRows` has failed all rows. Their memory replaces `freed_bytes`.
         """
         self._pending.add(batches, freed_bytes)
         self._inbox.extend(batches)
@@ -116,13 +116,13 @@ class Sender:
         """
         done = Event()
         self._resets.append(done)
-        if self._end is not None:  # after `append`: `fail_batches` sets it before `close` completes the resets
-            raise self._end
+        if self._end_error is not None:  # after `append`: `fail_batches` sets it, then `close` completes all resets
+            raise self._end_error
         self.wake()
         if not done.wait(deadline.remaining_s()):
             raise DeadlineExceeded("batches in flight were not answered in time")
-        if self._end is not None:  # perhaps before the replies
-            raise self._end
+        if self._end_error is not None:  # perhaps before the replies
+            raise self._end_error
 
     @property
     def in_flight(self) -> int:
@@ -146,7 +146,7 @@ class Sender:
 
     def fail_batches(self, end: KafkaError) -> None:
         """Fail all batches, and refuse resets of sequence numbers."""
-        self._end = end
+        self._end_error = end
         self._take_in()
         for partition in self._partitions.values():
             partition.drop(end)
