@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from protocol.testing import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import cluster
 from tests.support.documents import blocks
 
 
@@ -36,10 +37,9 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of consecutive free ports."""
+    """Return the first of consecutive free ports. They are none of those that outgoing connections get."""
     while True:
-        with FakeKafka(host="127.0.0.1") as probe:
-            first = probe.addresses[1][1]
+        (first,) = cluster.free_ports(1)
         try:
             for number in range(first, first + count):
                 socket.create_server(("127.0.0.1", number)).close()

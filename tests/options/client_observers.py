@@ -17,13 +17,8 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
-from tests.options.observe import LONG, SHORT, Observe, client_of, outcome, tens, took_long
+from tests.options.observe import CLOSED_PORT, LONG, SHORT, Observe, client_of, outcome, tens, took_long
 from tests.support.small_cluster import SmallCluster
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def other_cluster_is_used(cluster: SmallCluster, options: dict[str, str]) -> bool:
@@ -47,7 +42,7 @@ def plaintext_outcome(cluster: SmallCluster, options: dict[str, str]) -> str:
 
 def seconds_until_timeout(cluster: SmallCluster, options: dict[str, str]) -> int:
     clock = ManualClock()
-    client = client_of(cluster, {"retry.backoff.max.ms": "100", **options, "bootstrap.servers": closed_port()}, clock)
+    client = client_of(cluster, {"retry.backoff.max.ms": "100", **options, "bootstrap.servers": CLOSED_PORT}, clock)
     assert outcome(lambda: client.metadata([])) == "DeadlineExceeded"
     return round(sum(clock.slept))
 
@@ -73,7 +68,7 @@ def reconnect_delays_ms(cluster: SmallCluster, options: dict[str, str]) -> list[
     """Return the delay before a closed port is tried again, after each failure, in ms."""
     clock = ManualClock()
     client = client_of(cluster, options, clock)
-    host, port = closed_port().split(":")
+    host, port = CLOSED_PORT.split(":")
     collected = []
     for _ in range(12):
         for _ in range(2):

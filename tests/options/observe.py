@@ -18,6 +18,8 @@ Observe = Callable[[SmallCluster, dict[str, str]], object]
 
 # Real time: 20 ms and 2500 ms differ clearly also on a busy machine.
 SHORT, LONG, BETWEEN_S = "20", "2500", 2.0
+# A port that a test has closed may be another process's by the next moment; no process has this one.
+CLOSED_PORT = "127.0.0.1:1"
 
 
 def client_of(cluster: SmallCluster, options: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
-from tests.options.observe import BETWEEN_S, LONG, Observe, outcome
+from tests.options.observe import BETWEEN_S, CLOSED_PORT, LONG, Observe, outcome
 from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
@@ -256,10 +255,8 @@ def times_out_late(cluster: SmallCluster, inputs: dict[str, str]) -> bool:
 
 def offset_retries_take_long(cluster: SmallCluster, inputs: dict[str, str]) -> list[bool]:
     """Return if query start, trigger and batch read each retry for a long time when no broker replies."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        unreachable = f"127.0.0.1:{server.getsockname()[1]}"
     short = {
-        "kafka.bootstrap.servers": unreachable,
+        "kafka.bootstrap.servers": CLOSED_PORT,
         "kafka.default.api.timeout.ms": "200",
         "kafka.retry.backoff.max.ms": "50",
     }
