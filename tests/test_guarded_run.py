@@ -118,7 +118,8 @@ PASSES = "def test_passes():\n    pass\n"
 def test_process_that_dies_or_hangs_makes_the_run_red(
     tests: str, patterns: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = "timeout = 1\nfaulthandler_timeout = 2\nfaulthandler_exit_on_timeout = true"
+    limits = "timeout = 1\nfaulthandler_timeout = 2" if tests == HANGS else "timeout = 60\nfaulthandler_timeout = 90"
+    settings = f"{limits}\nfaulthandler_exit_on_timeout = true"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}\n")
     (tmp_path / "test_one.py").write_text(tests)
     (tmp_path / "test_other.py").write_text(PASSES)

@@ -173,7 +173,7 @@ def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka,
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["topic"] == topic
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: TopicFactory) -> None:

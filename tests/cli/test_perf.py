@@ -55,7 +55,7 @@ def test_throughput_is_limited(run: Any, topic1: TopicFactory) -> None:
     (line,) = run("produce", topic1(1), "-n", "2000", "--throughput", "1000", "--rows", "50").stdout.splitlines()
     match = PRODUCED.fullmatch(line)
     assert match is not None
-    assert 800 < float(match[2]) < 1100
+    assert 100 < float(match[2]) < 1100, "it may be slower on a busy machine"
 
 
 def test_consume_prints_the_table_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

@@ -89,10 +89,11 @@ def test_profile_precedence(run: Any, tmp_path: Path) -> None:
             tmp_path,
             f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
         )
-        listing = ("groups", "list", "--timeout", "1s")
+        listing = ("groups", "list")
+        failing = (*listing, "--timeout", "1s")
         run(*listing, "--profile", "good")
         run(*listing, PYKAFKA_PROFILE="good")
-        run(*listing, "--profile", "bad", code=1)
+        run(*failing, "--profile", "bad", code=1)
         # An explicit profile is above the variable, and below the file and the option.
         run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
         run(*listing, "--profile", "bad", "--bootstrap-server", local)
@@ -101,11 +102,11 @@ def test_profile_precedence(run: Any, tmp_path: Path) -> None:
         run("profile", "use", "good")
         run(*listing)
         # The profile in use is below everything.
-        run(*listing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
+        run(*failing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
         run("profile", "use", "bad")
         run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
         run(*listing, "--profile", "good")
-        run(*listing, code=1)
+        run(*failing, code=1)
     assert "has no profile 'stage'" in " ".join(run(*listing, "--profile", "stage", code=2).stderr.split())
 
 

@@ -56,8 +56,8 @@ class GroupMember:
     group: str
     instance_id: str | None = None
     protocols: Mapping[str, bytes] = field(default_factory=lambda: {"range": subscription("orders")})
-    session_timeout_ms: int = 10_000
-    rebalance_timeout_ms: int = 10_000
+    session_timeout_ms: int = 60_000
+    rebalance_timeout_ms: int = 60_000
     member_id: str = ""
     joined: Row = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class GroupMember:
             assert code in (0, ErrorCode.REBALANCE_IN_PROGRESS)
             return code != 0
 
-        wait_until(rebalances, timeout_s=10, every_s=0.01)
+        wait_until(rebalances, every_s=0.01)
 
     def leave(self) -> int:
         body = {"group_id": self.group, "members": [{"member_id": self.member_id, "group_instance_id": None}]}

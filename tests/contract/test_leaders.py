@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,7 +35,7 @@ from tests.contract.raw_requests import (
     values_in,
     written,
 )
-from tests.support.wait_until import attempts
+from tests.support.wait_until import attempts, wait_until
 
 _NO_COORDINATOR_YET = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -124,14 +123,14 @@ def test_follower_serves_fetches_and_refuses_produce(client: Client, replicated:
     written(client, name, b"a")
     leader, partition = client.leader(name, 0)
     follower = next(replica for replica in partition.replicas if replica != leader.node_id)
-    deadline_s = time.monotonic() + 20
-    while True:
+
+    def values_of_follower() -> list[bytes | None]:
         body = fetch_body(client, name, {0: 0}, max_wait_ms=100)
         (row,) = ask_broker(client, follower, FETCH, body)["responses"][0]["partitions"]
         assert row["error_code"] == 0
-        if values_in(row) == [b"a"]:
-            break
-        assert time.monotonic() < deadline_s, "the follower did not learn the high watermark"
+        return values_in(row)
+
+    wait_until(lambda: values_of_follower() == [b"a"], lambda: "the follower did not learn the high watermark")
     topics = [{"topic_id": client.topic(name).topic_id, "partition_data": [{"index": 0, "records": batch(b"b")}]}]
     reply = ask_broker(client, follower, PRODUCE, {"acks": 1, "timeout_ms": 1_000, "topic_data": topics})
     (row,) = reply["responses"][0]["partition_responses"]
@@ -251,7 +250,7 @@ class TestNewCoordinator:
         raise AssertionError("no coordinator in time")
 
     def test_rebalance_that_is_not_complete_is_forgotten(self, brokers: Any, client: Client) -> None:
-        first, second = stable(client, new_group(), 2, session_timeout_ms=60_000, rebalance_timeout_ms=60_000)
+        first, second = stable(client, new_group(), 2)
         assert second.leave() == 0
         assert first.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
         with self.moved(brokers, client, first.group):
@@ -260,7 +259,7 @@ class TestNewCoordinator:
             assert self.heartbeat(first) == 0
 
     def test_generation_without_assignment_is_forgotten(self, brokers: Any, client: Client) -> None:
-        first, second = stable(client, new_group(), 2, session_timeout_ms=60_000, rebalance_timeout_ms=60_000)
+        first, second = stable(client, new_group(), 2)
         before = first.generation
         leader = first if first.leads else second
         reply = leader.send_join()

@@ -37,7 +37,7 @@ from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
 from tests.support.spark_task import spark_task
-from tests.support.wait_until import comes_true
+from tests.support.wait_until import TIMEOUT_S, comes_true
 
 Options = Mapping[str, str]
 
@@ -276,7 +276,7 @@ def write(cluster: SmallCluster, inputs: dict[str, str]) -> list[dict[str, Any]]
     schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
         KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
-    comes_true(lambda: cluster.request_bodies(PRODUCE), 10)  # acks=0 gets no reply
+    comes_true(lambda: cluster.request_bodies(PRODUCE), TIMEOUT_S)  # acks=0 gets no reply
     return cluster.request_bodies(PRODUCE)
 
 

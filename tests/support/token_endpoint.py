@@ -23,7 +23,7 @@ class Endpoint(LoopbackServer):
                 form = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 endpoint.asked.append((self.path, dict(self.headers), parse_qs(form)))
                 if not endpoint.answers:
-                    endpoint.closing.wait(10)
+                    endpoint.closing.wait(60)
                     return
                 status, headers, body = endpoint.answers[0]
                 endpoint.answers = endpoint.answers[1:] or endpoint.answers
