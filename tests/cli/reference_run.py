@@ -21,6 +21,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.reference_page import every_command, shortened
+from tests.support.background import background
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
 
@@ -96,7 +97,7 @@ class Run:
         typed : str
             Standard input.
         follows : bool
-            The command runs until Ctrl-C; SIGINT is sent after 1.5 s.
+            The command runs until Ctrl-C.
         """
         actual = line
         for name, place in self.places.items():
@@ -151,12 +152,19 @@ def _path(line: str) -> str:
 
 @contextmanager
 def _interrupted() -> Iterator[None]:
-    timer = threading.Timer(_FOLLOWS_S, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    """Send SIGINT 1.5 s after the command has begun to handle it."""
+    usual, ended = signal.getsignal(signal.SIGINT), threading.Event()
+
+    def interrupt() -> None:
+        wait_until(lambda: ended.is_set() or signal.getsignal(signal.SIGINT) is not usual)
+        if not ended.wait(_FOLLOWS_S):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with background(interrupt):
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def on_terminal(arguments: list[str], typed: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.contract.raw_requests import Row, ask, fetch_body, written
+from tests.support.wait_until import wait_until
 
 
 def metadata(client: Client, **requested: Any) -> Row:
@@ -96,7 +97,8 @@ def test_recreated_topic_has_another_id_and_fetch_with_old_id_is_refused(client:
     fetch_with_old_id = fetch_body(client, name, {0: 0})
     delete_topic(client, name)
     client.retrying("create the topic again", lambda: create_topic(client, NewTopic(name, 1)), client.deadline())
-    assert client.topic(name).topic_id not in (before, bytes(16))
+    # Brokers learn it after the controller has replied.
+    wait_until(lambda: client.metadata([name]).topics[name].topic_id not in (before, bytes(16)))
     reply = client.ask(leader, FETCH, fetch_with_old_id, client.deadline())
     (row,) = reply["responses"][0]["partitions"]
     assert (row["error_code"], bytes(row["records"] or b"")) == (ErrorCode.UNKNOWN_TOPIC_ID, b"")
