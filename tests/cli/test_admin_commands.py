@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class
+from tests.cli.runs import invoke_at, rows
 from tests.conftest import TopicFactory
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
@@ -20,24 +19,9 @@ from tests.support.wait_until import wait_until
 SECRET = "geheim-2b7"
 
 
-def invoke(kafka: LocalKafka, *arguments: str, code: int = 0, typed: str | None = None, **env: str) -> Result:
-    result = CliRunner().invoke(
-        pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers, **env}, input=typed
-    )
-    assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, **further: Any) -> Result:
-        return invoke(kafka1, *arguments, **further)
-
-    return call
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    return list(json.loads(result.stdout))
+    return partial(invoke_at, kafka1)
 
 
 def tool(kafka: LocalKafka, name: str, *arguments: str) -> str:
@@ -152,8 +136,9 @@ def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path
 def test_user_of_command_can_log_in(secured: SecuredKafka) -> None:
     from confluent_kafka import Consumer
 
-    invoke(secured.kafka, "users", "set", "cli-login", "--password-from", "env:P", P=SECRET)
-    wait_until(lambda: "cli-login" in invoke(secured.kafka, "users", "list").stdout)
+    run = partial(invoke_at, secured.kafka, "users")
+    run("set", "cli-login", "--password-from", "env:P", P=SECRET)
+    wait_until(lambda: "cli-login" in run("list").stdout)
     properties = {
         "bootstrap.servers": secured.kafka.client_properties("SASL_PLAINTEXT")["bootstrap.servers"],
         "security.protocol": "SASL_PLAINTEXT",
@@ -166,7 +151,7 @@ def test_user_of_command_can_log_in(secured: SecuredKafka) -> None:
     consumer = Consumer(properties)
     assert consumer.list_topics(timeout=30).brokers
     consumer.close()
-    invoke(secured.kafka, "users", "delete", "cli-login", "--yes")
+    run("delete", "cli-login", "--yes")
 
 
 def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None:
@@ -202,9 +187,7 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
 
 def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
     kafka, principal = secured.kafka, "User:cli-acl"
-
-    def run(*arguments: str, **further: Any) -> Result:
-        return invoke(kafka, "acls", *arguments, **further)
+    run = partial(invoke_at, kafka, "acls")
 
     def seen(*arguments: str) -> set[tuple[str, ...]]:
         entries = rows(run("list", "--principal", principal, *arguments, "-o", "json"))

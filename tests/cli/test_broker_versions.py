@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 
@@ -13,6 +12,7 @@ from protocol import Producer, TransactionalProducer
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
+from tests.cli.runs import invoke_at, rows
 from tests.conftest import KAFKA_VERSION, TopicFactory
 
 pytestmark = pytest.mark.kafka
@@ -77,16 +77,14 @@ def test_open_transaction_is_listed_with_its_id_or_why_that_is_unknown(
     kafka1: LocalKafka, topic1: TopicFactory
 ) -> None:
     name, servers = topic1(1), {"bootstrap.servers": kafka1.bootstrap_servers}
-    environment = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
     with TransactionalProducer({**servers, "transactional.id": f"of-{name}"}) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(name, b"open")
         producer.flush()
-        result = CliRunner().invoke(pykafka, ["txn", "hanging", name, "-o", "json"], env=environment)
+        result = invoke_at(kafka1, "txn", "hanging", name, "-o", "json")
         producer.abort_transaction()
-    assert result.exit_code == 0, result.output
-    (row,) = json.loads(result.stdout)
+    (row,) = rows(result)
     remembered = VERSION >= (3, 0)
     assert (row["start_offset"], row["transactional_id"]) == (0, f"of-{name}" if remembered else None)
     assert result.stderr.startswith("Transactional ids are unknown: ") != remembered

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import TopicPartition
 
 from protocol.admin import Admin
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke, invoke_at, rows
 from tests.conftest import TopicFactory
 from tests.support.librdkafka import consumer, produce
 from tests.support.wait_until import wait_until
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 OLDER = Path(__file__).parent.parent / "spark" / "driver" / "checkpoints"
 
 
-def run(kafka: LocalKafka | None, *arguments: str, code: int = 0) -> Result:
-    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers if kafka else "127.0.0.1:1"}
-    result = CliRunner().invoke(pykafka, ["checkpoint", *arguments], env=env)
-    assert result.exit_code == code, result.output
-    return result
+def inspect(folder: Path | str, *arguments: str, code: int = 0) -> Result:
+    return invoke("checkpoint", "inspect", str(folder), *arguments, code=code)
 
 
-def rows(result: Result) -> list[dict[str, Any]]:
-    return list(json.loads(result.stdout))
+def diff(kafka: LocalKafka, folder: Path, *arguments: str, code: int = 0) -> Result:
+    return invoke_at(kafka, "checkpoint", "diff", str(folder), *arguments, code=code)
 
 
 def write_batch(folder: Path, number: int, *sources: Mapping[str, Any] | str, committed: bool = True) -> None:
@@ -53,7 +50,7 @@ def test_sources_of_an_offset_log_with_names_have_these_names(tmp_path: Path) ->
         lines = [f"{name}:{json.dumps(offsets[name])}" for name in names]
         log = "\n".join(["v2", '{"batchTimestampMs":1769839200000}', *lines, "rates:5", "unread:-"])
         (tmp_path / "offsets" / str(number)).write_text(log)
-    shown = rows(run(None, "inspect", str(tmp_path), "--partitions", "-o", "json"))
+    shown = rows(inspect(tmp_path, "--partitions", "-o", "json"))
     assert [(row["batch"], row["source"], row["topic"], row["start_offset"]) for row in shown] == [
         (0, "a", "payments", None),
         (1, "b", "orders", None),
@@ -65,7 +62,7 @@ def test_checkpoint_of_query_matches_its_progress(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     """Slow: the first test here starts Spark."""
-    topic, folder = topic1(2), str(tmp_path / "checkpoint")
+    topic, folder = topic1(2), tmp_path / "checkpoint"
     group = f"g-{topic}"
 
     def go_on() -> list[dict[str, Any]]:
@@ -78,7 +75,10 @@ def test_checkpoint_of_query_matches_its_progress(
             .load()
         )
         query = (
-            stream.writeStream.format("noop").option("checkpointLocation", folder).trigger(availableNow=True).start()
+            stream.writeStream.format("noop")
+            .option("checkpointLocation", str(folder))
+            .trigger(availableNow=True)
+            .start()
         )
         assert query.awaitTermination(120)
         return [json.loads(progress.json) for progress in query.recentProgress]
@@ -87,29 +87,29 @@ def test_checkpoint_of_query_matches_its_progress(
     first = go_on()
     produce(kafka1, topic, *map(str, range(5)))
     progress = [*first, *go_on()]
-    batches = rows(run(None, "inspect", folder, "-o", "json"))
+    batches = rows(inspect(folder, "-o", "json"))
     assert all(row["committed"] and not row["unknown_starts"] for row in batches)
     counts = {trigger["batchId"]: trigger["numInputRows"] for trigger in progress if trigger["numInputRows"]}
     assert {row["batch"]: row["offsets"] for row in batches if row["offsets"]} == counts
     assert sum(counts.values()) == 15
-    last = rows(run(None, "inspect", folder, "--partitions", "--last", "1", "-o", "json"))
+    last = rows(inspect(folder, "--partitions", "--last", "1", "-o", "json"))
     end = progress[-1]["sources"][0]["endOffset"]
     ends = json.loads(end) if isinstance(end, str) else end
     assert {str(row["partition"]): row["end_offset"] for row in last} == ends[topic]
 
     def compared() -> list[dict[str, Any]]:
-        return rows(run(kafka1, "diff", folder, "-g", group, "--all", "-o", "json"))
+        return rows(diff(kafka1, folder, "-g", group, "--all", "-o", "json"))
 
     # The source may still commit after Spark has ended the query.
     wait_until(lambda: sum(row["group_offset"] or 0 for row in compared()) == 15, compared, every_s=0.2)
     assert {(row["lag"], row["finding"]) for row in compared()} == {(0, None)}
-    equal = run(kafka1, "diff", folder, "--group", group)
+    equal = diff(kafka1, folder, "--group", group)
     assert equal.stdout.count("\n") == 1, "no findings, only the heading"
     assert "No finding in " in equal.stderr
 
 
 def test_start_offsets_come_from_the_batch_before_and_the_connector(tmp_path: Path) -> None:
-    inspected = rows(run(None, "inspect", str(OLDER / "connector" / "checkpoint"), "--partitions", "-o", "json"))
+    inspected = rows(inspect(OLDER / "connector" / "checkpoint", "--partitions", "-o", "json"))
     assert [(row["batch"], row["committed"], row["start_offset"], row["end_offset"]) for row in inspected] == [
         (0, True, 0, 5),
         (0, True, 0, 0),
@@ -120,21 +120,21 @@ def test_start_offsets_come_from_the_batch_before_and_the_connector(tmp_path: Pa
     write_batch(folder, 7, '{"offset": 5}', {"orders": {"0": 5}})
     write_batch(folder, 8, "-", {"orders": {"0": 9}}, committed=False)
     write_batch(folder, 10, "-", {"orders": {"0": 12}}, committed=False)
-    shown = rows(run(None, "inspect", f"file://{folder}", "-o", "json"))
+    shown = rows(inspect(f"file://{folder}", "-o", "json"))
     assert [(row["batch"], row["source"], row["offsets"], row["unknown_starts"]) for row in shown] == [
         (7, 1, 0, 1),
         (8, 1, 4, 0),
         (10, 1, 0, 1),
     ]
-    assert [row["batch"] for row in rows(run(None, "inspect", str(folder), "--batch", "8", "-o", "json"))] == [8]
-    assert "no batch 9" in run(None, "inspect", str(folder), "--batch", "9", code=1).stderr
+    assert [row["batch"] for row in rows(inspect(folder, "--batch", "8", "-o", "json"))] == [8]
+    assert "no batch 9" in inspect(folder, "--batch", "9", code=1).stderr
 
 
 def test_folder_that_is_no_checkpoint_is_one_error(tmp_path: Path) -> None:
-    assert "no checkpoint" in run(None, "inspect", str(tmp_path), code=1).stderr
+    assert "no checkpoint" in inspect(tmp_path, code=1).stderr
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v9\n{}\n")
-    assert "'v9'" in run(None, "inspect", str(tmp_path), code=1).stderr
+    assert "'v9'" in inspect(tmp_path, code=1).stderr
 
 
 def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactor
     with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
         admin.delete_records({(topics["trimmed"], 0): 8})
         admin.create_partitions({topics["good"]: 2})
-    wait_until(lambda: "a new partition" in run(kafka1, "diff", str(tmp_path), code=1).stdout)
-    result = run(kafka1, "diff", str(tmp_path), "--group", group, "-o", "json", code=1)
+    wait_until(lambda: "a new partition" in diff(kafka1, tmp_path, code=1).stdout)
+    result = diff(kafka1, tmp_path, "--group", group, "-o", "json", code=1)
     inspected = {(row["topic"], row["partition"]): row for row in rows(result)}
     assert {key: row["finding"] for key, row in inspected.items()} == {
         (topics["trimmed"], 0): "2 offsets were deleted",
@@ -166,12 +166,8 @@ def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactor
     }
     assert "4 partitions cannot be resumed" in result.stderr
     trimmed = inspected[topics["trimmed"], 0]
-    assert (trimmed["completed"], trimmed["log_start_offset"], trimmed["log_end_offset"], trimmed["lag"]) == (
-        6,
-        8,
-        10,
-        4,
-    )
+    ends = ("completed", "log_start_offset", "log_end_offset", "lag")
+    assert [trimmed[name] for name in ends] == [6, 8, 10, 4]
 
 
 def test_uncommitted_batch_is_resumed_at_its_start(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
@@ -179,10 +175,10 @@ def test_uncommitted_batch_is_resumed_at_its_start(kafka1: LocalKafka, topic1: T
     produce(kafka1, topic, *map(str, range(10)))
     write_batch(tmp_path, 0, {topic: {"0": 4}})
     write_batch(tmp_path, 1, {topic: {"0": 9}}, committed=False)
-    result = run(kafka1, "diff", str(tmp_path), "--all", "-o", "json")
+    result = diff(kafka1, tmp_path, "--all", "-o", "json")
     (row,) = rows(result)
     assert (row["completed"], row["planned"], row["lag"], row["finding"]) == (4, 9, 6, None)
     assert result.stderr == "Batch 1 is not committed: it runs, or a restarted query repeats it.\n"
     with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
         admin.delete_records({(topic, 0): 5})
-    assert "1 offsets were deleted" in run(kafka1, "diff", str(tmp_path), code=1).stdout
+    assert "1 offsets were deleted" in diff(kafka1, tmp_path, code=1).stdout

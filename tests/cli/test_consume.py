@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka import Producer
 
 from protocol import Admin, KafkaConsumer
 from spark_kafka_source.cli import consume
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at, process_at, refusal
 from tests.conftest import TopicFactory
 from tests.support.wait_until import wait_until
 
@@ -31,13 +30,7 @@ TIME_MS = 1_769_839_200_000
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, code: int = 0) -> Result:
-        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["consume", *arguments], env=env)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
+    return partial(invoke_at, kafka1, "consume")
 
 
 def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1) -> None:
@@ -171,12 +164,10 @@ def test_signal_ends_following_with_complete_file_and_then_commits(
     topic, group = topic1(1), f"g-{tmp_path.name}"
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
     fill(kafka1, topic, 5)
-    command = ["consume", topic, "-o", "earliest", "--follow", "--to", str(first), "-g", group]
-    arguments = [sys.executable, "-m", "spark_kafka_source.cli", *command]
-    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
+    command = ("consume", topic, "-o", "earliest", "--follow", "--to", str(first), "-g", group)
     with (
         Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin,
-        subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True) as process,
+        process_at(kafka1, *command, stderr=subprocess.PIPE) as process,
     ):
         wait_until(lambda: admin.describe_groups([group])[group].state == "Stable", timeout_s=60, every_s=0.2)
         assert admin.list_consumer_group_offsets(group) == {}
@@ -229,9 +220,7 @@ def test_failing_file_leaves_offsets_of_the_group(
 def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic = topic1(1)
     fill(kafka1, topic, 3)
-    arguments = [sys.executable, "-m", "spark_kafka_source.cli", "consume", topic, "-o", "-1", "-n", "3"]
-    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with process_at(kafka1, "consume", topic, "-o", "-1", "-n", "3") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "value-2\n"
         fill(kafka1, topic, 2)
@@ -242,18 +231,16 @@ def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: Top
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("t", "-o", "soon"), "a position is earliest"),
-        (("t", "-o", "1", "-o", "2"), "one position"),
-        (("t", "-f", "%z"), "not a field"),
-        (("t", "-f", "%v", "-J"), "only one of"),
-        (("t", "--to", "records.txt"), ".parquet, .arrow"),
-        (("t", "-g", "g", "-p", "0"), "--group"),
-        (("t", "-g", "g", "-o", "5"), "earliest or latest"),
-        (("t", "--grep", "("), "--grep"),
-        (("t", "-p", "x"), "0,3"),
+        ("-o soon", "a position is earliest"),
+        ("-o 1 -o 2", "one position"),
+        ("-f %z", "not a field"),
+        ("-f %v -J", "only one of"),
+        ("--to records.txt", ".parquet, .arrow"),
+        ("-g g -p 0", "--group"),
+        ("-g g -o 5", "earliest or latest"),
+        ("--grep (", "--grep"),
+        ("-p x", "0,3"),
     ],
 )
-def test_wrong_usage_is_refused(arguments: tuple[str, ...], says: str) -> None:
-    result = CliRunner().invoke(pykafka, ["consume", *arguments, "--bootstrap-server", "127.0.0.1:1"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in " ".join(result.stderr.split())
+def test_wrong_usage_is_refused(arguments: str, says: str) -> None:
+    assert says in refusal("consume", "t", *arguments.split())

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 
 from protocol import Admin
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at, process_at, rows
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
 from tests.support.stale_coordinator import keep_deleted_topic
@@ -33,13 +29,7 @@ TIME_MS = 1_769_839_200_000
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, code: int = 0) -> Result:
-        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, arguments, env=env)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
+    return partial(invoke_at, kafka1)
 
 
 def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1, **headers: str) -> None:
@@ -80,9 +70,7 @@ def test_copy_takes_positions_and_a_limit_and_shows_offsets(run: Any, kafka1: Lo
     source, target = topic1(1), topic1(1)
     fill(kafka1, source, 30)
     output = run("copy", source, target, "-o", "5:20", "-n", "7", "--output", "json")
-    assert json.loads(output.stdout) == [
-        {"topic": target, "partition": 0, "first_offset": 0, "last_offset": 6, "records": 7}
-    ]
+    assert rows(output) == [{"topic": target, "partition": 0, "first_offset": 0, "last_offset": 6, "records": 7}]
     assert [record[0] - TIME_MS for record in records(kafka1, target)] == list(range(5, 12))
 
 
@@ -90,9 +78,7 @@ def test_copy_to_other_cluster_follows_until_stopped(kafka1: LocalKafka, topic1:
     source, target = topic1(1), topic1(1)
     fill(kafka1, source, 3)
     second = ("--to-bootstrap-server", kafka1.bootstrap_servers, "--to-property", "linger.ms=0")
-    command = [sys.executable, "-m", "spark_kafka_source.cli", "copy", source, target, "--follow", *second]
-    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with process_at(kafka1, "copy", source, target, "--follow", *second) as process:
         wait_until(lambda: len(records(kafka1, target)) == 3, lambda: "not copied", every_s=0.2)
         fill(kafka1, source, 2)
         wait_until(lambda: len(records(kafka1, target)) == 5, lambda: "not followed", every_s=0.2)
@@ -126,8 +112,7 @@ def test_replay_writes_dead_letters_to_the_topic_in_their_headers(
     fill(kafka1, dead, 2, **{"kafka_dlt-original-topic": second, "kafka_dlt-exception-message": "x"})
     fill(kafka1, dead, 1)
     shown = run("replay", dead, "-o", "earliest", "--output", "json")
-    counts = {row["topic"]: row["records"] for row in json.loads(shown.stdout)}
-    assert counts == {first: 3, second: 2}
+    assert {row["topic"]: row["records"] for row in rows(shown)} == {first: 3, second: 2}
     assert "Left out: 1 records" in shown.stderr
     assert "Nothing was written" in shown.stderr
     assert records(kafka1, first) == []
@@ -142,7 +127,7 @@ def test_replay_writes_dead_letters_to_the_topic_in_their_headers(
     # The group remembers what was replayed.
     fill(kafka1, dead, 1, **{"__connect.errors.topic": first})
     again = run("replay", dead, "--group", group, "--execute", "--output", "json")
-    assert [row["records"] for row in json.loads(again.stdout)] == [1]
+    assert [row["records"] for row in rows(again)] == [1]
     assert kafka1.describe_group(group).split()[-6:-3] == ["7", "7", "0"]
 
 
@@ -164,12 +149,7 @@ def test_replay_to_missing_topic_fails_and_commits_nothing(run: Any, kafka1: Loc
     dead = topic1(1)
     fill(kafka1, dead, 1, **{"__connect.errors.topic": "no such topic"})
     run("replay", dead, "-g", f"g-{dead}", "--execute", code=1)
-    assert (
-        "does not exist"
-        in CliRunner()
-        .invoke(pykafka, ["groups", "describe", f"g-{dead}", "--bootstrap-server", kafka1.bootstrap_servers])
-        .stderr
-    )
+    assert "does not exist" in run("groups", "describe", f"g-{dead}", code=1).stderr
 
 
 @pytest.fixture
@@ -181,36 +161,30 @@ def fake() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def on_fake(fake: FakeKafka, *arguments: str) -> Result:
-    return CliRunner().invoke(pykafka, arguments, env={"KAFKA_BOOTSTRAP_SERVERS": fake.bootstrap_servers})
-
-
 def test_header_that_is_no_text_is_an_error_of_its_topic(fake: FakeKafka) -> None:
-    result = on_fake(fake, "replay", "orders")
-    assert (result.exit_code, "\ufffd" in result.stdout) == (0, True), result.output
-    result = on_fake(fake, "replay", "orders", "--execute")
-    assert (result.exit_code, "INVALID_TOPIC_EXCEPTION" in result.stderr) == (1, True), result.output
+    assert "\ufffd" in invoke_at(fake, "replay", "orders").stdout
+    assert "INVALID_TOPIC_EXCEPTION" in invoke_at(fake, "replay", "orders", "--execute", code=1).stderr
 
 
 def test_replay_counts_deleted_records_of_its_group(fake: FakeKafka) -> None:
     fake.offsets.committed["g"] = {("orders", 0): Committed(0, 0, "")}
     fake.shrink_log("orders", 0, 2)
-    result = on_fake(fake, "replay", "orders", "--group", "g")
-    assert result.exit_code == 0, result.output
+    result = invoke_at(fake, "replay", "orders", "--group", "g")
     assert "Group g: its offset 0 of orders-0 is out of range: the log holds [2, " in result.stderr
     assert "Starts at 2: 2 offsets are skipped" in result.stderr
 
 
 def test_replay_after_truncation_fails_and_names_the_command_to_continue(fake: FakeKafka) -> None:
     fake.offsets.committed["g"] = {("orders", 0): Committed(1_000, 0, "")}
-    result = on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders", "--execute")
+    replay = ("replay", "orders", "--group", "g", "--to", "orders")
+    result = invoke_at(fake, *replay, "--execute", code=1)
     end = fake.log("orders", 0).end_offset
-    assert (result.exit_code, f"out of range: the log holds [0, {end})" in result.stderr) == (1, True), result.output
+    assert f"out of range: the log holds [0, {end})" in result.stderr
     command = f"pykafka groups reset g --topic orders:0 --to-offset {end} --execute"
     assert command in result.stderr
-    assert on_fake(fake, *command.split()[1:]).exit_code == 0
+    invoke_at(fake, *command.split()[1:])
     assert fake.offsets.committed["g"]["orders", 0].offset == end
-    assert on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders").exit_code == 0
+    invoke_at(fake, *replay)
 
 
 def test_replay_does_not_start_at_the_offset_of_a_deleted_topic(
@@ -218,15 +192,14 @@ def test_replay_does_not_start_at_the_offset_of_a_deleted_topic(
 ) -> None:
     end = fake.log("orders", 0).end_offset
     keep_deleted_topic(monkeypatch, fake, "g", {("orders", 0): end})
-    result = on_fake(fake, "replay", "orders", "--group", "g", "--to", "orders-copy", "--output", "json")
-    assert (result.exit_code, f'"records": {end}' in result.stdout) == (0, True), result.output
+    result = invoke_at(fake, "replay", "orders", "--group", "g", "--to", "orders-copy", "--output", "json")
+    assert [row["records"] for row in rows(result)] == [end]
 
 
 def test_replay_commits_the_leader_epoch_of_its_end(fake: FakeKafka) -> None:
     fake.set_leader_epoch("orders", 0, 3)
     end = fake.log("orders", 0).end_offset
-    result = on_fake(fake, "replay", "orders", "-p", "0", "--group", "g", "--topic-header", "none", "--execute")
-    assert result.exit_code == 0, result.output
+    invoke_at(fake, "replay", "orders", "-p", "0", "--group", "g", "--topic-header", "none", "--execute")
     committed = fake.offsets.committed["g"]["orders", 0]
     assert (committed.offset, committed.leader_epoch) == (end, 3)
 
@@ -235,8 +208,7 @@ def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> 
     began_s = time.monotonic()
     with listening() as address:
         second = ("--to-bootstrap-server", address, "--timeout", "2s")
-        result = on_fake(fake, "copy", "orders", "orders-copy", *second)
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+        assert invoke_at(fake, "copy", "orders", "orders-copy", *second, code=1).stderr.count("\n") == 1
     assert time.monotonic() - began_s < 20
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import protocol
 from protocol.admin import AclBinding, AclOperation, Admin, ResourceType
 from protocol.testing import FakeKafka
 from spark_kafka_source.cli import doctor_checks
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke, invoke_at, rows
 from tests.conftest import TopicFactory
 from tests.protocol.sasl.acls import BOB
 from tests.support.secured_kafka import SecuredKafka
@@ -25,22 +24,19 @@ from tests.support.wait_until import wait_until
 
 def findings(properties: dict[str, str], *arguments: str, code: int = 0, **env: str) -> dict[tuple[str, str], Any]:
     """Run the command; return the findings by check and subject."""
-    options = [f"-X{name}={value}" for name, value in properties.items()]
-    without = {"PYSPARK_PYTHON": None, "KAFKA_BOOTSTRAP_SERVERS": None}
-    result = CliRunner().invoke(pykafka, ["doctor", *options, *arguments, "-o", "json"], env={**without, **env})
-    assert result.exit_code == code, result.output
-    return {(row["check"], row["subject"]): row for row in json.loads(result.stdout)}
+    result = invoke("doctor", *options_of(properties), *arguments, "-o", "json", code=code, **env)
+    return {(row["check"], row["subject"]): row for row in rows(result)}
 
 
-def statuses(result: dict[tuple[str, str], Any]) -> set[str]:
-    return {row["status"] for row in result.values()}
+def options_of(properties: dict[str, str]) -> list[str]:
+    return [f"-X{name}={value}" for name, value in properties.items()]
 
 
 def test_good_broker_passes_every_check(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     topic, servers = topic1(1), kafka1.bootstrap_servers
     options = ("--topic", topic, "--group", f"g-{topic}", "--write", topic)
     findings_by_check = findings({"bootstrap.servers": servers}, *options, PYSPARK_PYTHON=sys.executable)
-    assert statuses(findings_by_check) == {"ok"}
+    assert {row["status"] for row in findings_by_check.values()} == {"ok"}
     assert findings_by_check["dns", servers]["detail"] == "127.0.0.1"
     assert "offset 0, acknowledged" in findings_by_check["write", topic]["detail"]
     assert Path(findings_by_check["python", "import"]["detail"].removeprefix("protocol is ")).is_file()
@@ -172,11 +168,9 @@ def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
         "schema.registry.url": "http://me:hunter2-e@127.0.0.1:1",
     }
     with FakeKafka() as fake:
-        options = [f"-X{name}={value}" for name, value in secrets.items()]
-        words = ["doctor", "--bootstrap-server", fake.bootstrap_servers, *options, "--topic", "a|b", "--report"]
-        result = CliRunner().invoke(pykafka, words, env={"PYSPARK_PYTHON": sys.executable})
-    assert result.exit_code == 1, result.output
-    assert "hunter2" not in result.output
-    assert f"| spark-kafka-source | {protocol.__version__} |" in result.output
-    assert "| schema.registry.url | http://[hidden]@127.0.0.1:1 |" in result.output
-    assert r"| topic | a\|b | failed | " in result.output
+        words = ("doctor", *options_of(secrets), "--topic", "a|b", "--report")
+        report = invoke_at(fake, *words, code=1, PYSPARK_PYTHON=sys.executable).output
+    assert "hunter2" not in report
+    assert f"| spark-kafka-source | {protocol.__version__} |" in report
+    assert "| schema.registry.url | http://[hidden]@127.0.0.1:1 |" in report
+    assert r"| topic | a\|b | failed | " in report

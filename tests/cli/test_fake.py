@@ -8,26 +8,25 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import confluent_kafka
 import pytest
-from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
 
 from protocol.testing import FakeKafka
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import cluster
+from tests.cli.runs import COMMAND, invoke
 from tests.support.documents import blocks
 
 
 @contextmanager
 def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the command, and yield its process and the addresses that it prints."""
-    command = [sys.executable, "-m", "spark_kafka_source.cli", "fake", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, "fake", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     with process:
         try:
             assert process.stdout is not None
@@ -101,14 +100,11 @@ def test_examples_of_the_page_run_on_other_ports() -> None:
     ],
 )
 def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: str) -> None:
-    result = CliRunner().invoke(pykafka, ["fake", *arguments])
-    assert result.exit_code == code
-    assert says in result.stderr
+    assert says in invoke("fake", *arguments, code=code).stderr
 
 
 def test_taken_port_is_explained() -> None:
     with FakeKafka() as kafka:
         port = kafka.addresses[1][1]
-        result = CliRunner().invoke(pykafka, ["fake", "--port", str(port)])
-    assert result.exit_code == 1
-    assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port." in result.stderr
+        stderr = invoke("fake", "--port", str(port), code=1).stderr
+    assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port." in stderr

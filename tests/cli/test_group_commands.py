@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, TopicPartition
 
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at, process_at, refusal, rows
 from tests.conftest import TopicFactory
 from tests.support.librdkafka import consumer, produce
 from tests.support.wait_until import wait_until
@@ -30,17 +27,7 @@ GROUPS_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, code: int = 0) -> Result:
-        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["groups", *arguments], env=env)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    return list(json.loads(result.stdout))
+    return partial(invoke_at, kafka1, "groups")
 
 
 def commit(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -88,13 +75,14 @@ def test_offset_files_are_those_of_kafkas_tool(
         ("orders,0\n", "line 1"),
         ("orders,0,5\norders,x,5\n", "line 2"),
         ("orders,0,5\norders,0,6\n", "twice"),
+        (None, "No such file"),
     ],
 )
-def test_wrong_offset_file_is_refused(run: Any, tmp_path: Path, text: str, says: str) -> None:
+def test_wrong_offset_file_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
     file = tmp_path / "offsets.csv"
-    file.write_text(text)
-    assert says in " ".join(run("reset", "g", "--from-file", str(file), code=2).stderr.split())
-    assert "No such file" in run("reset", "g", "--from-file", str(tmp_path / "missing"), code=2).stderr
+    if text is not None:
+        file.write_text(text)
+    assert says in refusal("groups", "reset", "g", "--from-file", str(file))
 
 
 def test_reset_to_file_with_unknown_partition_fails(run: Any, topic1: TopicFactory, tmp_path: Path) -> None:
@@ -167,9 +155,7 @@ def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka,
     commit(kafka1, group, {(topic, 0): 0})
     lines = run("lag", group, "--watch", "--interval", "10ms", "-n", "3").stdout.splitlines()
     assert [json.loads(line)["lag"] for line in lines] == [0, 0, 0]
-    arguments = [sys.executable, "-m", "spark_kafka_source.cli", "groups", "lag", group, "--watch", "--interval", "1h"]
-    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    with subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with process_at(kafka1, "groups", "lag", group, "--watch", "--interval", "1h") as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["topic"] == topic
         process.send_signal(signal.SIGINT)
@@ -180,9 +166,7 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     topic, group = topic1(), f"group-{uuid.uuid4().hex[:8]}"
     produce(kafka1, topic, "a", "b", "c")
     commit(kafka1, group, {(topic, 0): 1})
-    command = [sys.executable, "-m", "spark_kafka_source.cli", "groups", "lag", group, "--serve", "127.0.0.1:0"]
-    env = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with process_at(kafka1, "groups", "lag", group, "--serve", "127.0.0.1:0") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         with urllib.request.urlopen(line.split(" at ")[1].strip(), timeout=30) as response:
@@ -193,6 +177,6 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     assert float(served) == 2
 
 
-def test_address_to_serve_at_is_checked(run: Any) -> None:
-    assert "is not [HOST]:PORT" in run("lag", "g", "--serve", "9308x", code=2).output
-    assert "only one of --watch and --serve" in run("lag", "g", "--serve", ":1", "--watch", code=2).output
+def test_address_to_serve_at_is_checked() -> None:
+    assert "is not [HOST]:PORT" in refusal("groups", "lag", "g", "--serve", "9308x")
+    assert "only one of --watch and --serve" in refusal("groups", "lag", "g", "--serve", ":1", "--watch")

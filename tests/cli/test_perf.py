@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
 
@@ -22,13 +22,7 @@ PRODUCED = re.compile(
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, code: int = 0) -> Result:
-        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["perf", *arguments], env=env)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
+    return partial(invoke_at, kafka1, "perf")
 
 
 def test_produce_prints_the_line_of_kafkas_tool(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at, rows
+from tests.cli.test_record_inputs import saved
 from tests.conftest import TopicFactory
 
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, typed: bytes = b"", code: int = 0) -> Result:
-        env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["produce", *arguments], env=env, input=typed)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
+    return partial(invoke_at, kafka1, "produce")
 
 
 def read(kafka: LocalKafka, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Message]:
@@ -53,9 +46,7 @@ def test_lines_are_values_and_offsets_are_printed(run: Any, kafka1: LocalKafka, 
     topic = topic1(1)
     run(topic, typed=b"zero\n")
     output = run(topic, "-o", "json", "-z", "lz4", typed="a\n\nnaïve\xff\nlast".encode("latin-1"))
-    assert json.loads(output.stdout) == [
-        {"topic": topic, "partition": 0, "first_offset": 1, "last_offset": 4, "records": 4}
-    ]
+    assert rows(output) == [{"topic": topic, "partition": 0, "first_offset": 1, "last_offset": 4, "records": 4}]
     assert pairs(read(kafka1, topic)) == [
         (None, b"zero"),
         (None, b"a"),
@@ -85,8 +76,7 @@ def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: Loca
         b'{"value": null, "headers": [{"key": "h", "value_base64": "/g=="}], "partition": 0}\n'
     )
     run(source, "-i", "json", typed=lines)
-    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    printed = CliRunner().invoke(pykafka, ["consume", source, "-e", "-o", "json"], env=env).stdout_bytes
+    printed = invoke_at(kafka1, "consume", source, "-e", "-o", "json").stdout_bytes
     run(target, "-i", "json", typed=printed)
     first, second = (
         [
@@ -111,31 +101,19 @@ def test_tables_are_records_or_rows_as_json(
     topic, path = topic1(1), tmp_path / f"table{suffix}"
     records = pa.table({"key": ["a", "b"], "value": ["1", "2"], "timestamp_ms": [1769839200000, 1769839200001]})
     orders = pa.table({"id": [7, 8], "name": ["x", "naïve"], "paid": [1.5, 2.0]})
-
-    def save(table: pa.Table) -> None:
-        if suffix == ".csv":
-            from pyarrow import csv
-
-            csv.write_csv(table, path)
-        elif suffix == ".parquet":
-            pq.write_table(table, path)
-        else:
-            with pa.ipc.new_file(path, table.schema) as file:
-                file.write_table(table)
-
-    save(records)
+    path.write_bytes(saved(records, suffix[1:]))
     run(topic, str(path))
-    save(orders)
+    path.write_bytes(saved(orders, suffix[1:]))
     run(topic, str(path), "--key-column", "id")
     run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", typed=path.read_bytes())
     messages = read(kafka1, topic)
     assert messages[1].timestamp() == (1, 1769839200001)
-    rows = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
+    texts = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
     if suffix == ".csv":  # keys are text there
-        rows = [row.replace("7", '"7"').replace("8", '"8"') for row in rows]
+        texts = [text.replace("7", '"7"').replace("8", '"8"') for text in texts]
     assert pairs(messages) == [
         *((b"a", b"1"), (b"b", b"2")),
-        *((b"7", rows[0].encode()), (b"8", rows[1].encode())),
+        *((b"7", texts[0].encode()), (b"8", texts[1].encode())),
         *((b"7", b"x"), (b"8", "naïve".encode())),
     ]
 
@@ -145,8 +123,7 @@ def test_parquet_export_is_imported_unchanged(
 ) -> None:
     source, target, path = topic1(2), topic1(2), str(tmp_path / "records.parquet")
     run(source, "-K", ":", "-H", "n=1", typed=b"".join(b"k%d:v%d\n" % (n, n) for n in range(100)))
-    env = {"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-    assert CliRunner().invoke(pykafka, ["consume", source, "--to", path], env=env).exit_code == 0
+    invoke_at(kafka1, "consume", source, "--to", path)
     run(target, path)
     first, second = (
         sorted(

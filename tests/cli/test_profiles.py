@@ -21,19 +21,14 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
+from tests.cli.runs import COMMAND, NOWHERE, invoke
 from tests.protocol.fetch.consuming import client_of
-
-NOWHERE = "127.0.0.1:1"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
     def call(*arguments: str, code: int = 0, **env: str) -> Result:
-        fresh = {"KAFKA_BOOTSTRAP_SERVERS": None, "PYKAFKA_PROFILE": None, "PYKAFKA_CONFIG": None}
-        folder = {"XDG_CONFIG_HOME": str(tmp_path)}
-        result = CliRunner().invoke(pykafka, arguments, env={**fresh, **folder, **env})
-        assert result.exit_code == code, result.output
-        return result
+        return invoke(*arguments, code=code, **{"PYKAFKA_CONFIG": None, "XDG_CONFIG_HOME": str(tmp_path), **env})
 
     return call
 
@@ -132,8 +127,7 @@ def completed(words: str, tmp_path: Path, *, by_process: bool = False, **env: st
     variables = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     properties = {"XDG_CONFIG_HOME": str(tmp_path), **variables, **env}
     if by_process:
-        command = [sys.executable, "-m", "spark_kafka_source.cli"]
-        output = subprocess.run(command, env=os.environ | properties, capture_output=True, text=True, timeout=60).stdout
+        output = subprocess.run(COMMAND, env=os.environ | properties, capture_output=True, text=True, timeout=60).stdout
     else:
         output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=properties).stdout
     return [line.partition(",")[2] for line in output.splitlines() if line]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from protocol import Producer
 from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.json_values import json_column
-from spark_kafka_source.cli.pykafka import pykafka
+from tests.cli.runs import invoke, invoke_at, refusal, rows
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -55,10 +55,9 @@ def fake() -> Iterator[FakeKafka]:
         for name in ("orders", "valid"):
             running.create_topic(name, 1)
             values = [value(1, ORDER, 1), value(2, NEWER, 2, note="x"), None, *([b"bad"] if name == "orders" else ())]
-            with Producer({"bootstrap.servers": running.bootstrap_servers}) as producer:
-                for number, payload in enumerate(values):
-                    headers = [("h", b"1")] if number == 1 else []
-                    producer.send(name, payload, key=b"k", partition=0, timestamp_ms=number, headers=headers)
+            for number, payload in enumerate(values):
+                headers = [("h", b"1")] if number == 1 else []
+                running.produce(name, payload, key="k", timestamp_ms=number, headers=headers)
         yield running
 
 
@@ -66,19 +65,24 @@ def value(schema_id: int, schema: Any, number: int, **more: Any) -> bytes:
     file = io.BytesIO()
     fields = {"id": number, "paid": PAID, "price": Decimal("1.50"), **more}
     fastavro.schemaless_writer(file, fastavro.parse_schema(schema), fields)
-    return b"\0" + schema_id.to_bytes(4, "big") + file.getvalue()
+    return framed(schema_id, file.getvalue())
 
 
-def run(*arguments: str, code: int = 0, typed: str | None = None, **env: str | None) -> Result:
-    without = {"KAFKA_BOOTSTRAP_SERVERS": None, "SCHEMA_REGISTRY_URL": None, "PYKAFKA_CONFIG": "none"}
-    result = CliRunner().invoke(pykafka, arguments, env={**without, **env}, input=typed)
-    assert result.exit_code == code, result.output
-    return result
+@pytest.fixture
+def empty() -> Iterator[FakeKafka]:
+    """Return a cluster with the empty topic `other`."""
+    with FakeKafka() as running:
+        running.create_topic("other", 1)
+        yield running
+
+
+def framed(schema_id: int, data: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + data
 
 
 def consume(fake: FakeKafka, registry: FakeSchemaRegistry, topic: str, *arguments: str, code: int = 0) -> Result:
-    where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
-    return run("consume", topic, "-e", "--subject", SUBJECT, *where, *arguments, code=code)
+    more = {"code": code, "SCHEMA_REGISTRY_URL": registry.url}
+    return invoke_at(fake, "consume", topic, "-e", "--subject", SUBJECT, *arguments, **more)
 
 
 # -- consume --decode -------------------------------------------------------------------------
@@ -138,17 +142,12 @@ def test_decoding_by_a_subject_with_rules_is_refused(fake: FakeKafka, registry: 
     assert "version 3 of the subject orders-value has rules that are not applied here" in refused.stderr
 
 
-def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> None:
-    key_id = registry.register("keyed-key", '"long"')
-    registry.register("keyed-value", '"string"')
-    with FakeKafka() as fake:
-        fake.create_topic("keyed", 1)
-        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
-            framed = [b"\0" + number.to_bytes(4, "big") for number in (key_id, key_id + 1)]
-            producer.send("keyed", framed[1] + b"\6abc", key=framed[0] + b"\x0e")
-        where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
-        result = run("consume", "keyed", "-e", "--decode-key", "-f", r"%k %v\n", *where)
-        assert result.stdout == '7 "abc"\n'
+def test_keys_are_decoded_by_their_own_subject(empty: FakeKafka, registry: FakeSchemaRegistry) -> None:
+    ids = registry.register("other-key", '"long"'), registry.register("other-value", '"string"')
+    empty.produce("other", framed(ids[1], b"\6abc"), key=framed(ids[0], b"\x0e"))
+    decode = ("--decode-key", "-f", r"%k %v\n")
+    result = invoke_at(empty, "consume", "other", "-e", *decode, SCHEMA_REGISTRY_URL=registry.url)
+    assert result.stdout == '7 "abc"\n'
 
 
 @pytest.mark.parametrize(
@@ -169,18 +168,14 @@ def test_keys_are_decoded_by_their_own_subject(registry: FakeSchemaRegistry) -> 
     ],
 )
 def test_protobuf_and_json_are_decoded_as_their_subject_says(
-    registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
+    empty: FakeKafka, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
 ) -> None:
-    schema_id = registry.register("other-value", text, kind)
-    with FakeKafka() as fake:
-        fake.create_topic("other", 1)
-        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
-            producer.send("other", b"\0" + schema_id.to_bytes(4, "big") + value)
-        where = ("--bootstrap-server", fake.bootstrap_servers, "--schema-registry", registry.url)
-        rows = json.loads(run("consume", "other", "-e", "--decode", *where).stdout)
-        assert (rows["id"], rows["counts"]) == (7, {"true": 2})
-        assert rows["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
-        assert kind == "JSON" or rows["next"]["id"] == 8
+    empty.produce("other", framed(registry.register("other-value", text, kind), value))
+    printed = invoke_at(empty, "consume", "other", "-e", "--decode", SCHEMA_REGISTRY_URL=registry.url).stdout
+    order = json.loads(printed)
+    assert (order["id"], order["counts"]) == (7, {"true": 2})
+    assert order["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
+    assert kind == "JSON" or order["next"]["id"] == 8
 
 
 @pytest.mark.parametrize(
@@ -197,44 +192,44 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
     ],
 )
 def test_values_are_decoded_by_the_schema_of_a_file(
-    registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
+    empty: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
 ) -> None:
     file, table = tmp_path / "schema", tmp_path / "t.parquet"
     file.write_text(schema, encoding="utf-8-sig")
-    key_id = registry.register("t-key", '"long"')
-    with FakeKafka() as fake:
-        fake.create_topic("t", 1)
-        with Producer({"bootstrap.servers": fake.bootstrap_servers}) as producer:
-            for payload in (value, None, b"\xff"):
-                producer.send("t", payload, key=b"\0" + key_id.to_bytes(4, "big") + b"\x0e")
-        message = ("--value-message", "Order") if format == "protobuf" else ()
-        inputs = ("--bootstrap-server", fake.bootstrap_servers, "--value-schema", str(file), "--value-format", format)
-        result = run("consume", "t", "-e", "--decode", *inputs, *message, code=1)
-        first, tombstone, invalid = result.stdout.splitlines()
-        assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
-        assert "t-0, offset 2: does not decode: value: " in result.stderr
-        keys = ("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n")
-        assert run("consume", "t", "-e", *inputs, *message, *keys).stdout == "7\n"
-        run("consume", "t", "-e", "--decode", *inputs, *message, "--to", str(table), code=1)
+    empty.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
+    message = ("--value-message", "Order") if format == "protobuf" else ()
+    run = partial(
+        invoke_at, empty, *f"consume other -e --value-schema {file} --value-format {format}".split(), *message
+    )
+    result = run("--decode", code=1)
+    first, tombstone, invalid = result.stdout.splitlines()
+    assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
+    assert "other-0, offset 2: does not decode: value: " in result.stderr
+    assert run("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n").stdout == "7\n"
+    run("--decode", "--to", str(table), code=1)
     assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--value-format avro", "--value-schema and --value-format need each other"),
-        ("--value-schema {file}", "--value-schema and --value-format need each other"),
+        ("--decode --value-format avro", "--value-schema and --value-format need each other"),
+        ("--decode --value-schema {file}", "--value-schema and --value-format need each other"),
         (
-            "--value-schema {file} --value-format json --value-message A",
+            "--decode --value-schema {file} --value-format json --value-message A",
             "--value-message needs --value-format protobuf",
         ),
-        ("--value-schema {file} --value-format avro", "--value-schema: the Avro schema is not JSON"),
+        ("--decode --value-schema {file} --value-format avro", "--value-schema: the Avro schema is not JSON"),
         (
-            "--value-schema {file} --value-format protobuf --value-message B",
+            "--decode --value-schema {file} --value-format protobuf --value-message B",
             "--value-schema: the Protobuf schema has no",
         ),
-        ("--value-schema {file} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
-        ("--value-schema missing --value-format protobuf", "File 'missing' does not exist"),
+        (
+            "--decode --value-schema {file} --value-format protobuf --subject s",
+            "--subject has no effect with --value-schema",
+        ),
+        ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
+        ("--value-schema {file} --value-format protobuf", "--value-schema need --decode"),
     ],
 )
 def test_wrong_options_of_a_fixed_schema_are_named(
@@ -242,56 +237,33 @@ def test_wrong_options_of_a_fixed_schema_are_named(
 ) -> None:
     file = tmp_path / "order.proto"
     file.write_text("message A { optional int32 a = 1; }")
-    where = ("--bootstrap-server", fake.bootstrap_servers)
-    failed = run("consume", "valid", "-e", "--decode", *where, *arguments.format(file=file).split(), code=2)
-    assert message in failed.stderr
-    inputs = ("--value-schema", str(file), "--value-format", "protobuf")
-    assert "--value-schema need --decode" in run("consume", "valid", "-e", *where, *inputs, code=2).stderr
+    words = ("consume", "valid", "-e", *arguments.format(file=file).split())
+    assert message in invoke_at(fake, *words, code=2).stderr
 
 
 def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    where = ("--bootstrap-server", fake.bootstrap_servers)
-    missing = run("consume", "valid", "-e", "--decode", *where, "--schema-registry", registry.url, code=1)
+    run = partial(invoke_at, fake, "consume", "valid", "-e")
+    missing = run("--decode", "--schema-registry", registry.url, code=1)
     assert "valid-value with the status 404" in missing.stderr
-    assert "Give --schema-registry URL" in run("consume", "valid", "-e", "--decode", *where, code=2).stderr
-    idle = run("consume", "valid", "-e", *where, "--subject", "x", code=2)
+    assert "Give --schema-registry URL" in run("--decode", code=2).stderr
+    idle = run("--subject", "x", code=2)
     assert "--subject, --schema-registry and --value-schema need --decode" in idle.stderr
 
 
 def test_values_of_all_types_are_json() -> None:
-    kind = pa.struct(
-        [
-            ("days", pa.list_(pa.date32())),
-            ("far", pa.timestamp("us")),
-            ("map", pa.map_(pa.string(), pa.float32())),
-            ("bytes", pa.binary()),
-            ("not", pa.float64()),
-            ("flag", pa.bool_()),
-            ("took", pa.duration("us")),
-        ]
-    )
-    rows = [
-        {
-            "days": [20_484, None],
-            "far": 2**62,
-            "map": [('a"', 0.1)],
-            "bytes": b"\xff",
-            "not": float("nan"),
-            "flag": True,
-            "took": -1_500_000,
-        },
-        None,
+    cases: list[tuple[pa.DataType, Any, Any]] = [
+        (pa.list_(pa.date32()), [20_484, None], ["2026-01-31", None]),
+        (pa.timestamp("us"), 2**62, 2**62),
+        (pa.map_(pa.string(), pa.float32()), [('a"', 0.1)], {'a"': 0.1}),
+        (pa.binary(), b"\xff", "/w=="),
+        (pa.float64(), float("nan"), "NaN"),
+        (pa.bool_(), True, True),
+        (pa.duration("us"), -1_500_000, "-1.500000s"),
     ]
-    text, null = json_column(pa.array(rows, kind)).to_pylist()
-    assert json.loads(text) == {
-        "days": ["2026-01-31", None],
-        "far": 2**62,
-        "map": {'a"': 0.1},
-        "bytes": "/w==",
-        "not": "NaN",
-        "flag": True,
-        "took": "-1.500000s",
-    }
+    kind = pa.struct([(f"c{number}", kind) for number, (kind, *_) in enumerate(cases)])
+    row = {f"c{number}": value for number, (_, value, _) in enumerate(cases)}
+    text, null = json_column(pa.array([row, None], kind)).to_pylist()
+    assert list(json.loads(text).values()) == [printed for *_, printed in cases]
     assert null is None
 
 
@@ -301,46 +273,44 @@ def test_values_of_all_types_are_json() -> None:
 def test_subjects_are_listed_with_their_latest_or_all_versions(registry: FakeSchemaRegistry) -> None:
     registry.register("address", '"string"', references=[{"name": "Order", "subject": SUBJECT, "version": 1}])
     where = ("--schema-registry", registry.url)
-    assert run("registry", "subjects", *where).stdout.splitlines() == [
+    assert invoke("registry", "subjects", *where).stdout.splitlines() == [
         "SUBJECT       VERSION  ID  TYPE  REFERENCES",
         "address       1        3   AVRO  orders-value:1",
         "orders-value  2        2   AVRO  -",
     ]
-    all_versions = run("registry", "subjects", SUBJECT, "-a", "-o", "json", *where)
-    assert [(load["version"], load["id"]) for load in json.loads(all_versions.stdout)] == [(1, 1), (2, 2)]
+    all_versions = invoke("registry", "subjects", SUBJECT, "-a", "-o", "json", *where)
+    assert [(row["version"], row["id"]) for row in rows(all_versions)] == [(1, 1), (2, 2)]
 
 
 def test_schema_is_shown_by_subject_version_and_id(registry: FakeSchemaRegistry) -> None:
-    env = {"SCHEMA_REGISTRY_URL": registry.url}
-    assert json.loads(run("registry", "schema", SUBJECT, **env).stdout) == NEWER
-    assert json.loads(run("registry", "schema", SUBJECT, "--version", "1", **env).stdout) == ORDER
-    (row,) = json.loads(run("registry", "schema", "--id", "2", "-o", "json", **env).stdout)
+    run = partial(invoke, "registry", SCHEMA_REGISTRY_URL=registry.url)
+    assert json.loads(run("schema", SUBJECT).stdout) == NEWER
+    assert json.loads(run("schema", SUBJECT, "--version", "1").stdout) == ORDER
+    (row,) = rows(run("schema", "--id", "2", "-o", "json"))
     assert (row["id"], row["type"], json.loads(row["schema"])) == (2, "AVRO", NEWER)
     for wrong in (("--id", "1", SUBJECT), (), ("--id", "1", "--version", "1")):
-        assert "Give either a subject" in run("registry", "schema", *wrong, code=2, **env).stderr
-    assert "with the status 404" in run("registry", "schema", "--id", "99", code=1, **env).stderr
+        assert "Give either a subject" in run("schema", *wrong, code=2).stderr
+    assert "with the status 404" in run("schema", "--id", "99", code=1).stderr
 
 
 def test_new_version_is_checked_without_being_registered(registry: FakeSchemaRegistry, tmp_path: Path) -> None:
-    env = {"SCHEMA_REGISTRY_URL": registry.url}
+    run = partial(invoke, "registry", SCHEMA_REGISTRY_URL=registry.url)
     file = tmp_path / "order.avsc"
 
     def check(schema: Any, *arguments: str, code: int = 0) -> dict[str, Any]:
         file.write_text(json.dumps(schema))
-        return json.loads(
-            run("registry", "check", SUBJECT, str(file), "-o", "json", *arguments, code=code, **env).stdout
-        )[0]
+        return rows(run("check", SUBJECT, str(file), "-o", "json", *arguments, code=code))[0]
 
     assert check(ORDER) == {"subject": SUBJECT, "compatible": True, "version": 1, "id": 1, "reason": None}
     assert check({**ORDER, "fields": ORDER["fields"][:2]})["version"] is None
     wrong = check(WRONG, code=1)
     assert (wrong["compatible"], "country" in wrong["reason"]) == (False, True)
-    assert len(run("registry", "subjects", SUBJECT, "--versions", **env).stdout.splitlines()) == 3
-    piped = run("registry", "check", SUBJECT, "-", typed=json.dumps(NEWER), **env)
+    assert len(run("subjects", SUBJECT, "--versions").stdout.splitlines()) == 3
+    piped = run("check", SUBJECT, "-", typed=json.dumps(NEWER))
     assert piped.stdout.splitlines()[1].split() == [SUBJECT, "True", "2", "2", "-"]
     file.write_text("{")
-    assert "status 422" in run("registry", "check", SUBJECT, str(file), code=1, **env).stderr
-    assert "NAME=SUBJECT:VERSION" in run("registry", "check", "s", str(file), "--reference", "x", code=2, **env).stderr
+    assert "status 422" in run("check", SUBJECT, str(file), code=1).stderr
+    assert "NAME=SUBJECT:VERSION" in run("check", "s", str(file), "--reference", "x", code=2).stderr
 
 
 def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> None:
@@ -351,21 +321,21 @@ def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> 
             f'schema.registry.url = "{registry.url}"\n'
             'schema.registry.basic.auth.user.info = "alice:geheim"\n'
         )
-        env = {"PYKAFKA_CONFIG": str(file)}
-        result = run("registry", "subjects", "--profile", "prod", **env)
+        run = partial(invoke, PYKAFKA_CONFIG=str(file))
+        result = run("registry", "subjects", "--profile", "prod")
         assert result.stdout.splitlines() == ["SUBJECT  VERSION  ID  TYPE  REFERENCES"]
-        run("topics", "list", "--profile", "prod", **env)
-        shown = run("profile", "show", "prod", **env).stdout
+        run("topics", "list", "--profile", "prod")
+        shown = run("profile", "show", "prod").stdout
         assert registry.url in shown
         assert "geheim" not in shown
-        refused = run("registry", "subjects", "--schema-registry", registry.url, code=1, **env)
+        refused = run("registry", "subjects", "--schema-registry", registry.url, code=1)
         assert "with the status 401" in refused.stderr
 
 
 def test_registry_that_does_not_respond_is_one_error_line() -> None:
     quick = ("-X", "schema.registry.max.retries=0", "--timeout", "200ms")
-    failed = run("registry", "subjects", "--schema-registry", "http://127.0.0.1:1", *quick, code=1)
+    failed = invoke("registry", "subjects", "--schema-registry", "http://127.0.0.1:1", *quick, code=1)
     (line,) = failed.stderr.splitlines()
     assert line.startswith("Error: the schema registry does not respond")
-    assert "is unknown" in run("registry", "subjects", "-X", "schema.registry.urls=x", code=2,
-                               SCHEMA_REGISTRY_URL="http://x:1").stderr  # fmt: skip
+    unknown = ("registry", "subjects", "-X", "schema.registry.urls=x")
+    assert "is unknown" in refusal(*unknown, SCHEMA_REGISTRY_URL="http://x:1")

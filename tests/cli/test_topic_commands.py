@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from protocol import Producer
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli.runs import invoke_at, rows
 from tests.conftest import TopicFactory
 from tests.support.wait_for_brokers import wait_until_gone, wait_until_known
 from tests.support.wait_until import wait_until
@@ -19,18 +18,7 @@ from tests.support.wait_until import wait_until
 
 @pytest.fixture
 def run(kafka1: LocalKafka) -> Any:
-    def call(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(
-            pykafka, ["topics", *arguments], env={"KAFKA_BOOTSTRAP_SERVERS": kafka1.bootstrap_servers}
-        )
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    return list(json.loads(result.stdout))
+    return partial(invoke_at, kafka1, "topics")
 
 
 def fill(kafka: LocalKafka, topic: str, partition: int, count: int, keys: int = 1) -> None:
@@ -113,12 +101,7 @@ def test_delete_asks_first_and_reports_each_topic(run: Any, kafka1: LocalKafka, 
 def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = f"{topic()}-assigned"
     ids = sorted(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).brokers)
-
-    def run(*arguments: str) -> str:
-        environment = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-        result = CliRunner().invoke(pykafka, ["topics", *arguments], env=environment)
-        assert result.exit_code == 0, result.output
-        return result.output
+    run = partial(invoke_at, kafka, "topics")
 
     def replicas() -> list[list[int]]:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -127,8 +110,8 @@ def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka
 
     first, second, third = [ids[1], ids[0]], [ids[2], ids[1]], [ids[0], ids[2]]
     two, three = (",".join(f"{a}:{b}" for a, b in replicas) for replicas in ([first, second], [first, second, third]))
-    assert run("create", name, "--replica-assignment", two, "--validate-only") == f"valid: {name}\n"
-    assert run("create", name, "--replica-assignment", two) == f"created {name}\n"
+    assert run("create", name, "--replica-assignment", two, "--validate-only").output == f"valid: {name}\n"
+    assert run("create", name, "--replica-assignment", two).output == f"created {name}\n"
     wait_until_known(kafka, name, 2)
     assert replicas() == [first, second]
     run("alter", name, "--partitions", "3", "--replica-assignment", three, "--validate-only")

@@ -13,25 +13,17 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
 
 from protocol import Producer
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
+from tests.cli.runs import NOWHERE, invoke, invoke_at, process_at, refusal
 from tests.protocol.fetch.consuming import client_of
 from tests.support.documents import commands
 
-NOWHERE = "127.0.0.1:1"
 ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
-
-
-def run(*arguments: str, **env: str) -> Result:
-    """Run `pykafka groups`. A `--timeout` among the arguments overrides the 10 s given here."""
-    subject, *remainder = arguments
-    without = {"KAFKA_BOOTSTRAP_SERVERS": None}
-    return CliRunner().invoke(pykafka, ["groups", subject, "--timeout", "10s", *remainder], env={**without, **env})
 
 
 @pytest.mark.parametrize(
@@ -55,10 +47,8 @@ def run(*arguments: str, **env: str) -> Result:
     ],
 )
 def test_wrong_usage_fails_before_any_request(arguments: tuple[str, ...], says: str) -> None:
-    where = () if says == "--bootstrap-server" else ("--bootstrap-server", NOWHERE)
-    result = run(*arguments, *where)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in " ".join(result.stderr.split())
+    servers = None if says == "--bootstrap-server" else NOWHERE
+    assert says in refusal("groups", *arguments, KAFKA_BOOTSTRAP_SERVERS=servers)
 
 
 @pytest.mark.parametrize("way", ["--property=sasl.jaas.config=geheim", "--property=geheim", "--command-config={file}"])
@@ -66,27 +56,26 @@ def test_password_is_never_printed(way: str, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
     file.write_text("sasl.jaas.config = x password=geheim\nmy.token=geheim\n")
     sasl = ("--property=security.protocol=SASL_SSL", "--property=sasl.mechanism=PLAIN")
-    result = run("list", "--bootstrap-server", NOWHERE, *sasl, way.format(file=file))
-    assert result.exit_code == 2
-    assert "geheim" not in result.output
+    assert "geheim" not in refusal("groups", "list", *sasl, way.format(file=file))
 
 
 def test_bootstrap_servers_follow_precedence_of_their_sources(tmp_path: Path) -> None:
     """Precedence: option, `--property`, `--command-config`, environment variable."""
     file = tmp_path / "admin.properties"
     with FakeKafka() as kafka:
-        assert run("list", KAFKA_BOOTSTRAP_SERVERS=kafka.bootstrap_servers).exit_code == 0
+        listing = ("groups", "list")
+        invoke_at(kafka, *listing)
         file.write_text(f"bootstrap.servers={kafka.bootstrap_servers}\n")
-        assert run("list", "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE).exit_code == 0
+        invoke(*listing, "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
         file.write_text(f"bootstrap.servers={NOWHERE}\n")
         both = ("--command-config", str(file), "--property", f"bootstrap.servers={kafka.bootstrap_servers}")
-        assert run("list", *both).exit_code == 0
-        assert run("list", *both[:2], "--bootstrap-server", kafka.bootstrap_servers).exit_code == 0
+        invoke(*listing, *both)
+        invoke(*listing, *both[:2], "--bootstrap-server", kafka.bootstrap_servers)
 
 
 def test_unreachable_broker_is_one_error_line_within_timeout() -> None:
-    result = run("describe", "g", "--bootstrap-server", NOWHERE, "--timeout", "200ms")
-    assert (result.exit_code, result.stdout) == (1, "")
+    result = invoke("groups", "describe", "g", "--bootstrap-server", NOWHERE, "--timeout", "200ms", code=1)
+    assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ")
     assert f"bootstrap.servers={NOWHERE}" in line
@@ -131,11 +120,6 @@ def test_summaries_of_commands_are_first_sentences_of_their_docstrings() -> None
     assert len(shown) == len(names) >= 17
 
 
-def test_unknown_command_is_wrong_usage() -> None:
-    result = CliRunner().invoke(pykafka, ["topic", "list"])
-    assert (result.exit_code, "No such command 'topic'" in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -146,19 +130,20 @@ def test_unknown_command_is_wrong_usage() -> None:
         ("--bootstrap-server broker-1:9092 topics list", "Give --bootstrap-server after the command: pykafka topics"),
         ("groups -b broker-1:9092 list", "Give --bootstrap-server after the command"),
         ("groups list -c 5", "No such option '-c'.\n"),
+        ("topic list", "No such command 'topic'"),
     ],
 )
-def test_option_of_another_tool_is_refused_with_the_one_here(line: str, says: str) -> None:
-    result = CliRunner().invoke(pykafka, line.split())
-    assert (result.exit_code, result.stdout) == (2, "")
+def test_option_or_command_of_another_tool_is_refused_with_the_one_here(line: str, says: str) -> None:
+    result = invoke(*line.split(), code=2)
+    assert result.stdout == ""
     assert says in result.stderr
 
 
 @pytest.mark.parametrize("path", [path for path, _ in every_command()])
 def test_help_of_every_command_has_two_examples_and_no_option_twice(path: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
-        result = CliRunner().invoke(pykafka, [*path.split(), "--help"])
-    assert (result.exit_code, caught) == (0, [])
+        result = invoke(*path.split(), "--help")
+    assert caught == []
     examples = [line for line in result.stdout.splitlines() if f"pykafka {path}" in line and "Usage" not in line]
     assert len(examples) >= 2, result.stdout
     assert "--property" not in result.stdout
@@ -210,14 +195,14 @@ def records() -> Iterator[FakeKafka]:
     ids=" ".join,
 )
 def test_closed_reader_ends_command_quietly_with_success(records: FakeKafka, command: tuple[str, ...]) -> None:
-    env = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": records.bootstrap_servers}
     with client_of(records.bootstrap_servers) as client:
         commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "spark_kafka_source.cli", *command], env=env, **pipes) as process:
+    with process_at(records, *command, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert process.stdout.read(1)
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (0, b"")
+        assert (process.wait(60), process.stderr.read()) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -242,8 +227,8 @@ def test_files_and_streams_that_cannot_be_used_are_no_traceback(
 
 
 def test_lag_of_a_group_without_offsets_is_an_error(records: FakeKafka) -> None:
-    result = run("lag", "order-etl", "--bootstrap-server", records.bootstrap_servers)
-    assert (result.exit_code, result.stdout.count("\n")) == (1, 1)
+    result = invoke_at(records, "groups", "lag", "order-etl", code=1)
+    assert result.stdout.count("\n") == 1
     assert result.stderr.startswith("Error: no lag of order-etl: the group does not exist")
 
 
@@ -251,7 +236,6 @@ def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
     file, link = tmp_path / "file.parquet", tmp_path / "link.parquet"
     file.write_text("old")
     link.symlink_to(file)
-    arguments = ["consume", "orders", "-e", "--to", str(link), "--bootstrap-server", records.bootstrap_servers]
-    result = CliRunner().invoke(pykafka, arguments)
-    assert (result.exit_code, link.is_symlink(), file.read_bytes()[:4]) == (0, True, b"PAR1"), result.output
+    invoke_at(records, "consume", "orders", "-e", "--to", str(link))
+    assert (link.is_symlink(), file.read_bytes()[:4]) == (True, b"PAR1")
     assert {path.name for path in tmp_path.iterdir()} == {"file.parquet", "link.parquet"}

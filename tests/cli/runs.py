@@ -1,0 +1,59 @@
+"""Run `pykafka` in this process or in another one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Protocol
+
+from click.testing import CliRunner, Result
+
+from spark_kafka_source.cli.pykafka import pykafka
+
+NOWHERE = "127.0.0.1:1"
+COMMAND = (sys.executable, "-m", "spark_kafka_source.cli")
+_UNSET = dict.fromkeys(("KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "PYKAFKA_PROFILE", "PYSPARK_PYTHON"))
+
+
+class Kafka(Protocol):
+    """A real or an in-memory cluster."""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return its addresses."""
+
+
+def invoke(*arguments: str, code: int = 0, typed: str | bytes | None = None, **env: str | None) -> Result:
+    """Run a command without profiles, brokers and registries of the environment; check its exit code."""
+    variables = {**_UNSET, "PYKAFKA_CONFIG": "none", **env}
+    result = CliRunner().invoke(pykafka, arguments, env=variables, input=typed)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def invoke_at(kafka: Kafka, *arguments: str, **options: Any) -> Result:
+    """Call `invoke` with a cluster in the environment."""
+    options.setdefault("KAFKA_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    return invoke(*arguments, **options)
+
+
+def refusal(*arguments: str, **options: Any) -> str:
+    """Return the error, on one line, of a wrong usage that prints nothing else."""
+    options.setdefault("KAFKA_BOOTSTRAP_SERVERS", NOWHERE)
+    result = invoke(*arguments, code=2, **options)
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    """Return the rows that a command has printed as JSON."""
+    return list(json.loads(result.stdout))
+
+
+def process_at(kafka: Kafka, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in another process, whose output is a pipe."""
+    environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    options = {"stdout": subprocess.PIPE, "text": True, "env": environment, **options}
+    return subprocess.Popen([*COMMAND, *arguments], **options)
