@@ -22,7 +22,9 @@ from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
 
 
-def findings(properties: dict[str, str], *arguments: str, code: int = 0, **env: str) -> dict[tuple[str, str], Any]:
+def findings(
+    properties: dict[str, str], *arguments: str, code: int | None = 0, **env: str
+) -> dict[tuple[str, str], Any]:
     """Run the command; return the findings by check and subject."""
     result = invoke("doctor", *options_of(properties), *arguments, "-o", "json", code=code, **env)
     return {(row["check"], row["subject"]): row for row in rows(result)}
@@ -80,7 +82,8 @@ def test_wrong_password_fails_at_connection(secured: SecuredKafka) -> None:
 def test_missing_acls_are_named(secured: SecuredKafka) -> None:
     properties, topic = {**secured.properties("SASL_PLAINTEXT"), **BOB}, "doctor-orders"
     secured.kafka.create_topic(topic)
-    findings_by_check = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    subjects = ("--topic", topic, "--group", "doctor-etl")
+    findings_by_check = findings(properties, *subjects, code=1)
     assert findings_by_check["topic", topic]["status"] == "failed"
     assert "acls create" in findings_by_check["topic", topic]["remedy"]
     with Admin(bootstrap_servers=secured.kafka.bootstrap_servers) as admin:
@@ -90,8 +93,10 @@ def test_missing_acls_are_named(secured: SecuredKafka) -> None:
                 AclBinding(ResourceType.GROUP, "doctor-etl", "User:bob", AclOperation.DESCRIBE),
             ]
         )
-    wait_until(lambda: ("topic ACLs", topic) in findings(properties, "--topic", topic))
-    findings_by_check = findings(properties, "--topic", topic, "--group", "doctor-etl", code=1)
+    # Until the broker has learnt the ACLs, the command fails.
+    acls = {("topic ACLs", topic), ("group ACLs", "doctor-etl")}
+    wait_until(lambda: findings(properties, *subjects, code=None).keys() >= acls, every_s=0.2)
+    findings_by_check = findings(properties, *subjects, code=1)
     assert findings_by_check["topic ACLs", topic]["status"] == "warning"
     assert findings_by_check["topic ACLs", topic]["remedy"].endswith("missing to write: write")
     assert findings_by_check["read", topic]["status"] == "ok"
