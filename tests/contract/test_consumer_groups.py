@@ -62,14 +62,15 @@ class Member:
 
 
 @pytest.fixture
-def topic(new_topic: NewTopic) -> str:
+def two_partitions(new_topic: NewTopic) -> str:
+    """Return the name of a topic. A fixture `topic` would mark its tests as those of a real broker."""
     return new_topic(2)
 
 
 @pytest.fixture
-def member(client: Client, topic: str) -> Member:
+def member(client: Client, two_partitions: str) -> Member:
     """Return a member that has both partitions."""
-    first = Member(client, new_group(), topic)
+    first = Member(client, new_group(), two_partitions)
     assert first.join() == 0
     assert first.own(*first.assigned) == 0
     first.beat_until(0, 1)
@@ -130,8 +131,8 @@ def test_commit_with_another_member_epoch_or_id_is_refused(member: Member) -> No
     assert code() == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client, topic: str) -> None:
-    first = Member(client, new_group(), topic, instance_id="a")
+def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client, two_partitions: str) -> None:
+    first = Member(client, new_group(), two_partitions, instance_id="a")
     first.join()
     first.beat_until(0, 1)
     first.own(0, 1)
@@ -157,22 +158,22 @@ def test_static_member_rejoining_with_new_id_keeps_its_assignment(client: Client
     ],
 )
 def test_join_with_invalid_fields_is_refused(
-    client: Client, topic: str, fields: dict[str, object], code: ErrorCode
+    client: Client, two_partitions: str, fields: dict[str, object], code: ErrorCode
 ) -> None:
-    refused = Member(client, new_group(), topic)
-    options = {"subscribed_topic_names": [topic], **JOINS, **fields}
+    refused = Member(client, new_group(), two_partitions)
+    options = {"subscribed_topic_names": [two_partitions], **JOINS, **fields}
     assert refused.beat(**options) == code
 
 
-def test_member_subscribed_by_pattern_gets_partitions_of_matching_topics(client: Client, topic: str) -> None:
-    member = Member(client, new_group(), topic)
-    assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{topic}.*", **JOINS) == 0
+def test_member_subscribed_by_pattern_gets_partitions_of_matching_topics(client: Client, two_partitions: str) -> None:
+    member = Member(client, new_group(), two_partitions)
+    assert member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"{two_partitions}.*", **JOINS) == 0
     member.beat_until(0, 1)
 
 
 @pytest.mark.parametrize("pattern", ["(?!never)", "(?<=a)b", "("])
-def test_pattern_that_re2_lacks_is_refused(client: Client, topic: str, pattern: str) -> None:
-    member = Member(client, new_group(), topic)
+def test_pattern_that_re2_lacks_is_refused(client: Client, two_partitions: str, pattern: str) -> None:
+    member = Member(client, new_group(), two_partitions)
     assert member.join(subscribed_topic_names=None, subscribed_topic_regex=pattern) == (
         ErrorCode.INVALID_REGULAR_EXPRESSION
     )
