@@ -65,6 +65,18 @@ def new_topic(cluster_kind: str, request: pytest.FixtureRequest) -> NewTopic:
 
 
 @pytest.fixture
+def name(new_topic: NewTopic) -> str:
+    """Return the name of a new topic with one partition."""
+    return new_topic()
+
+
+@pytest.fixture
+def group() -> str:
+    """Return the id of a group that does not exist yet."""
+    return new_group()
+
+
+@pytest.fixture
 def client(bootstrap_servers: str) -> Iterator[Client]:
     with Client(parse_client({"bootstrap.servers": bootstrap_servers})) as client:
         yield client

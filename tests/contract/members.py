@@ -111,6 +111,13 @@ class GroupMember:
         protocol = {"protocol_type": "consumer", "protocol_name": self.joined.get("protocol_name", "range")}
         return self.send(SYNC_GROUP, **{**protocol, "assignments": rows, **fields})
 
+    def join_code(self, **fields: Any) -> int:
+        """Return the error code of a JoinGroup."""
+        return int(self.send_join(**fields).result(self.client.deadline())["error_code"])
+
+    def sync_code(self, **fields: Any) -> int:
+        return int(self.sync(**fields).result(self.client.deadline())["error_code"])
+
     def heartbeat(self, **fields: Any) -> int:
         return int(self.ask(HEARTBEAT, **fields)["error_code"])
 
@@ -136,15 +143,19 @@ def stable(client: Client, group: str, count: int = 1, **options: Any) -> list[G
     members = [GroupMember(client, group, **options)]
     members[0].end(members[0].begin())
     while len(members) < count:
-        joining = GroupMember(client, group, **options)
-        reply = joining.begin()
-        members[0].await_rebalance()
-        replies = [member.send_join() for member in members]
-        members.append(joining)
-        for member, reply_of_member in zip(members, [*replies, reply], strict=True):
-            member.end(reply_of_member)
+        members.append(admit(GroupMember(client, group, **options), *members))
     sync_all(members)
     return members
+
+
+def admit(joining: GroupMember, *members: GroupMember) -> GroupMember:
+    """Let a member join, and all others rejoin; return it."""
+    waiting = joining.begin()
+    members[0].await_rebalance()
+    replies = [member.send_join() for member in members]
+    for member, reply in zip((*members, joining), (*replies, waiting), strict=True):
+        member.end(reply)
+    return joining
 
 
 def sync_all(members: Iterable[GroupMember]) -> dict[str, bytes]:

@@ -196,10 +196,10 @@ class TestQuotas:
             admin.alter_client_quotas({quota_entity(**entity): {name: value}})
 
     def test_records_beyond_the_rate_of_ten_seconds_throttle_a_producer(
-        self, limited: tuple[Client, Any], new_topic: Any
+        self, limited: tuple[Client, Any], name: str
     ) -> None:
         client, set_quotas = limited
-        name, rate = new_topic(), 20_000
+        rate = 20_000
         set_quotas(producer_byte_rate=rate)
 
         def throttle_ms(size_bytes: int) -> int:
@@ -212,9 +212,9 @@ class TestQuotas:
         # The rate's window is of 10 to 11 s.
         assert 0 < throttle_ms(3 * rate) < 3_000
 
-    def test_throttled_consumer_gets_no_records(self, limited: tuple[Client, Any], new_topic: Any) -> None:
+    def test_throttled_consumer_gets_no_records(self, limited: tuple[Client, Any], name: str) -> None:
         client, set_quotas = limited
-        name, rate = new_topic(), 20_000
+        rate = 20_000
         for _ in range(2):
             written(client, name, bytes(8 * rate))
         set_quotas(consumer_byte_rate=rate)

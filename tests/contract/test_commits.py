@@ -17,8 +17,8 @@ from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
 from tests.contract.conftest import NewTopic
 from tests.contract.members import GroupMember as Joined
-from tests.contract.members import new_group, stable, sync_all
-from tests.protocol.consumer.members import wait_until
+from tests.contract.members import admit, new_group, stable, sync_all
+from tests.support.wait_until import wait_until
 
 Offsets = dict[tuple[str, int], CommittedOffset]
 
@@ -45,15 +45,9 @@ def as_committer(joined: Joined) -> GroupMember:
     return GroupMember(joined.member_id, joined.generation)
 
 
-def rejoin_with_another(member: Joined) -> Joined:
+def rejoin_with_another(member: Joined) -> None:
     """Start another generation of the group."""
-    second = Joined(member.client, member.group)
-    waiting = second.begin()
-    member.await_rebalance()
-    reply = member.send_join()
-    member.end(reply), second.end(waiting)
-    sync_all([member, second])
-    return second
+    sync_all([member, admit(Joined(member.client, member.group), member)])
 
 
 def test_staged_offsets_raise_and_lower_the_committed_ones(
@@ -69,9 +63,8 @@ def test_staged_offsets_raise_and_lower_the_committed_ones(
 
 
 def test_member_commit_in_old_generation_is_refused_and_dropped(
-    client: Client, manager: OffsetManager, new_topic: NewTopic
+    client: Client, manager: OffsetManager, name: str
 ) -> None:
-    name = new_topic()
     key = (name, 0)
     (joined,) = stable(client, manager.group)
     before = as_committer(joined)
@@ -94,8 +87,7 @@ def test_member_commit_in_old_generation_is_refused_and_dropped(
     assert (manager.counts.succeeded, manager.counts.failed) == (2, 1)
 
 
-def test_former_member_commit_is_refused_once(client: Client, manager: OffsetManager, new_topic: NewTopic) -> None:
-    name = new_topic()
+def test_former_member_commit_is_refused_once(client: Client, manager: OffsetManager, name: str) -> None:
     (joined,) = stable(client, manager.group)
     rejoin_with_another(joined)
     assert joined.leave() == 0
@@ -107,10 +99,7 @@ def test_former_member_commit_is_refused_once(client: Client, manager: OffsetMan
     assert manager.counts.failed == 1
 
 
-def test_static_member_commit_after_restart_is_fenced_once(
-    client: Client, manager: OffsetManager, new_topic: NewTopic
-) -> None:
-    name = new_topic()
+def test_static_member_commit_after_restart_is_fenced_once(client: Client, manager: OffsetManager, name: str) -> None:
     (joined,) = stable(client, manager.group, instance_id="a")
     again = Joined(client, manager.group, instance_id="a")
     again.end(again.begin())
@@ -168,9 +157,8 @@ def test_flush_waits_until_the_commit_is_counted(
 
 
 def test_non_member_commit_is_retried_until_the_group_is_empty(
-    client: Client, manager: OffsetManager, new_topic: NewTopic
+    client: Client, manager: OffsetManager, name: str
 ) -> None:
-    name = new_topic()
     (joined,) = stable(client, manager.group)
     manager.stage({(name, 0): CommittedOffset(5)})
     assert not manager.flush(client.deadline(1_000))

@@ -11,7 +11,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
-from tests.contract.members import GroupMember, ask_coordinator, new_group, stable, subscription, sync_all
+from tests.contract.members import GroupMember, admit, ask_coordinator, new_group, stable, subscription, sync_all
 from tests.support.wait_until import comes_true, wait_until
 
 
@@ -69,17 +69,12 @@ class TestRebalances:
         first = GroupMember(client, new_group(), protocols={"sticky": subscription("1"), "range": subscription("2")})
         first.end(first.begin())
         assert first.joined["protocol_name"] == "sticky"
-        second = GroupMember(client, first.group, protocols={"range": subscription("3")})
-        waiting = second.begin()
-        first.await_rebalance()
-        reply = first.send_join()
-        first.end(reply), second.end(waiting)
+        second = admit(GroupMember(client, first.group, protocols={"range": subscription("3")}), first)
         assert second.joined["protocol_name"] == "range"
         metadata = {bytes(member["metadata"]) for member in first.joined["members"]}
         assert metadata == {subscription("2"), subscription("3")}
         third = GroupMember(client, first.group, protocols={"sticky": subscription("4")})
-        row = third.send_join().result(client.deadline())
-        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert third.join_code() == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     def test_join_before_the_leader_syncs_restarts_the_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
@@ -92,8 +87,7 @@ class TestRebalances:
         third.begin()
         first.await_rebalance()
         assert follows.result(client.deadline())["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
-        row = first.sync({}).result(client.deadline())
-        assert row["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS
+        assert first.sync_code(assignments={}) == ErrorCode.REBALANCE_IN_PROGRESS
 
     def test_follower_rejoining_unchanged_starts_no_rebalance(self, client: Client) -> None:
         first, second = stable(client, new_group(), 2)
@@ -117,12 +111,8 @@ class TestRebalances:
             rows = {row["group_id"]: row for row in reply["groups"]}
             assert (member.group in rows) == present
             if present:
-                row = rows[member.group]
-                assert (row["protocol_type"], row["group_state"], row["group_type"]) == (
-                    "consumer",
-                    "Stable",
-                    "classic",
-                )
+                labels = [rows[member.group][name] for name in ("protocol_type", "group_state", "group_type")]
+                assert labels == ["consumer", "Stable", "classic"]
 
 
 class TestLeavingMembers:
@@ -146,10 +136,8 @@ class TestLeavingMembers:
     def test_last_member_leaving_empties_the_group(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         assert member.leave() == 0
-        assert (describe_group(client, member.group).state, describe_group(client, member.group).members) == (
-            "Empty",
-            (),
-        )
+        described = describe_group(client, member.group)
+        assert (described.state, described.members) == ("Empty", ())
         assert member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
 
     def test_member_not_rejoining_before_rebalance_timeout_is_removed(self, client: Client) -> None:
@@ -160,11 +148,7 @@ class TestLeavingMembers:
 
     def test_member_without_heartbeats_is_removed_after_session_timeout(self, client: Client) -> None:
         (first,) = stable(client, new_group())
-        second = GroupMember(client, first.group, session_timeout_ms=2_500)
-        waiting = second.begin()
-        first.await_rebalance()
-        reply = first.send_join()
-        first.end(reply), second.end(waiting)
+        second = admit(GroupMember(client, first.group, session_timeout_ms=2_500), first)
         sync_all([first, second])
         wait_until(lambda: first.heartbeat() != 0, every_s=0.05)
         assert second.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
@@ -202,27 +186,22 @@ class TestRefusals:
     def test_requests_of_an_old_generation_are_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
         assert member.heartbeat(generation_id=member.generation - 1) == ErrorCode.ILLEGAL_GENERATION
-        row = member.sync(generation_id=member.generation + 1).result(client.deadline())
-        assert row["error_code"] == ErrorCode.ILLEGAL_GENERATION
+        assert member.sync_code(generation_id=member.generation + 1) == ErrorCode.ILLEGAL_GENERATION
 
     @pytest.mark.parametrize(
         "fields", [{"protocol_name": "sticky"}, {"protocol_type": "connect"}, {"protocol_name": None}]
     )
     def test_sync_with_another_protocol_is_refused(self, client: Client, fields: dict[str, Any]) -> None:
         (member,) = stable(client, new_group())
-        row = member.sync(**fields).result(client.deadline())
-        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert member.sync_code(**fields) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
     def test_unknown_member_or_group_is_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
-        assert member.heartbeat(member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
-        assert member.sync(member_id="nobody").result(client.deadline())["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
-        assert member.send_join(member_id="nobody").result(client.deadline())["error_code"] == (
-            ErrorCode.UNKNOWN_MEMBER_ID
-        )
+        for refused in (member.heartbeat, member.sync_code, member.join_code):
+            assert refused(member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
         stranger = GroupMember(client, new_group(), member_id="nobody", joined={"generation_id": 1})
-        assert stranger.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
-        assert stranger.send_join().result(client.deadline())["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+        for refused in (stranger.heartbeat, stranger.join_code):
+            assert refused() == ErrorCode.UNKNOWN_MEMBER_ID
         assert describe_group(client, stranger.group).state == "Dead"
 
     @pytest.mark.parametrize(
@@ -242,5 +221,5 @@ class TestRefusals:
 
     def test_join_to_a_group_of_another_type_is_refused(self, client: Client) -> None:
         (member,) = stable(client, new_group())
-        row = GroupMember(client, member.group).send_join(protocol_type="connect").result(client.deadline())
-        assert row["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        joining = GroupMember(client, member.group)
+        assert joining.join_code(protocol_type="connect") == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

@@ -25,8 +25,8 @@ def test_producers_have_distinct_ids(client: Client) -> None:
     assert new_producer(client) != new_producer(client)
 
 
-def test_duplicate_batch_is_acknowledged_but_not_written(client: Client, new_topic: Any) -> None:
-    name, me = new_topic(), (new_producer(client), 0)
+def test_duplicate_batch_is_acknowledged_but_not_written(client: Client, name: str) -> None:
+    me = (new_producer(client), 0)
     assert answer(client, name, 0, b"a", b"b", producer=me) == (0, 0)
     assert answer(client, name, 2, b"c", producer=me) == (0, 2)
     assert answer(client, name, 0, b"a", b"b", producer=me) == (0, 0)
@@ -34,8 +34,8 @@ def test_duplicate_batch_is_acknowledged_but_not_written(client: Client, new_top
     assert values_in(fetch(client, name)) == [b"a", b"b", b"c"]
 
 
-def test_broker_remembers_five_batches(client: Client, new_topic: Any) -> None:
-    name, me = new_topic(), (new_producer(client), 0)
+def test_broker_remembers_five_batches(client: Client, name: str) -> None:
+    me = (new_producer(client), 0)
     for sequence in range(6):
         assert answer(client, name, sequence, b"%d" % sequence, producer=me) == (0, sequence)
     assert answer(client, name, 1, b"1", producer=me) == (0, 1)
@@ -43,8 +43,8 @@ def test_broker_remembers_five_batches(client: Client, new_topic: Any) -> None:
     assert len(values_in(fetch(client, name))) == 6
 
 
-def test_sequence_gap_is_refused(client: Client, new_topic: Any) -> None:
-    name, me = new_topic(), (new_producer(client), 0)
+def test_sequence_gap_is_refused(client: Client, name: str) -> None:
+    me = (new_producer(client), 0)
     assert answer(client, name, 0, b"a", producer=me) == (0, 0)
     assert answer(client, name, 2, b"c", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
     assert answer(client, name, 0, b"a", b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (
@@ -53,14 +53,14 @@ def test_sequence_gap_is_refused(client: Client, new_topic: Any) -> None:
     assert answer(client, name, 1, b"b", producer=me) == (0, 1)
 
 
-def test_unknown_producer_may_start_at_any_sequence(client: Client, new_topic: Any) -> None:
-    name, me = new_topic(), (new_producer(client), 0)
+def test_unknown_producer_may_start_at_any_sequence(client: Client, name: str) -> None:
+    me = (new_producer(client), 0)
     assert answer(client, name, 7, b"a", producer=me) == (0, 0)
     assert answer(client, name, 0, b"b", producer=me) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
 
 
-def test_new_epoch_starts_at_sequence_0_and_fences_the_old_one(client: Client, new_topic: Any) -> None:
-    name, me = new_topic(), new_producer(client)
+def test_new_epoch_starts_at_sequence_0_and_fences_the_old_one(client: Client, name: str) -> None:
+    me = new_producer(client)
     assert answer(client, name, 0, b"a", producer=(me, 0)) == (0, 0)
     assert answer(client, name, 1, b"b", producer=(me, 1)) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
     assert answer(client, name, 0, b"b", producer=(me, 1)) == (0, 1)

@@ -49,8 +49,7 @@ class TestRecords:
             values_by_key[expected.partition] += rows["value"].to_pylist()
         assert values_by_key == {number: values[number::3] for number in range(3)}
 
-    def test_offsets_are_consecutive_across_batches(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_offsets_are_consecutive_across_batches(self, client: Client, name: str) -> None:
         assert [written(client, name, b"a", b"b"), written(client, name, b"c")] == [0, 2]
         row = fetch(client, name, 1)
         assert values_in(row) == [b"a", b"b", b"c"], "the fetch returns the whole batch that contains the offset"
@@ -73,8 +72,7 @@ class TestRecords:
         }
         assert written(client, name, b"a") == 0
 
-    def test_invalid_acks_are_refused_and_acks_0_gets_no_reply(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_invalid_acks_are_refused_and_acks_0_gets_no_reply(self, client: Client, name: str) -> None:
         assert produce(client, name, batch(b"a"), acks=2)["error_code"] == ErrorCode.INVALID_REQUIRED_ACKS
         assert produce(client, name, batch(b"a"), acks=1)["base_offset"] == 0
         rows = [{"index": 0, "records": batch(b"b")}]
@@ -87,8 +85,7 @@ class TestRecords:
 
 
 class TestFetch:
-    def test_fetch_outside_the_log_is_out_of_range(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_outside_the_log_is_out_of_range(self, client: Client, name: str) -> None:
         written(client, name, b"a", b"b", b"c")
         delete_records(client, {(name, 0): 2})
         for offset in (1, 4):
@@ -99,14 +96,12 @@ class TestFetch:
         assert (row["error_code"], row["log_start_offset"], row["high_watermark"]) == (0, 2, 3)
         assert values_in(row) == [b"a", b"b", b"c"], "the first batch stays whole"
 
-    def test_fetch_at_the_log_end_waits_max_wait_ms(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_at_the_log_end_waits_max_wait_ms(self, client: Client, name: str) -> None:
         began_s = time.monotonic()
         assert not fetch(client, name, 0, max_wait_ms=300)["records"]
         assert 0.3 <= time.monotonic() - began_s < 15
 
-    def test_fetch_waits_for_min_bytes(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_waits_for_min_bytes(self, client: Client, name: str) -> None:
         written(client, name, b"a")
         large = len(batch(b"a")) + 1
         writing = threading.Timer(0.3, lambda: written(client, name, b"b"))
@@ -137,8 +132,7 @@ class TestFetch:
         small = fetch_all(client, name, {0: 0, 1: 0}, partition_max_bytes=10)
         assert {n: len(row["records"]) for n, row in small.items()} == {0: size, 1: 0}
 
-    def test_fetch_names_topics_up_to_version_12(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_names_topics_up_to_version_12(self, client: Client, name: str) -> None:
         written(client, name, b"a")
         body = fetch_body(client, name, {0: 0})
         body["topics"][0].pop("topic_id")
@@ -174,8 +168,7 @@ class TestFetchSessions:
         again = ask({}, session_id=session, session_epoch=3, forgotten_topics_data=forgotten)
         assert again == (session, {}), "forgotten partitions are not fetched"
 
-    def test_unknown_session_or_wrong_epoch_is_refused(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_unknown_session_or_wrong_epoch_is_refused(self, client: Client, name: str) -> None:
 
         def code(**fields: Any) -> int:
             reply = ask_leader(client, FETCH, fetch_body(client, name, {0: 0}, **fields), name)
@@ -194,8 +187,7 @@ class TestFetchSessions:
 
 
 class TestListOffsets:
-    def test_offsets_are_found_by_timestamp(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_offsets_are_found_by_timestamp(self, client: Client, name: str) -> None:
         times = pa.array([NOW_MS + seconds * 1_000 for seconds in (1, 3, 2, 4)], pa.int64())
         rows = pa.RecordBatch.from_pydict({"value": pa.array([b"."] * 4, pa.binary()), "timestamp_ms": times})
         for half in (rows.slice(0, 2), rows.slice(2)):
@@ -215,8 +207,7 @@ class TestListOffsets:
         row = list_offset(client, name, NOW_MS + 4_001)
         assert (row["offset"], row["timestamp"], row["leader_epoch"]) == (-1, -1, -1)
 
-    def test_topic_without_tiered_storage_has_no_offset_in_it(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_topic_without_tiered_storage_has_no_offset_in_it(self, client: Client, name: str) -> None:
         written(client, name, b"a", b"b")
         offsets = {EARLIEST_LOCAL: (0, 0), LATEST_TIERED: (-1, -1), EARLIEST_PENDING_UPLOAD: (-1, -1)}
         for timestamp, (offset, leader_epoch) in offsets.items():
@@ -228,17 +219,15 @@ class TestListOffsets:
         [(MAX_TIMESTAMP, 7), (EARLIEST_LOCAL, 8), (LATEST_TIERED, 9), (EARLIEST_PENDING_UPLOAD, 11)],
     )
     def test_negative_timestamp_is_refused_before_its_version(
-        self, client: Client, new_topic: Any, timestamp: int, version: int
+        self, client: Client, name: str, timestamp: int, version: int
     ) -> None:
-        name = new_topic()
         codes = [list_offset(client, name, timestamp, version=asked)["error_code"] for asked in (version - 1, version)]
         assert codes == [ErrorCode.UNSUPPORTED_VERSION, ErrorCode.NONE]
 
     def test_undefined_timestamp_is_refused(self, client: Client, new_topic: Any) -> None:
         assert list_offset(client, new_topic(), -7)["error_code"] == ErrorCode.UNSUPPORTED_VERSION
 
-    def test_fetch_of_deleted_records_is_out_of_range(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_of_deleted_records_is_out_of_range(self, client: Client, name: str) -> None:
         written(client, name, b"a", b"b")
         assert delete_records(client, {(name, 0): -1}) == {(name, 0): 2}
         assert [list_offset(client, name, timestamp)["offset"] for timestamp in (EARLIEST, LATEST)] == [2, 2]
@@ -248,22 +237,19 @@ class TestListOffsets:
 class TestEpochs:
     """The epochs of a partition's first leader; `test_leaders` covers later leaders."""
 
-    def test_future_leader_epoch_is_refused(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_future_leader_epoch_is_refused(self, client: Client, name: str) -> None:
         requested: dict[str, Any] = {"current_leader_epoch": 5}
         assert fetch(client, name, 0, **requested)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
         assert list_offset(client, name, LATEST, **requested)["error_code"] == ErrorCode.UNKNOWN_LEADER_EPOCH
 
     @pytest.mark.parametrize(("epoch", "end"), [(0, (0, 2)), (3, (-1, -1)), (-1, (-1, -1))])
     def test_end_offset_of_an_epoch_is_the_log_end(
-        self, client: Client, new_topic: Any, epoch: int, end: tuple[int, int]
+        self, client: Client, name: str, epoch: int, end: tuple[int, int]
     ) -> None:
-        name = new_topic()
         written(client, name, b"a", b"b")
         assert end_of_epoch(client, name, epoch) == end
 
-    def test_fetch_beyond_the_log_end_reports_the_divergence(self, client: Client, new_topic: Any) -> None:
-        name = new_topic()
+    def test_fetch_beyond_the_log_end_reports_the_divergence(self, client: Client, name: str) -> None:
         written(client, name, b"a", b"b")
         row = fetch(client, name, 7, last_fetched_epoch=0)
         assert (row["error_code"], row["diverging_epoch"]) == (0, {"epoch": 0, "end_offset": 2})

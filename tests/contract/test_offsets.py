@@ -11,15 +11,7 @@ from protocol.cluster.client import Client
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from tests.contract.members import (
-    GroupMember,
-    ask_coordinator,
-    commit,
-    commit_body,
-    committed,
-    new_group,
-    stable,
-)
+from tests.contract.members import GroupMember, ask_coordinator, commit, commit_body, committed, new_group, stable
 
 
 def test_offsets_committed_by_our_client_are_fetched(client: Client, new_topic: Any) -> None:
@@ -37,22 +29,19 @@ def test_group_with_commits_only_is_listed_as_empty(client: Client, new_topic: A
     assert describe_group(client, group).state == "Empty"
 
 
-def test_committed_offset_may_decrease(client: Client, new_topic: Any) -> None:
-    name, group = new_topic(), new_group()
+def test_committed_offset_may_decrease(client: Client, name: str, group: str) -> None:
     assert [commit(client, group, name, offset) for offset in (9, 3)] == [0, 0]
     assert committed(client, group, name) == (0, 3)
 
 
-def test_unknown_group_has_no_offsets(client: Client, new_topic: Any) -> None:
-    name, group = new_topic(), new_group()
+def test_unknown_group_has_no_offsets(client: Client, name: str, group: str) -> None:
     assert committed(client, group, name) == (0, -1)
     body = {"groups": [{"group_id": group, "topics": None}]}
     (row,) = ask_coordinator(client, group, OFFSET_FETCH, body)["groups"]
     assert (row["error_code"], row["topics"]) == (0, [])
 
 
-def test_commit_to_a_group_with_members_needs_membership(client: Client, new_topic: Any) -> None:
-    name = new_topic()
+def test_commit_to_a_group_with_members_needs_membership(client: Client, name: str) -> None:
     (member,) = stable(client, new_group())
     me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
     assert commit(client, member.group, name, 1, **me) == 0
@@ -70,8 +59,7 @@ def test_commit_to_a_group_with_members_needs_membership(client: Client, new_top
     assert committed(client, member.group, name) == (0, 1)
 
 
-def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, new_topic: Any) -> None:
-    name = new_topic()
+def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, name: str) -> None:
     (member,) = stable(client, new_group())
     second = GroupMember(client, member.group)
     waiting = second.begin()
@@ -93,8 +81,7 @@ def test_commit_with_generation_to_unknown_group_is_refused(client: Client, new_
     assert commit(client, new_group(), new_topic(), 1, **me) == ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_invalid_commits_are_refused(client: Client, new_topic: Any) -> None:
-    name, group = new_topic(), new_group()
+def test_invalid_commits_are_refused(client: Client, name: str, group: str) -> None:
     assert commit(client, group, name, 1, metadata="." * 5_000) == ErrorCode.OFFSET_METADATA_TOO_LARGE
     assert commit(client, group, name, 1, partition=7) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     unknown = ask_coordinator(client, group, OFFSET_COMMIT, commit_body(group, b"\1" * 16, 1))
@@ -104,16 +91,14 @@ def test_invalid_commits_are_refused(client: Client, new_topic: Any) -> None:
     assert unknown["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_offsets_of_an_unknown_topic_id_are_refused(client: Client, new_topic: Any) -> None:
-    name, group = new_topic(), new_group()
+def test_offsets_of_an_unknown_topic_id_are_refused(client: Client, name: str, group: str) -> None:
     assert commit(client, group, name, 1) == 0
     body = {"groups": [{"group_id": group, "topics": [{"topic_id": b"\1" * 16, "partition_indexes": [0]}]}]}
     (row,) = ask_coordinator(client, group, OFFSET_FETCH, body, version=10)["groups"]
     assert row["topics"][0]["partitions"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-def test_topic_deletion_removes_its_committed_offsets(client: Client, new_topic: Any) -> None:
-    name, group = new_topic(), new_group()
+def test_topic_deletion_removes_its_committed_offsets(client: Client, name: str, group: str) -> None:
     assert commit(client, group, name, 1) == 0
     delete_topic(client, name)
 

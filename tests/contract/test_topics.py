@@ -39,8 +39,7 @@ def test_topic_has_an_id_and_its_partitions_a_leader(client: Client, new_topic: 
     assert all(partition["replica_nodes"] == partition["isr_nodes"] == [broker.node_id] for partition in partitions)
 
 
-def test_metadata_lists_all_topics_for_null_and_none_for_empty(client: Client, new_topic: Any) -> None:
-    name = new_topic()
+def test_metadata_lists_all_topics_for_null_and_none_for_empty(client: Client, name: str) -> None:
     assert name in [row["name"] for row in ask(client, METADATA, {"topics": None})["topics"]]
     assert ask(client, METADATA, {"topics": []})["topics"] == []
 
@@ -76,8 +75,7 @@ def test_existing_topic_is_not_created_again(client: Client, new_topic: Any) -> 
     assert refused.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_partition_count_grows_and_never_shrinks(client: Client, new_topic: Any) -> None:
-    name = new_topic()
+def test_partition_count_grows_and_never_shrinks(client: Client, name: str) -> None:
     create_partitions(client, name, 4)
 
     def count() -> None:
@@ -90,8 +88,7 @@ def test_partition_count_grows_and_never_shrinks(client: Client, new_topic: Any)
     assert refused.value.code == ErrorCode.INVALID_PARTITIONS
 
 
-def test_recreated_topic_has_another_id_and_fetch_with_old_id_is_refused(client: Client, new_topic: Any) -> None:
-    name = new_topic()
+def test_recreated_topic_has_another_id_and_fetch_with_old_id_is_refused(client: Client, name: str) -> None:
     written(client, name, b"one")
     before, leader = client.topic(name).topic_id, client.leader(name, 0)[0]
     fetch_with_old_id = fetch_body(client, name, {0: 0})

@@ -21,6 +21,19 @@ from tests.contract.transactions import TransactionalProducer
 from tests.support.wait_until import wait_until
 
 V1_AND_V2 = pytest.mark.parametrize("v2", [False, True], ids=["before KIP-890", "since KIP-890"])
+BEFORE_KIP_890 = pytest.mark.parametrize("v2", [False], ids=["before KIP-890"])
+
+
+@pytest.fixture
+def v2() -> bool:
+    """Return True: transactions are those since KIP-890, unless a test has a mark of the above."""
+    return True
+
+
+@pytest.fixture
+def producer(client: Client, v2: bool) -> TransactionalProducer:
+    """Return a producer with its id and epoch."""
+    return TransactionalProducer(client, v2).init()
 
 
 def visible_ends(client: Client, name: str) -> tuple[int, int]:
@@ -50,8 +63,9 @@ def read(client: Client, name: str, isolation_level: str) -> list[bytes]:
 
 @V1_AND_V2
 class TestReaders:
-    def test_open_transaction_holds_back_the_last_stable_offset(self, client: Client, new_topic: Any, v2: bool) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+    def test_open_transaction_holds_back_the_last_stable_offset(
+        self, client: Client, producer: TransactionalProducer, name: str
+    ) -> None:
         written(client, name, b"before")
         producer.send(name, b"in it")
         written(client, name, b"after")
@@ -64,8 +78,9 @@ class TestReaders:
         assert wait_for_markers(client, name) == 4, "three records and the commit marker"
         assert read(client, name, "read_committed") == [b"before", b"in it", b"after"]
 
-    def test_aborted_transaction_is_listed_in_fetch_replies(self, client: Client, new_topic: Any, v2: bool) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2).init()
+    def test_aborted_transaction_is_listed_in_fetch_replies(
+        self, client: Client, producer: TransactionalProducer, name: str
+    ) -> None:
         before = producer.producer_id
         producer.send(name, b"a", b"b")
         producer.end(commit=False)
@@ -84,9 +99,8 @@ class TestReaders:
         assert read(client, name, "read_uncommitted") == [b"a", b"b", b"c"]
 
     def test_alternating_commits_and_aborts_show_committed_records(
-        self, client: Client, new_topic: Any, v2: bool
+        self, client: Client, producer: TransactionalProducer, name: str
     ) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2).init()
         for number in range(6):
             producer.send(name, b"%d" % number)
             producer.end(commit=number % 2 == 0)
@@ -109,16 +123,17 @@ class TestPartitions:
         producer.end(commit=True)
         assert wait_for_markers(client, name) == 2
 
-    def test_partitions_are_added_all_or_none(self, client: Client, new_topic: Any) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
+    @BEFORE_KIP_890
+    def test_partitions_are_added_all_or_none(self, producer: TransactionalProducer, name: str) -> None:
         assert producer.try_add(name, 0, 7) == {
             0: ErrorCode.OPERATION_NOT_ATTEMPTED,
             7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         }
         assert producer.try_send(name, b"a") == ErrorCode.TRANSACTION_ABORTABLE
 
-    def test_non_transactional_records_of_the_producer_are_refused(self, client: Client, new_topic: Any) -> None:
-        name, producer = new_topic(), TransactionalProducer(client).init()
+    def test_non_transactional_records_of_the_producer_are_refused(
+        self, client: Client, producer: TransactionalProducer, name: str
+    ) -> None:
         producer.send(name, b"a")
         plain = batch(b"b", producer=(producer.producer_id, producer.epoch), sequence=1)
         assert produce(client, name, plain)["error_code"] == ErrorCode.INVALID_TXN_STATE
@@ -126,8 +141,8 @@ class TestPartitions:
 
 @V1_AND_V2
 class TestFencing:
-    def test_second_producer_fences_the_first(self, client: Client, new_topic: Any, v2: bool) -> None:
-        name, old = new_topic(), TransactionalProducer(client, v2).init()
+    def test_second_producer_fences_the_first(self, client: Client, name: str, v2: bool) -> None:
+        old = TransactionalProducer(client, v2).init()
         old.send(name, b"a")
         old.end(commit=True)
         wait_for_markers(client, name)
@@ -144,10 +159,8 @@ class TestFencing:
         wait_for_markers(client, name)
         assert read(client, name, "read_committed") == [b"a", b"b"]
 
-    def test_new_producer_aborts_the_open_transaction_of_the_first(
-        self, client: Client, new_topic: Any, v2: bool
-    ) -> None:
-        name, old = new_topic(), TransactionalProducer(client, v2).init()
+    def test_new_producer_aborts_the_open_transaction_of_the_first(self, client: Client, name: str, v2: bool) -> None:
+        old = TransactionalProducer(client, v2).init()
         old.send(name, b"a")
         new = TransactionalProducer(client, v2, old.transactional_id)
         assert new.try_init() == ErrorCode.CONCURRENT_TRANSACTIONS
@@ -156,8 +169,7 @@ class TestFencing:
         assert wait_for_markers(client, name) == 2
         assert read(client, name, "read_committed") == []
 
-    def test_init_with_own_identity_bumps_the_epoch_once(self, client: Client, new_topic: Any, v2: bool) -> None:
-        producer = TransactionalProducer(client, v2).init()
+    def test_init_with_own_identity_bumps_the_epoch_once(self, producer: TransactionalProducer) -> None:
         before = (producer.producer_id, producer.epoch)
         assert producer.try_init(producer_id=before[0], producer_epoch=before[1]) == 0
         after = (producer.producer_id, producer.epoch)
@@ -168,8 +180,8 @@ class TestFencing:
         assert (producer.producer_id, producer.epoch) == after
         assert producer.try_init(producer_id=before[0] + 1_000_000, producer_epoch=0) == ErrorCode.PRODUCER_FENCED
 
-    def test_transaction_over_its_timeout_is_aborted(self, client: Client, new_topic: Any, v2: bool) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2, timeout_ms=2_000).init()
+    def test_transaction_over_its_timeout_is_aborted(self, client: Client, name: str, v2: bool) -> None:
+        producer = TransactionalProducer(client, v2, timeout_ms=2_000).init()
         producer.send(name, b"a")
         assert wait_for_markers(client, name) == 2
         assert read(client, name, "read_committed") == []
@@ -182,15 +194,14 @@ class TestFencing:
 
 
 class TestEndTransaction:
-    def test_end_bumps_the_epoch_since_kip_890(self, client: Client, new_topic: Any) -> None:
-        name, producer = new_topic(), TransactionalProducer(client).init()
+    def test_end_bumps_the_epoch_since_kip_890(self, producer: TransactionalProducer, name: str) -> None:
         for nth in range(3):
             assert producer.epoch == nth
             producer.send(name, b"a")
             producer.end(commit=True)
 
-    def test_end_keeps_the_epoch_before_kip_890(self, client: Client, new_topic: Any) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2=False).init()
+    @BEFORE_KIP_890
+    def test_end_keeps_the_epoch_before_kip_890(self, producer: TransactionalProducer, name: str) -> None:
         producer.send(name, b"a")
         producer.end(commit=True)
         assert producer.epoch == 0
@@ -198,9 +209,8 @@ class TestEndTransaction:
     @V1_AND_V2
     @pytest.mark.parametrize("commit", [True, False])
     def test_end_repeated_after_a_lost_reply_succeeds_once(
-        self, client: Client, new_topic: Any, v2: bool, commit: bool
+        self, client: Client, producer: TransactionalProducer, name: str, v2: bool, commit: bool
     ) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2).init()
         producer.send(name, b"a")
         epoch = producer.epoch
         producer.end(commit=commit)
@@ -222,8 +232,9 @@ class TestEndTransaction:
             producer.end(commit=commit)
 
     @V1_AND_V2
-    def test_commit_without_records_is_refused_and_abort_allowed_since_kip_890(self, client: Client, v2: bool) -> None:
-        producer = TransactionalProducer(client, v2).init()
+    def test_commit_without_records_is_refused_and_abort_allowed_since_kip_890(
+        self, producer: TransactionalProducer, v2: bool
+    ) -> None:
         assert producer.try_end(commit=True) == ErrorCode.INVALID_TXN_STATE
         assert producer.try_end(commit=False) == (0 if v2 else ErrorCode.INVALID_TXN_STATE)
 
@@ -289,9 +300,8 @@ class TestOffsets:
         assert committed(client, group, name) == (0, 8 if commits else 3)
 
     def test_offset_commit_needs_the_current_generation_and_member(
-        self, client: Client, new_topic: Any, v2: bool
+        self, client: Client, producer: TransactionalProducer, name: str, v2: bool
     ) -> None:
-        name, producer = new_topic(), TransactionalProducer(client, v2).init()
         (member,) = stable(client, new_group())
         if not v2:
             assert producer.add_offsets(member.group) == 0
