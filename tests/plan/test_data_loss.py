@@ -106,10 +106,5 @@ def test_warning_about_many_partitions_names_three(caplog: pytest.LogCaptureFixt
 
 
 def test_skipped_offsets_of_a_replay_are_counted_by_partition() -> None:
-    ranges = [
-        Range("a", 0, 0, 5),
-        Range("a", 0, 5, 10),
-        Range("a", 1, 3, 9),
-        Range("b", 0, 3, 9),
-    ]
+    ranges = [Range("a", 0, 0, 5), Range("a", 0, 5, 10), Range("a", 1, 3, 9), Range("b", 0, 3, 9)]
     assert data_loss.count_skipped(ranges, {A0: 7, A1: 3, B0: 100}) == {A0: 7, B0: 6}

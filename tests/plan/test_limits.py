@@ -28,38 +28,27 @@ def ends(limit: int | None, *logs: tuple[int, int]) -> list[int]:
     return list(end_offsets(starts, available, limit).values())
 
 
-def test_batch_without_a_limit_reads_to_the_log_ends() -> None:
-    assert ends(None, (0, 10), (5, 5), (7, 9)) == [10, 5, 9]
-
-
-def test_limit_is_shared_in_proportion_to_lag() -> None:
-    assert ends(10, (0, 100), (1_000, 1_300)) == [2, 1_007]
-
-
-def test_share_below_one_record_is_raised_to_one() -> None:
-    assert ends(10, (0, 1), (0, 1_000), (4, 4)) == [1, 9, 4]
-    assert ends(1, (0, 5), (0, 5), (0, 5)) == [1, 1, 1]
-
-
-def test_shares_above_one_record_are_rounded_down() -> None:
-    assert ends(5, (0, 10), (0, 10)) == [2, 2]
-
-
-def test_limit_above_the_lag_reads_everything() -> None:
-    assert ends(1_000, (0, 3), (0, 4)) == [3, 4]
-
-
-def test_shares_are_computed_in_doubles_in_sparks_order() -> None:
-    # 49 * (1 / 49) is just below 1 in doubles; 49 * 1 / 49 would be 1.
-    assert ends(49, *[(0, 1)] * 49) == [1] * 49
+# Limit, partitions (start, log end offset), and their ends.
+LIMITS = {
+    "no limit": (None, [(0, 10), (5, 5), (7, 9)], [10, 5, 9]),
+    "in proportion to lag": (10, [(0, 100), (1_000, 1_300)], [2, 1_007]),
+    "at least one record": (10, [(0, 1), (0, 1_000), (4, 4)], [1, 9, 4]),
+    "at least one record of each": (1, [(0, 5)] * 3, [1, 1, 1]),
+    "rounded down above one": (5, [(0, 10), (0, 10)], [2, 2]),
+    "above the lag": (1_000, [(0, 3), (0, 4)], [3, 4]),
+    # In doubles, in Spark's order: 49 * (1 / 49) is just below 1; 49 * 1 / 49 would be 1.
+    "just below 1": (49, [(0, 1)] * 49, [1] * 49),
     # 3 * (15 / 45) is 1 and stays 1; 100 * (29 / 100) is 28.999999999999996 and becomes 28.
-    assert ends(3, (0, 15), (0, 30)) == [1, 2]
-    assert ends(100, (0, 29), (0, 71)) == [28, 71]
+    "exactly 1": (3, [(0, 15), (0, 30)], [1, 2]),
+    "just below 29": (100, [(0, 29), (0, 71)], [28, 71]),
+    "log end before the start": (None, [(10, 4), (0, 5)], [10, 5]),
+    "limit and log end before the start": (3, [(10, 4), (0, 5)], [10, 3]),
+}
 
 
-def test_log_end_before_the_start_keeps_the_start() -> None:
-    assert ends(None, (10, 4), (0, 5)) == [10, 5]
-    assert ends(3, (10, 4), (0, 5)) == [10, 3]
+@pytest.mark.parametrize(("limit", "logs", "result"), LIMITS.values(), ids=LIMITS)
+def test_limit_is_shared_by_partitions(limit: int | None, logs: list[tuple[int, int]], result: list[int]) -> None:
+    assert ends(limit, *logs) == result
 
 
 def test_ends_are_sorted_and_omit_partitions_without_a_log() -> None:
@@ -111,20 +100,23 @@ def ends_by_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     return list(end_offsets(starts, available, offsets_for_bytes(starts, available, sizes, limit_bytes)).values())
 
 
-def test_byte_limit_is_shared_in_proportion_to_lag_in_bytes() -> None:
+# Limit in bytes, partitions (start, log end offset, bytes per offset), and their ends.
+BYTE_LIMITS = {
     # Half of 1000 bytes is 500, half of 9000 bytes is 4500.
-    assert ends_by_bytes(5_000, (0, 100, 10.0), (50, 60, 900.0)) == [50, 55]
-    assert ends_by_bytes(5_000, (0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)) == [500, 50, 55]
-
-
-def test_byte_limit_above_the_lag_reads_everything() -> None:
+    "in proportion to lag in bytes": (5_000, [(0, 100, 10.0), (50, 60, 900.0)], [50, 55]),
+    "a partition without lag": (5_000, [(0, 1_000, 1.0), (50, 50, 7.0), (50, 60, 900.0)], [500, 50, 55]),
     # As a limit in offsets, doubles would give 28 of 29 offsets (see the example above).
-    assert ends_by_bytes(1_000, (0, 29, 10.0), (0, 71, 10.0)) == [29, 71]
-    assert ends_by_bytes(1, (3, 3, 0.0), (9, 4, 0.0)) == [3, 9]
+    "above the lag": (1_000, [(0, 29, 10.0), (0, 71, 10.0)], [29, 71]),
+    "no lag": (1, [(3, 3, 0.0), (9, 4, 0.0)], [3, 9]),
+    "below a record": (1, [(0, 5, 1e6), (0, 1_000, 1e6), (7, 7, 1.0)], [1, 1, 7]),
+}
 
 
-def test_byte_limit_below_a_record_reads_one_record_per_partition() -> None:
-    assert ends_by_bytes(1, (0, 5, 1e6), (0, 1_000, 1e6), (7, 7, 1.0)) == [1, 1, 7]
+@pytest.mark.parametrize(("limit_bytes", "logs", "result"), BYTE_LIMITS.values(), ids=BYTE_LIMITS)
+def test_byte_limit_is_shared_by_partitions(
+    limit_bytes: int, logs: list[tuple[int, int, float]], result: list[int]
+) -> None:
+    assert ends_by_bytes(limit_bytes, *logs) == result
 
 
 @given(LOGS, st.data(), st.integers(1, 10**12))

@@ -30,72 +30,46 @@ def split(min_partitions: int | None, *ranges: tuple[int, int]) -> list[tuple[st
     return [(r.topic, r.from_offset, r.until_offset) for r in result]
 
 
-def test_partition_with_new_records_is_one_range() -> None:
-    assert split(None, (1, 2)) == [("t1", 1, 2)]
+SKEWED = [("t1", 1, 5), ("t2", 1, 7), ("t2", 7, 14), ("t2", 14, 21)]
+# min_partitions, offsets of the partitions, and their ranges.
+SPLIT = {
+    "one range for new records": (None, [(1, 2)], [("t1", 1, 2)]),
+    "none without new records": (None, [(1, 2), (1, 1)], [("t1", 1, 2)]),
+    "min partitions reached": (3, [(1, 2)] * 3, [("t1", 1, 2), ("t2", 1, 2), ("t3", 1, 2)]),
+    "min partitions exceeded": (1, [(1, 5), (1, 21)], [("t1", 1, 5), ("t2", 1, 21)]),
+    "a single partition": (4, [(1, 5)], [("t1", 1, 2), ("t1", 2, 3), ("t1", 3, 4), ("t1", 4, 5)]),
+    "in proportion to size": (4, [(1, 5), (1, 21)], SKEWED),
+    "in proportion, one empty": (4, [(1, 5), (1, 21), (1, 1)], SKEWED),
+    "one much larger": (*(4, [(1, 2), (1, 1001)]), [("t1", 1, 2), ("t2", 1, 334), ("t2", 334, 667), ("t2", 667, 1001)]),
+    "none of an empty partition": (4, [(1, 1), (1, 21)], [("t2", n, n + 5) for n in (1, 6, 11, 16)]),
+    "rounding remainder in the last": (3, [(1, 11)], [("t1", 1, 4), ("t1", 4, 7), ("t1", 7, 11)]),
+    "more pieces than min partitions": (
+        *(6, [(0, 10), (0, 10), (0, 1)]),
+        [*((topic, *piece) for topic in ("t1", "t2") for piece in ((0, 3), (3, 6), (6, 10))), ("t3", 0, 1)],
+    ),
+    "large ones evenly": (
+        *(9, [(0, 10_000), (0, 15_000), (0, 20_000)]),
+        [(f"t{n}", begin, begin + 5_000) for n in (1, 2, 3) for begin in range(0, 5_000 * (n + 1), 5_000)],
+    ),
+    "a small one whole": (
+        *(6, [(0, 500), (0, 12_000), (0, 15_001)]),
+        [
+            *(("t1", 0, 500), ("t2", 0, 6_000), ("t2", 6_000, 12_000)),
+            *(("t3", 0, 5_000), ("t3", 5_000, 10_000), ("t3", 10_000, 15_001)),
+        ],
+    ),
+    "two small ones whole": (
+        *(6, [(0, 1), (0, 1), (0, 10_000)]),
+        [("t1", 0, 1), ("t2", 0, 1), *(("t3", begin, begin + 2_500) for begin in range(0, 10_000, 2_500))],
+    ),
+}
 
 
-def test_partitions_without_new_records_have_no_range() -> None:
-    assert split(None, (1, 2), (1, 1)) == [("t1", 1, 2)]
-
-
-def test_ranges_are_not_split_if_min_partitions_is_reached() -> None:
-    assert split(3, (1, 2), (1, 2), (1, 2)) == [("t1", 1, 2), ("t2", 1, 2), ("t3", 1, 2)]
-    assert split(1, (1, 5), (1, 21)) == [("t1", 1, 5), ("t2", 1, 21)]
-
-
-def test_single_partition_is_split_into_min_partitions() -> None:
-    assert split(4, (1, 5)) == [("t1", 1, 2), ("t1", 2, 3), ("t1", 3, 4), ("t1", 4, 5)]
-
-
-def test_skewed_partitions_are_split_in_proportion_to_size() -> None:
-    skewed = [("t1", 1, 5), ("t2", 1, 7), ("t2", 7, 14), ("t2", 14, 21)]
-    assert split(4, (1, 5), (1, 21)) == skewed
-    assert split(4, (1, 5), (1, 21), (1, 1)) == skewed
-    assert split(4, (1, 2), (1, 1001)) == [("t1", 1, 2), ("t2", 1, 334), ("t2", 334, 667), ("t2", 667, 1001)]
-
-
-def test_empty_partitions_get_no_range() -> None:
-    assert split(4, (1, 1), (1, 21)) == [("t2", 1, 6), ("t2", 6, 11), ("t2", 11, 16), ("t2", 16, 21)]
-
-
-def test_last_piece_has_the_rounding_remainder() -> None:
-    assert split(3, (1, 11)) == [("t1", 1, 4), ("t1", 4, 7), ("t1", 7, 11)]
-
-
-def test_offsets_are_kept_when_pieces_exceed_min_partitions() -> None:
-    assert split(6, (0, 10), (0, 10), (0, 1)) == [
-        ("t1", 0, 3),
-        ("t1", 3, 6),
-        ("t1", 6, 10),
-        ("t2", 0, 3),
-        ("t2", 3, 6),
-        ("t2", 6, 10),
-        ("t3", 0, 1),
-    ]
-
-
-def test_large_partitions_are_split_evenly() -> None:
-    pieces = split(9, (0, 10_000), (0, 15_000), (0, 20_000))
-    assert [until - begin for _, begin, until in pieces] == [5_000] * 9
-
-
-def test_small_partitions_stay_whole_and_large_ones_share_the_rest() -> None:
-    assert split(6, (0, 500), (0, 12_000), (0, 15_001)) == [
-        ("t1", 0, 500),
-        ("t2", 0, 6_000),
-        ("t2", 6_000, 12_000),
-        ("t3", 0, 5_000),
-        ("t3", 5_000, 10_000),
-        ("t3", 10_000, 15_001),
-    ]
-    assert split(6, (0, 1), (0, 1), (0, 10_000)) == [
-        ("t1", 0, 1),
-        ("t2", 0, 1),
-        ("t3", 0, 2_500),
-        ("t3", 2_500, 5_000),
-        ("t3", 5_000, 7_500),
-        ("t3", 7_500, 10_000),
-    ]
+@pytest.mark.parametrize(("min_partitions", "offsets", "ranges"), SPLIT.values(), ids=SPLIT)
+def test_partitions_are_split(
+    min_partitions: int | None, offsets: list[tuple[int, int]], ranges: list[tuple[str, int, int]]
+) -> None:
+    assert split(min_partitions, *offsets) == ranges
 
 
 def test_half_a_piece_is_rounded_up() -> None:
