@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -35,15 +36,29 @@ def outcome(action: Callable[[], object]) -> str:
     return "done"
 
 
-def took_long(action: Callable[[], object]) -> bool:
+def took_long(action: Callable[[], object], error: str | None = None) -> bool:
+    """Return whether `action` failed late; assert that it failed with this error."""
     began_s = time.monotonic()
-    assert outcome(action) != "done"
+    result = outcome(action)
+    assert result == error if error else result != "done"
     return time.monotonic() - began_s > BETWEEN_S
 
 
 def tens(number: float) -> int:
     """Return the nearest power of ten, to ignore jitter."""
     return int(10 ** round(math.log10(number)))
+
+
+def assert_effects(name: str, observers: Mapping[str, tuple[Observe, dict[str, Any]]], *topics: str) -> None:
+    """Assert that the values of a property or option have the expected effects, which differ."""
+    observe, expected = observers[name]
+    observed = {}
+    for value in expected:
+        with SmallCluster(*topics) as cluster:
+            observed[value] = observe(cluster, {name: value})
+    if DIFFER not in expected.values():
+        assert observed == expected
+    assert all(first != second for first, second in itertools.combinations(observed.values(), 2))
 
 
 # Expected value of tables that only require two different observations.

@@ -92,8 +92,7 @@ TUNED = [
         {**EARLIEST, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "10", "maxOffsetsPerTrigger": "10"},
     ),
     stream(
-        "a group",
-        {**LATEST, "maxOffsetsPerTrigger": "2000", "failOnDataLoss": "false", "kafka.group.id": "alerts"},
+        "a group", {**LATEST, "maxOffsetsPerTrigger": "2000", "failOnDataLoss": "false", "kafka.group.id": "alerts"}
     ),
     stream(
         "members' timeouts",

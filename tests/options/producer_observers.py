@@ -21,27 +21,17 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
-from tests.options.observe import (
-    BETWEEN_S,
-    DIFFER,
-    LONG,
-    SHORT,
-    Observe,
-    Properties,
-    client_of,
-    outcome,
-    took_long,
-)
+from tests.options.observe import BETWEEN_S, DIFFER, LONG, SHORT, Observe, Properties, client_of, outcome, took_long
 from tests.support.internals import assembler_of
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import TIMEOUT_S, comes_true, wait_until
 
 
 def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
-    columns = {"value": pa.array([b"%0*d" % (size, number) for number in range(count)], pa.binary())}
+    columns = {"value": pa.array([b"%0*d" % (size, number) for number in range(count)])}
     if key:
-        columns["key"] = pa.array([b"k%d" % number for number in range(count)], pa.binary())
-    return pa.RecordBatch.from_pydict(columns)
+        columns["key"] = pa.array([b"k%d" % number for number in range(count)])
+    return pa.record_batch(columns)
 
 
 def produce(cluster: SmallCluster, options: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
@@ -201,8 +191,7 @@ def blocks_for_long(cluster: SmallCluster, options: dict[str, str]) -> bool:
 
 def same_key(count: int) -> pa.RecordBatch:
     """Return rows of 1 KiB."""
-    columns = {"key": pa.array([b"same"] * count, pa.binary()), "value": pa.array([b"." * 1_024] * count, pa.binary())}
-    return pa.RecordBatch.from_pydict(columns)
+    return pa.record_batch({"key": pa.array([b"same"] * count), "value": pa.array([b"." * 1_024] * count)})
 
 
 def share_of_silent_partition(cluster: SmallCluster, options: dict[str, str]) -> float:

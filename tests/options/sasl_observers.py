@@ -200,10 +200,7 @@ SASL_OBSERVERS: dict[str, tuple[Callable[[SmallCluster, dict[str, str]], object]
         endpoint_request(_id_and_secret),
         {"a": "a:secret", "b": "b:secret"},
     ),
-    "sasl.oauthbearer.client.credentials.client.secret": (
-        endpoint_request(_id_and_secret),
-        {"a": "me:a", "b": "me:b"},
-    ),
+    "sasl.oauthbearer.client.credentials.client.secret": (endpoint_request(_id_and_secret), {"a": "me:a", "b": "me:b"}),
     "sasl.oauthbearer.header.urlencode": (
         lambda cluster, inputs: endpoint_request(_id_and_secret)(
             cluster, {"sasl.oauthbearer.client.credentials.client.secret": "a+b c", **inputs}

@@ -20,10 +20,7 @@ AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry
             {"kafka.group.id": "etl", "commitOffsets": "false", "startingOffsets": "earliest"},
             "kafka.group.id has no effect: this stream does not start from the group, and commits nothing",
         ),
-        (
-            {**AVRO, "valueSchema": '"long"', "valueSubject": "orders"},
-            "valueSubject has no effect: valueSchema is set",
-        ),
+        ({**AVRO, "valueSchema": '"long"', "valueSubject": "orders"}, "valueSubject has no effect: valueSchema is set"),
         (
             {**AVRO, "valueSchema": '"long"', "schema.registry.reader.version": "2"},
             "schema.registry.reader.version has no effect: no schema is taken from the registry",

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 from pyspark.sql.types import StructType
 
-from protocol.base import once
 from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.source import KafkaGroupDataSource
 from tests.options.option_sets import BROKERS, OPTION_SETS, OTHER, PATTERN, READS, SINKS, TOPIC, OptionSet, filled
 from tests.support.small_cluster import SmallCluster
-
-
-@pytest.fixture(autouse=True)
-def _reset_warnings() -> Iterator[None]:
-    once.reset()
-    yield
-    once.reset()
 
 
 def parse(option_set: OptionSet) -> object:
@@ -61,9 +52,7 @@ def test_running_reader_alone_warns_of_idle_options(caplog: pytest.LogCaptureFix
     assert [message.split()[0] for message in caplog.messages] == ["mode", "kafka.colour"]
 
 
-def test_committing_writer_alone_warns_of_idle_options(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_committing_writer_alone_warns_of_idle_options(caplog: pytest.LogCaptureFixture) -> None:
     options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders", "mode": "x", "kafka.colour": "y"}
     schema = StructType().add("value", "string")
     with caplog.at_level(logging.WARNING):

@@ -91,10 +91,7 @@ def test_assigned_partitions_are_sorted() -> None:
     ("options", "message"),
     [
         ({}, "There is no subscribe, subscribePattern or assign; give exactly one of them"),
-        (
-            {"subscribe": "a", "assign": '{"a": [0]}'},
-            "subscribe and assign exclude each other; give exactly one",
-        ),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude each other; give exactly one"),
         ({"subscribe": " , "}, "subscribe is ' , ' (names no topic)"),
         ({"subscribe": "a b"}, "'a b' is no topic name"),
         ({"subscribePattern": ""}, "subscribePattern is '' (the pattern is empty)"),

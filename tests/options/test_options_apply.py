@@ -5,11 +5,10 @@ Fails for an option without an entry in `OBSERVERS`, and for an entry whose valu
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +31,7 @@ from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
-from tests.options.observe import BETWEEN_S, CLOSED_PORT, LONG, Observe, outcome
+from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, outcome, took_long
 from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
@@ -56,12 +55,6 @@ def complete(cluster: SmallCluster, inputs: Options, more: Options) -> dict[str,
     options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, **more, **inputs}
     chosen = {"subscribe", "subscribePattern", "assign"} & set(options)
     return options if chosen else {**options, "subscribe": "orders"}
-
-
-def took_long(action: Callable[[], object]) -> bool:
-    began_s = time.monotonic()
-    assert outcome(action) == "DeadlineExceeded"
-    return time.monotonic() - began_s > BETWEEN_S
 
 
 # -- start and end --------------------------------------------------------------------------------
@@ -250,22 +243,19 @@ def times_out_late(cluster: SmallCluster, inputs: dict[str, str]) -> bool:
     cluster.silent_to(FETCH)
     options = parse_source_options(complete(cluster, inputs, {"kafka.fetch.max.wait.ms": "20"}), streaming=False)
     (first, *_) = KafkaBatchReader(options).partitions()
-    return took_long(lambda: list(read_range(options, first.ranges)))
+    return took_long(lambda: list(read_range(options, first.ranges)), "DeadlineExceeded")
 
 
 def offset_retries_take_long(cluster: SmallCluster, inputs: dict[str, str]) -> list[bool]:
     """Return if query start, trigger and batch read each retry for a long time when no broker replies."""
-    short = {
-        "kafka.bootstrap.servers": CLOSED_PORT,
-        "kafka.default.api.timeout.ms": "200",
-        "kafka.retry.backoff.max.ms": "50",
-    }
+    limits = {"kafka.default.api.timeout.ms": "200", "kafka.retry.backoff.max.ms": "50"}
+    short = {"kafka.bootstrap.servers": CLOSED_PORT, **limits}
     options = {"fetchOffset.numRetries": "1", "fetchOffset.retryIntervalMs": "0", **short, **inputs}
     readers = stream(cluster, options), stream(cluster, options), batch(cluster, options)
     start: JsonDict = {"orders": dict(ORDERS)}
     calls = lambda: first_batch(readers[0]), lambda: plan(readers[1], start), readers[2].partitions
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(took_long, calls))
+        return list(pool.map(partial(took_long, error="DeadlineExceeded"), calls))
 
 
 # -- writes ---------------------------------------------------------------------------------------
@@ -273,15 +263,10 @@ def offset_retries_take_long(cluster: SmallCluster, inputs: dict[str, str]) -> l
 
 def write(cluster: SmallCluster, inputs: dict[str, str]) -> list[dict[str, Any]]:
     options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **inputs})
-    schema = StructType.fromJson({"type": "struct", "fields": [field("value", "string")]})
     with spark_task():
-        KafkaStreamWriter(options, schema).write(iter([pa.record_batch({"value": ["v"]})]))
+        KafkaStreamWriter(options, StructType().add("value", "string")).write(iter([pa.record_batch({"value": ["v"]})]))
     comes_true(lambda: cluster.request_bodies(PRODUCE), TIMEOUT_S)  # acks=0 gets no reply
     return cluster.request_bodies(PRODUCE)
-
-
-def field(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
 
 
 def written_topic(cluster: SmallCluster, options: dict[str, str]) -> object:
@@ -400,10 +385,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
         produce_acks,
         {"at-least-once": [(-1, None)], "exactly-once": [(-1, "p-query-0")], "none": [(0, None)]},
     ),
-    "transactionalIdPrefix": (
-        transactional_ids,
-        {"a": ["a-query", "a-query-0"], "b": ["b-query", "b-query-0"]},
-    ),
+    "transactionalIdPrefix": (transactional_ids, {"a": ["a-query", "a-query-0"], "b": ["b-query", "b-query-0"]}),
 }
 
 
@@ -414,10 +396,4 @@ def test_option_table_is_observed_completely() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_option_has_an_observable_effect(name: str) -> None:
-    observe, expected = OBSERVERS[name]
-    observed = {}
-    for value in expected:
-        with SmallCluster("orders", "bills", "letters") as cluster:
-            observed[value] = observe(cluster, {name: value})
-    assert observed == expected
-    assert all(first != second for first, second in itertools.combinations(observed.values(), 2))
+    assert_effects(name, OBSERVERS, "orders", "bills", "letters")

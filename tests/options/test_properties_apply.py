@@ -5,19 +5,16 @@ Fails for a property without an entry in the tables of observers, and for an ent
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from protocol.properties import PROPERTIES
 from protocol.settings.property_kinds import Effect
 from tests.options.client_observers import CLIENT_OBSERVERS
 from tests.options.consumer_observers import CONSUMER_OBSERVERS
-from tests.options.observe import DIFFER
+from tests.options.observe import assert_effects
 from tests.options.producer_observers import PRODUCER_OBSERVERS
 from tests.options.sasl_observers import SASL_OBSERVERS
 from tests.options.tls_observers import TLS_OBSERVERS
-from tests.support.small_cluster import SmallCluster
 
 OBSERVERS = {**CLIENT_OBSERVERS, **CONSUMER_OBSERVERS, **PRODUCER_OBSERVERS, **TLS_OBSERVERS, **SASL_OBSERVERS}
 
@@ -29,11 +26,4 @@ def test_property_table_is_observed_completely() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_property_has_an_observable_effect(name: str) -> None:
-    observe, expected = OBSERVERS[name]
-    observed = {}
-    for value in expected:
-        with SmallCluster() as cluster:
-            observed[value] = observe(cluster, {name: value})
-    if DIFFER not in expected.values():
-        assert observed == expected
-    assert all(first != second for first, second in itertools.combinations(observed.values(), 2))
+    assert_effects(name, OBSERVERS)

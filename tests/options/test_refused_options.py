@@ -9,12 +9,7 @@ import pytest
 
 from protocol.errors import ConfigurationError
 from protocol.settings.property_kinds import Effect
-from spark_kafka_source.options.parsing import (
-    parse_read_options,
-    parse_sink_options,
-    parse_source_options,
-    row_columns,
-)
+from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options, parse_source_options, row_columns
 from spark_kafka_source.options.table import OPTIONS
 from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_refusal, stream
 
@@ -40,51 +35,41 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(name: str, 
     assert f"allowed: {allowed}" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("startingOffset", "did you mean startingOffsets?"),
-        ("starting_offsets", "did you mean startingOffsets?"),
-        ("subscibe", "did you mean subscribe?"),
-        ("subscribe.pattern", "did you mean subscribePattern?"),
-        ("failOnDataLos", "did you mean failOnDataLoss?"),
-        ("maxOffsetperTrigger", "did you mean maxOffsetsPerTrigger?"),
-        ("maxOffsetsPerTriger", "did you mean maxOffsetsPerTrigger?"),
-        ("maxOffestsPerTirgger", "did you mean maxOffsetsPerTrigger?"),
-        ("includeHeader", "did you mean includeHeaders?"),
-        ("startTimestamp", "did you mean startingTimestamp?"),
-        ("endTimestamp", "did you mean endingTimestamp?"),
-        ("endingTimestmp", "did you mean endingTimestamp?"),
-        ("startOffsets", "did you mean startingOffsets?"),
-        ("startoffset", "did you mean startingOffsets?"),
-        ("kafka.startingOffsets", "did you mean startingOffsets?"),
-        ("topics", "did you mean subscribe?"),
-        ("topic_pattern", "did you mean subscribePattern?"),
-        ("kafka.subscribe", "did you mean subscribe?"),
-        ("maxOffsets", "did you mean maxOffsetsPerTrigger?"),
-        ("maxRecordsPerTrigger", "did you mean maxOffsetsPerTrigger?"),
-        ("group", "did you mean kafka.group.id?"),
-        ("kafka.group", "did you mean kafka.group.id?"),
-        ("consumer_group", "did you mean kafka.group.id?"),
-        ("brokers", "did you mean kafka.bootstrap.servers?"),
-        ("kafka.metadata.broker.list", "did you mean kafka.bootstrap.servers?"),
-        ("autoOffsetReset", "Kafka's properties take a prefix: kafka.auto.offset.reset"),
-        ("kafkaConsumer.pollTimeout", "did you mean kafkaConsumer.pollTimeoutMs?"),
-        ("kafk.group.id", "did you mean kafka.group.id?"),
-        ("kafka_group_id", "did you mean kafka.group.id?"),
-        ("group.id", "Kafka's properties take a prefix: kafka.group.id"),
-        ("groupId", "Kafka's properties take a prefix: kafka.group.id"),
-        ("bootstrap_servers", "Kafka's properties take a prefix: kafka.bootstrap.servers"),
-        ("session.timeout.ms", "Kafka's properties take a prefix: kafka.session.timeout.ms"),
-        ("isolation.level", "Kafka's properties take a prefix: kafka.isolation.level"),
-        ("security.protocol", "Kafka's properties take a prefix: kafka.security.protocol"),
-        ("sasl.jaas.config", "Kafka's properties take a prefix: kafka.sasl.jaas.config"),
-        (
-            "auto.offset.reset",
-            "Kafka's properties take a prefix: kafka.auto.offset.reset. Without a group, startingOffsets says where to",
-        ),
-    ],
-)
+# Misspelt options by the suggested one, and properties without their prefix.
+MISSPELT = {
+    "startingOffsets": "startingOffset starting_offsets startOffsets startoffset kafka.startingOffsets",
+    "subscribe": "subscibe topics kafka.subscribe",
+    "subscribePattern": "subscribe.pattern topic_pattern",
+    "failOnDataLoss": "failOnDataLos",
+    "maxOffsetsPerTrigger": (
+        "maxOffsetperTrigger maxOffsetsPerTriger maxOffestsPerTirgger maxOffsets maxRecordsPerTrigger"
+    ),
+    "includeHeaders": "includeHeader",
+    "startingTimestamp": "startTimestamp",
+    "endingTimestamp": "endTimestamp endingTimestmp",
+    "kafka.group.id": "group kafka.group consumer_group kafk.group.id kafka_group_id",
+    "kafka.bootstrap.servers": "brokers kafka.metadata.broker.list",
+    "kafkaConsumer.pollTimeoutMs": "kafkaConsumer.pollTimeout",
+}
+UNPREFIXED = {
+    "kafka.group.id": "group.id groupId",
+    "kafka.bootstrap.servers": "bootstrap_servers",
+    "kafka.auto.offset.reset": "autoOffsetReset",
+    "kafka.auto.offset.reset. Without a group, startingOffsets says where to": "auto.offset.reset",
+    **{f"kafka.{name}": name for name in ("session.timeout.ms", "isolation.level", "security.protocol")},
+    "kafka.sasl.jaas.config": "sasl.jaas.config",
+}
+HINTS = [
+    *((name, f"did you mean {option}?") for option, names in MISSPELT.items() for name in names.split()),
+    *(
+        (name, f"Kafka's properties take a prefix: {option}")
+        for option, names in UNPREFIXED.items()
+        for name in names.split()
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "hint"), HINTS)
 @pytest.mark.parametrize("streaming", [True, False])
 def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, hint: str, streaming: bool) -> None:
     for passed in (name, name.lower()):  # Spark passes names in lower case
@@ -98,11 +83,10 @@ def test_misspelt_or_unprefixed_option_is_refused_with_a_suggestion(name: str, h
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("kafka.grop.id", "kafka.group.id"),
+        *(("kafka.grop.id", "kafka.group.id"), ("kafka.groupId", "kafka.group.id")),
         ("kafka.isolation.levl", "kafka.isolation.level"),
         ("kafka.security.protocl", "kafka.security.protocol"),
         ("kafka.auto.offset.rest", "kafka.auto.offset.reset"),
-        ("kafka.groupId", "kafka.group.id"),
         ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
         ("kafka.sasl.jaas.confg", "kafka.sasl.jaas.config"),
         ("kafka.max.poll.interval", "kafka.max.poll.interval.ms"),
@@ -189,10 +173,8 @@ def test_group_id_prefix_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("enable.auto.commit", "commitOffsets"),
-        ("key.deserializer", "key.cast"),
-        ("value.deserializer", "from_json"),
-        ("interceptor.classes", "in the query"),
+        *(("enable.auto.commit", "commitOffsets"), ("interceptor.classes", "in the query")),
+        *(("key.deserializer", "key.cast"), ("value.deserializer", "from_json")),
     ],
 )
 def test_option_forbidden_by_sparks_connector_is_refused_with_alternative(name: str, instead: str) -> None:
@@ -202,8 +184,7 @@ def test_option_forbidden_by_sparks_connector_is_refused_with_alternative(name: 
 
 
 def test_reset_without_a_group_is_refused() -> None:
-    message = refusal({"subscribe": "orders", "kafka.auto.offset.reset": "latest"})
-    assert "Set startingOffsets instead" in message
+    assert "Set startingOffsets instead" in refusal({"subscribe": "orders", "kafka.auto.offset.reset": "latest"})
 
 
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
@@ -226,8 +207,7 @@ def test_option_of_another_kind_of_query_is_a_warning(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("endingOffsets", "latest"),
-        ("endingTimestamp", "1767225600000"),
+        *(("endingOffsets", "latest"), ("endingTimestamp", "1767225600000")),
         ("endingOffsetsByTimestamp", '{"orders": {"0": 0}}'),
     ],
 )
@@ -244,23 +224,13 @@ def test_option_forbidden_for_the_other_side_is_a_warning(caplog: pytest.LogCapt
 
 
 def test_streaming_option_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    limits = {"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "5k", "minOffsetsPerTrigger": "9"}
+    streaming = {**limits, "maxTriggerDelay": "1m", "onTopicRecreated": "earliest"}
     with caplog.at_level(logging.WARNING):
-        options = batch(
-            maxOffsetsPerTrigger="5",
-            maxBytesPerTrigger="5k",
-            minOffsetsPerTrigger="9",
-            maxTriggerDelay="1m",
-            onTopicRecreated="earliest",
-        )
+        options = batch(**streaming)
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (None, None)
     assert options.max_bytes_per_trigger is None
-    for name in (
-        "maxOffsetsPerTrigger",
-        "maxBytesPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-        "onTopicRecreated",
-    ):
+    for name in streaming:
         assert f"{name} has no effect" in caplog.text
 
 

@@ -152,10 +152,7 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
     [
         ({}, "subject orders-value .* not found; to register the schema of the column, set schema.registry.auto.reg"),
         ({"valueSchema": LONG}, "subject orders-value .* not found; to register it, set schema.registry.auto.register"),
-        (
-            {"valueSubject": "p"},
-            "subject p has a schema of the type PROTOBUF, not AVRO; set valueFormat to confluent-",
-        ),
+        ({"valueSubject": "p"}, "subject p has a schema of the type PROTOBUF, not AVRO; set valueFormat to confluent-"),
         ({"valueSubject": "a"}, "the column value cannot be written: the schema has no field name; it has id"),
         ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
         ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark import cloudpickle
 
-from protocol.base import once
 from protocol.errors import ConfigurationError
 from protocol.settings.property_kinds import SECRET
 from protocol.settings.secret import Secret
@@ -45,13 +44,6 @@ PROPERTIES = (
 )
 OTHERS = ("databricks.serviceCredential", "spark.kafka.clusters.a.sasl.token", "apiToken", "option.password")
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="hunter2";'
-
-
-@pytest.fixture(autouse=True)
-def _reset_warnings() -> Iterator[None]:
-    once.reset()
-    yield
-    once.reset()
 
 
 def everything_of(error: BaseException) -> Iterator[str]:

@@ -224,10 +224,7 @@ def test_timestamp_precedes_group_offsets() -> None:
             {"startingTimestamp": "yesterday"},
             "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z",
         ),
-        (
-            {"startingTimestamp": "1767225600"},
-            "(as milliseconds this is 1970-01-21; append 000 to a",
-        ),
+        ({"startingTimestamp": "1767225600"}, "(as milliseconds this is 1970-01-21; append 000 to a"),
         ({"endingTimestamp": "978307199999"}, "(as milliseconds this is 2000-12-31"),
         ({"startingOffsetsByTimestamp": '{"orders": {"0": 1767225600}}'}, "(orders-0 is 1767225600: as milliseconds"),
         ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
@@ -250,10 +247,7 @@ def test_timestamp_precedes_group_offsets() -> None:
             "is before the start 5.",
         ),
         (
-            {
-                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
-                "endingOffsetsByTimestamp": '{"orders": {"0": 4}}',
-            },
+            {"startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 4}}'},
             "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsetsByTimestamp is ",
         ),
         (

@@ -134,10 +134,7 @@ TLS_OBSERVERS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
         {"text of <me>": "me", "text of <you>": "ConfigurationError"},
     ),
     "ssl.keystore.key": (_observe("who", **_MINE), {"text of <me>": "me", "text of <you>": "ConfigurationError"}),
-    "ssl.keystore.type": (
-        _observe("who", ssl_keystore_location="<me>"),
-        {"PEM": "me", "JKS": "ConfigurationError"},
-    ),
+    "ssl.keystore.type": (_observe("who", ssl_keystore_location="<me>"), {"PEM": "me", "JKS": "ConfigurationError"}),
     "ssl.keystore.password": (
         _observe("who", ssl_keystore_location="<store>"),
         {_PASSWORD: "me", "wrong": "ConfigurationError"},
