@@ -19,15 +19,7 @@ from protocol.errors import ConfigurationError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
-from spark_kafka_source.lag import (
-    SCHEMA,
-    Lag,
-    LagAtTime,
-    LagListener,
-    PartitionLag,
-    lag_of_group,
-    lag_of_query,
-)
+from spark_kafka_source.lag import SCHEMA, Lag, LagAtTime, LagListener, PartitionLag, lag_of_group, lag_of_query
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
@@ -60,6 +52,11 @@ def trigger(query: str, batch: int, *, behind: int = 0, partitions: int = 1) -> 
     return {**PROGRESS, "id": f"id of {query}", "name": query, "batchId": batch, "sources": [source]}
 
 
+def source_of_t(end: int, latest: int) -> dict[str, Any]:
+    """Return the progress of a source that reads partition 0 of topic `t`, with its topic id."""
+    return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": latest}}}
+
+
 def progress_event(progress: dict[str, Any]) -> Any:
     return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
 
@@ -86,17 +83,9 @@ def test_query_progress_sums_its_partitions() -> None:
 
 def test_two_sources_with_the_same_topic_both_count() -> None:
     """In a self-join each source has its own offsets."""
-
-    def source(end: int) -> dict[str, Any]:
-        return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 500}}}
-
-    lag = lag_of_query({**PROGRESS, "sources": [source(10), source(490)]})
+    lag = lag_of_query({**PROGRESS, "sources": [source_of_t(10, 500), source_of_t(490, 500)]})
     assert [(row.partition, row.source, row.offsets_behind) for row in lag] == [(0, 0, 490), (0, 1, 10)]
-    assert lag.metrics() == {
-        "minOffsetsBehindLatest": 10,
-        "maxOffsetsBehindLatest": 490,
-        "avgOffsetsBehindLatest": 250,
-    }
+    assert lag.metrics() == {"minOffsetsBehindLatest": 10, "maxOffsetsBehindLatest": 490, "avgOffsetsBehindLatest": 250}
     assert [line.split()[-1] for line in str(lag).splitlines()] == ["SOURCE", "0", "1"]
 
 
@@ -162,7 +151,7 @@ def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.
     times: list[LagAtTime] = []
     listener = LagListener(times.append)
     for _ in range(3):
-        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=spark_4_0(BATCH_ENDS[1]))))
+        listener.onQueryProgress(progress_event(json.loads(spark_4_0(BATCH_ENDS[1]))))
     assert times == []
     (warning,) = caplog.messages
     assert "LagListener" in warning
@@ -347,13 +336,10 @@ def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger(
 
 
 def test_seconds_behind_of_two_sources_with_the_same_partition() -> None:
-    def source(end: int) -> dict[str, Any]:
-        return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": 9}}}
-
     with FakeKafka() as kafka:
         kafka.create_topic("t", 1)
         kafka.write("t", 0, records(0, 5))
         kafka.write("t", 0, records(5, 4))
-        progress = {**PROGRESS, "sources": [source(2), source(7)]}
+        progress = {**PROGRESS, "sources": [source_of_t(2, 9), source_of_t(7, 9)]}
         lag = lag_of_query(progress, options=kafka.bootstrap_servers)
     assert [row.seconds_behind is not None for row in lag] == [True, True]

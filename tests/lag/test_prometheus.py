@@ -6,6 +6,8 @@ import json
 import re
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,15 +18,26 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from tests.lag.test_lag import PROGRESS, progress_event
+from tests.lag.test_lag import PROGRESS, progress_event, source_of_t
 from tests.protocol.fetch.consuming import records
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
 
+Scraped = dict[tuple[str, ...], float]
+
 LAG = Lag((PartitionLag("orders", 0, 5, 9, 1.5), PartitionLag("orders", 1, None, 7)))
 
 
-def scrape(port: int) -> dict[tuple[str, ...], float]:
+@contextmanager
+def served(listener: LagListener) -> Iterator[Callable[[], Scraped]]:
+    """Yield a function that scrapes a listener."""
+    server, thread = listener.serve(0, "127.0.0.1")
+    yield lambda: scrape(server.server_port)
+    server.shutdown()
+    thread.join()
+
+
+def scrape(port: int) -> Scraped:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
         text = response.read().decode()
     families = list(text_string_to_metric_families(text))
@@ -53,14 +66,11 @@ def test_lag_of_groups_is_served_and_unknown_values_are_left_out() -> None:
 
 
 def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
-    listener = LagListener()
-    server, thread = listener.serve(0, "127.0.0.1")
-    assert scrape(server.server_port) == {}
     rates = {"inputRowsPerSecond": 10.0, "processedRowsPerSecond": 20.0, "batchDuration": 1500}
-    listener.onQueryProgress(progress_event({**PROGRESS, **rates}))
-    scraped = scrape(server.server_port)
-    server.shutdown()
-    thread.join()
+    with served(listener := LagListener()) as scrape_listener:
+        assert scrape_listener() == {}
+        listener.onQueryProgress(progress_event({**PROGRESS, **rates}))
+        scraped = scrape_listener()
     assert sum(value for (name, *_), value in scraped.items() if name == "kafka_consumergroup_lag") == 11
     assert [scraped[f"spark_streaming_{name}", "etl"] for name in (
         "input_rows_per_second", "processed_rows_per_second", "batch_duration_seconds")] == [10, 20, 1.5]  # fmt: skip
@@ -68,68 +78,56 @@ def test_listener_serves_the_newest_lag_and_the_rates_of_a_query() -> None:
 
 def test_query_has_the_label_of_its_group_and_one_of_its_name() -> None:
     """Joins with the lag of `pykafka groups lag --serve` need the group."""
-    listener = LagListener()
-    server, thread = listener.serve(0, "127.0.0.1")
     grouped = {"endOffset": {"t": {"0": 5}}, "latestOffset": {"t": {"0": 9}, "@group": {"id": "orders-etl"}}}
     without_group = {"endOffset": {"u": {"0": 5}}, "latestOffset": {"u": {"0": 6}}}
-    listener.onQueryProgress(progress_event({**PROGRESS, "sources": [grouped, without_group]}))
-    lags = {key[1:]: lag for key, lag in scrape(server.server_port).items() if key[0] == "kafka_consumergroup_lag"}
+    with served(listener := LagListener()) as scrape_listener:
+        listener.onQueryProgress(progress_event({**PROGRESS, "sources": [grouped, without_group]}))
+        lags = {key[1:]: lag for key, lag in scrape_listener().items() if key[0] == "kafka_consumergroup_lag"}
     assert lags == {("orders-etl", "etl", "t", "0"): 4, ("etl", "etl", "u", "0"): 1}
-    server.shutdown()
-    thread.join()
 
 
 def test_query_is_active_from_its_start_and_inactive_after_a_failed_first_batch() -> None:
-    listener = LagListener()
-    server, thread = listener.serve(0, "127.0.0.1")
-    listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
-    assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 1}
-    listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
-    assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
-    server.shutdown()
-    thread.join()
+    with served(listener := LagListener()) as scrape_listener:
+        listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
+        assert scrape_listener() == {("spark_streaming_query_active", "etl"): 1}
+        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+        assert scrape_listener() == {("spark_streaming_query_active", "etl"): 0}
 
 
 def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
     """Records arrive while a batch takes long; then the query fails, and its rates would look healthy forever."""
+    progress = {**PROGRESS, "id": "id of etl", "sources": [source_of_t(5, 5)], "inputRowsPerSecond": 10.0}
+    lag = ("kafka_consumergroup_lag", "etl", "etl", "t", "0")
     with FakeKafka() as kafka:
         kafka.create_topic("t", 1)
         kafka.write("t", 0, records(0, 5))
-        listener = LagListener(options=kafka.bootstrap_servers)
-        server, thread = listener.serve(0, "127.0.0.1")
-        listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
-        source = {"endOffset": {"t": {"0": 5}, "@ids": {}}, "latestOffset": {"t": {"0": 5}}}
-        progress = {**PROGRESS, "id": "id of etl", "sources": [source], "inputRowsPerSecond": 10.0}
-        listener.onQueryProgress(progress_event(progress))
-        wait_until(lambda: scrape(server.server_port).get(("kafka_consumergroup_lag", "etl", "etl", "t", "0")) == 0)
-        kafka.write("t", 0, records(5, 40))
-        scraped = scrape(server.server_port)
-        assert scraped["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 40
-        assert ("kafka_consumergroup_group_lag_seconds", "etl", "etl", "t", "0") in scraped
-        assert scraped["spark_streaming_query_active", "etl"] == 1
-        kafka.silence(1)
-        assert scrape(server.server_port)["kafka_consumergroup_lag", "etl", "etl", "t", "0"] == 0, "the last known one"
-        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
-        assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
-        server.shutdown()
-        thread.join()
+        with served(listener := LagListener(options=kafka.bootstrap_servers)) as scrape_listener:
+            listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
+            listener.onQueryProgress(progress_event(progress))
+            wait_until(lambda: scrape_listener().get(lag) == 0)
+            kafka.write("t", 0, records(5, 40))
+            scraped = scrape_listener()
+            assert scraped[lag] == 40
+            assert ("kafka_consumergroup_group_lag_seconds", *lag[1:]) in scraped
+            assert scraped["spark_streaming_query_active", "etl"] == 1
+            kafka.silence(1)
+            assert scrape_listener()[lag] == 0, "the last known one"
+            listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+            assert scrape_listener() == {("spark_streaming_query_active", "etl"): 0}
 
 
 def test_sample_that_is_ready_after_the_end_leaves_no_running_query() -> None:
+    answer = threading.Event()
     with FakeKafka() as kafka:
         kafka.create_topic("t", 1)
-        answer = threading.Event()
         kafka.before[LIST_OFFSETS] = lambda body: answer.wait(30)
         listener = LagListener(options=kafka.bootstrap_servers, sample_ms=20_000)
-        server, thread = listener.serve(0, "127.0.0.1")
-        source = {"endOffset": {"t": {"0": 0}, "@ids": {}}, "latestOffset": {"t": {"0": 0}}}
-        listener.onQueryProgress(progress_event({**PROGRESS, "id": "id of etl", "sources": [source]}))
-        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
-        answer.set()
-        wait_until(lambda: listener.latest)
-        assert scrape(server.server_port) == {("spark_streaming_query_active", "etl"): 0}
-        server.shutdown()
-        thread.join()
+        with served(listener) as scrape_listener:
+            listener.onQueryProgress(progress_event({**PROGRESS, "id": "id of etl", "sources": [source_of_t(0, 0)]}))
+            listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+            answer.set()
+            wait_until(lambda: listener.latest)
+            assert scrape_listener() == {("spark_streaming_query_active", "etl"): 0}
 
 
 def test_dashboard_and_page_name_the_metrics_that_exist() -> None:

@@ -65,6 +65,13 @@ class Query:
         return self._error
 
 
+def polled(*reports: Any) -> QueryHistory:
+    """Return the history of a query with these reports."""
+    history = QueryHistory(Query(reports))
+    history.poll()
+    return history
+
+
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
@@ -74,12 +81,10 @@ def test_line_has_the_offsets_of_a_batch_with_fewer_rows() -> None:
     filtered, whole = json.loads(progress(1, rows=3).json), json.loads(progress(2, rows=8).json)
     filtered["sources"][0]["startOffset"] = {"orders": {"0": 5, "1": 17}}
     whole["sources"][0]["startOffset"] = {"orders": {"0": 5, "1": 17}}
-    history = QueryHistory(Query([SimpleNamespace(json=json.dumps(filtered))]))
-    history.poll()
+    history = polled(SimpleNamespace(json=json.dumps(filtered)))
     assert (history.samples[-1].rows, history.samples[-1].offsets) == (3, 8)
     assert "batch 1, 3 rows of 8 offsets, " in line(history.samples, "orders")
-    history = QueryHistory(Query([SimpleNamespace(json=json.dumps(whole))]))
-    history.poll()
+    history = polled(SimpleNamespace(json=json.dumps(whole)))
     assert "offsets" not in line(history.samples, "orders")
 
 
@@ -130,8 +135,7 @@ def test_line_has_time_left_while_lag_falls() -> None:
 
 
 def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
-    history = QueryHistory(Query([progress(0), progress(1)]))
-    history.poll()
+    history = polled(progress(0), progress(1))
     rates, durations, records, seconds = draw(history.samples, history.name).axes
     assert [sample.get_label() for sample in rates.lines] == ["in", "processed"]
     assert list(durations.lines[0].get_ydata()) == [1.5, 1.5]
@@ -143,8 +147,7 @@ def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
 
 
 def test_figure_of_many_partitions_has_those_with_largest_lag() -> None:
-    history = QueryHistory(Query([progress(0, ends=[0] * 20, latest=range(20))]))
-    history.poll()
+    history = polled(progress(0, ends=[0] * 20, latest=range(20)))
     records = draw(history.samples, history.name).axes[2]
     assert {record.get_label() for record in records.lines} == {f"orders-{n}" for n in range(12, 20)}
     assert records.get_title(loc="right") == "the 8 of 20 partitions with the largest lag"
