@@ -308,18 +308,6 @@ def _deletion(run: Run) -> None:
 
 
 _STEPS: tuple[Callable[[Run], None], ...] = (
-    *(
-        _topics,
-        _records,
-        _schemas,
-        _groups,
-        _transactions,
-        _settings,
-        _security,
-        _cluster,
-        _copies,
-        _checkpoint,
-        _others,
-    ),
-    _deletion,
+    *(_topics, _records, _schemas, _groups, _transactions, _settings, _security, _cluster, _copies, _checkpoint),
+    *(_others, _deletion),
 )

@@ -8,12 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at, rows
 from tests.cli.test_record_inputs import saved
 from tests.conftest import TopicFactory
+from tests.support.read_back import messages_to_the_end
 
 
 @pytest.fixture
@@ -21,21 +22,9 @@ def run(kafka1: LocalKafka) -> Any:
     return partial(invoke_at, kafka1, "produce")
 
 
-def read(kafka: LocalKafka, topic: str, partitions: int = 1, isolation: str = "read_committed") -> list[Message]:
+def read(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[Message]:
     """Return all messages, by librdkafka."""
-    config = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "unused", "isolation.level": isolation}
-    consumer = Consumer({**config, "enable.partition.eof": True, "log_level": 0})
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    result, ended = [], 0
-    while ended < partitions:
-        message = consumer.poll(30)
-        assert message is not None
-        if message.error() is None:
-            result.append(message)
-        else:
-            ended += 1
-    consumer.close()
-    return result
+    return list(messages_to_the_end(kafka.bootstrap_servers, [(topic, number) for number in range(partitions)]))
 
 
 def pairs(messages: list[Message]) -> list[tuple[bytes | None, bytes | None]]:

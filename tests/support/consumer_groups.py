@@ -43,15 +43,8 @@ def described_by_kafka(kafka: LocalKafka, group: str) -> list[GroupRow]:
             header = words
         elif header and words[:1] == [group]:
             cells = dict(zip(header, words, strict=False))
-            rows.append(
-                GroupRow(
-                    cells["TOPIC"],
-                    int(cells["PARTITION"]),
-                    _number(cells["CURRENT-OFFSET"]),
-                    _number(cells["LOG-END-OFFSET"]),
-                    _number(cells["LAG"]),
-                )
-            )
+            numbers = [_number(cells[name]) for name in ("CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")]
+            rows.append(GroupRow(cells["TOPIC"], int(cells["PARTITION"]), *numbers))
     return sorted(rows, key=lambda row: (row.topic, row.partition))
 
 

@@ -82,9 +82,8 @@ class Copy:
             self.start(**options).awaitTermination(300)
         self.disarm()
         assert kill.done.wait(30), kill
-        wait_until_ended(
-            "python_streaming_source_runner"
-        )  # its last requests must not count as requests of the next query
+        # Its last requests must not count as requests of the next query.
+        wait_until_ended("python_streaming_source_runner")
 
     def disarm(self) -> None:
         self.proxy.requests.clear()
@@ -110,13 +109,11 @@ class Copy:
         for read in (read_committed.by_librdkafka, read_committed.by_this_project):
             values = read(self.kafka.bootstrap_servers, self.target)
             if "shuffled" in self.options:
-                assert sorted(int(value) for of_partition in values.values() for value in of_partition) == list(
-                    range(self.rows)
-                )
+                numbers = sorted(int(value) for of_partition in values.values() for value in of_partition)
+                assert numbers == list(range(self.rows))
             else:
-                assert values == {
-                    p: [b"%d" % n for n in range(p, self.rows, self.partitions)] for p in range(self.partitions)
-                }
+                numbers_of = lambda partition: range(partition, self.rows, self.partitions)  # noqa: E731
+                assert values == {p: [b"%d" % n for n in numbers_of(p)] for p in range(self.partitions)}
         assert self.left_open() == []
 
     def left_open(self) -> list[str]:

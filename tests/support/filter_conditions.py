@@ -10,71 +10,19 @@ from typing import Any
 import pyarrow as pa
 
 TEXTS = [
-    "",
-    "a",
-    "b",
-    "ab",
-    "aB%",
-    "a_b",
-    "Straße",
-    "ΣΑΣ",
-    "İx",
-    "é",
-    "a\nb",
-    "12",
-    "-7",
-    "+5",
-    " 3 ",
-    "1.5",
-    ".",
-    "1e3",
-    "NaN",
-]
-TEXTS += [
-    "inf",
-    "true",
-    "No",
-    "99999999999",
-    "-128",
-    "128",
-    "9223372036854775808",
-    "\N{GRINNING FACE}x",
-    "a\r\n",
-    "x\x85y",
-    "0x1F",
-    "2d",
+    *("", "a", "b", "ab", "aB%", "a_b", "Straße", "ΣΑΣ", "İx", "é", "a\nb", "12", "-7", "+5", " 3 ", "1.5", ".", "1e3"),
+    *("NaN", "inf", "true", "No", "99999999999", "-128", "128", "9223372036854775808", "\N{GRINNING FACE}x", "a\r\n"),
+    *("x\x85y", "0x1F", "2d"),
 ]
 BYTES = [b"\xff", b"a\xed\xa0\x80b", b"\xe2\x82", b"\xf0\x9f\x98", b"a\xc0\x80", b"\x80\x81b", b"\xf0b", b"\x00\x01"]
 INTEGERS = [
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    -8,
-    100,
-    127,
-    -128,
-    128,
-    32767,
-    -32768,
-    2**31 - 1,
-    -(2**31),
-    2**53 + 1,
-    2**63 - 1,
-    -(2**63),
+    *(0, 1, -1, 2, 3, 7, -8, 100, 127, -128, 128, 32767, -32768, 2**31 - 1, -(2**31)),
+    *(2**53 + 1, 2**63 - 1, -(2**63)),
 ]
 REALS = [0.0, -0.0, 1.5, -2.5, 0.1, 1e300, -1e-300, float("nan"), float("inf"), float("-inf"), 2.0**31, -129.0, 9.3e18]
 MILLIS = [
-    0,
-    -1,
-    1,
-    1_700_000_000_123,
-    -62_135_596_800_000,
-    253_402_300_799_999,
-    9_000_000_000_000_000,
-    -9_000_000_000_000_000,
+    *(0, -1, 1, 1_700_000_000_123, -62_135_596_800_000, 253_402_300_799_999),
+    *(9_000_000_000_000_000, -9_000_000_000_000_000),
 ]
 SIZES = {"tiny": 8, "small": 16, "num": 32, "big": 64}
 VALUE = pa.struct(
@@ -221,15 +169,8 @@ class ConditionMaker:
 
     def string(self, depth: int) -> str:
         leaf = (
-            "cast(key AS string)",
-            "cast({h1} AS string)",
-            "cast({h2} AS string)",
-            "value.text",
-            "value.text",
-            "topic",
-            "value.inner.t",
-            self.quoted,
-            "cast(value.blob as string)",
+            *("cast(key AS string)", "cast({h1} AS string)", "cast({h2} AS string)"),
+            *("value.text", "value.text", "topic", "value.inner.t", self.quoted, "cast(value.blob as string)"),
         )
         if depth <= 0:
             return str(self._pick(*leaf))
@@ -251,16 +192,8 @@ class ConditionMaker:
         )
 
     def binary(self, depth: int) -> str:
-        leaf = (
-            "key",
-            "{h1}",
-            "{h2}",
-            "value.blob",
-            "X'61'",
-            "X'FF'",
-            "X''",
-            lambda: f"cast({self.quoted()} AS binary)",
-        )
+        quoted = lambda: f"cast({self.quoted()} AS binary)"  # noqa: E731
+        leaf = ("key", "{h1}", "{h2}", "value.blob", "X'61'", "X'FF'", "X''", quoted)
         if depth <= 0:
             return str(self._pick(*leaf))
         return str(
@@ -278,16 +211,8 @@ class ConditionMaker:
         return str(self._pick(str(number), str(number), f"{number}L", f"{self._random.randint(-9, 9)}Y"))
 
     def integer(self, depth: int) -> str:
-        leaf = (
-            "partition",
-            "offset",
-            "value.tiny",
-            "value.small",
-            "value.num",
-            "value.big",
-            "value.inner.n",
-            self.number,
-        )
+        columns = ("value.tiny", "value.small", "value.num", "value.big", "value.inner.n")
+        leaf = ("partition", "offset", *columns, self.number)
         if depth <= 0:
             return str(self._pick(*leaf))
         deeper = depth - 1

@@ -11,9 +11,7 @@ from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.partition_fetcher import PartitionFetcher
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import TopicPartition
 from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.broker_producer import BrokerProducer
 from protocol.producer.pending_rows import PendingRows
@@ -71,8 +69,3 @@ def commits_of(member: KafkaConsumer | ConsumerGroup) -> Commits:
 def partitions_of(member: KafkaConsumer | ConsumerGroup) -> AssignedPartitions:
     """Return the assigned partitions."""
     return member._partitions
-
-
-def marks_of(manager: OffsetManager) -> set[TopicPartition]:
-    """Return the partitions with offsets that are marked and not committed."""
-    return set(manager._marks)

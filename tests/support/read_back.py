@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.wait_until import attempts
+
+
+def messages_to_the_end(
+    servers: str, partitions: Collection[tuple[str, int]], isolation_level: str = "read_committed"
+) -> Iterator[Any]:
+    """Yield all messages of the partitions up to the ends of their logs."""
+    settings = {"bootstrap.servers": servers, "group.id": "to-the-end", "enable.auto.commit": False, "log_level": 0}
+    consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
+    missing = set(partitions)
+    deadline_s = time.monotonic() + 120
+    try:
+        consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
+        while missing:
+            assert time.monotonic() < deadline_s, f"librdkafka does not come to the end of {missing}"
+            for message in consumer.consume(10_000, timeout=0.2):
+                if message.error() is None:
+                    yield message
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    missing.discard((message.topic(), message.partition()))
+    finally:
+        consumer.close()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from protocol.config import parse_consumer
 from protocol.fetch.bounded_reader import BoundedReader
@@ -15,6 +12,7 @@ from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import EARLIEST, LATEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.fetch.consuming import client_of
+from tests.support.read_back import messages_to_the_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +43,7 @@ def our_row(row: Mapping[str, Any]) -> Row:
 
 def rows_of_librdkafka(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Rows:
     rows: Rows = {}
-    for message in messages_to_the_end(kafka, partitions, isolation_level):
+    for message in messages_to_the_end(kafka.bootstrap_servers, partitions, isolation_level):
         kind, timestamp_ms = message.timestamp()
         headers = message.headers()
         pairs = None if headers is None else tuple(headers)
@@ -53,25 +51,6 @@ def rows_of_librdkafka(kafka: LocalKafka, partitions: Sequence[Partition], isola
         row = (message.offset(), message.key(), message.value(), pairs, timestamp_ms, kind - 1)
         rows.setdefault((message.topic(), message.partition()), []).append(row)
     return rows
-
-
-def messages_to_the_end(kafka: LocalKafka, partitions: Sequence[Partition], isolation_level: str) -> Iterator[Any]:
-    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "whole-rows", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
-    missing = set(partitions)
-    deadline_s = time.monotonic() + 120
-    try:
-        consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
-        while missing:
-            assert time.monotonic() < deadline_s, f"librdkafka does not come to the end of {missing}"
-            for message in consumer.consume(10_000, timeout=0.2):
-                if message.error() is None:
-                    yield message
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    missing.discard((message.topic(), message.partition()))
-    finally:
-        consumer.close()
 
 
 def rows_of_java(kafka: LocalKafka, spark: SparkSession, partitions: Sequence[Partition], isolation_level: str) -> Rows:
