@@ -27,12 +27,8 @@ PACKAGES = ("protocol", "spark_kafka_source", "tests", "benchmarks", "conf")
 ABOUT_CODE = [DOCS / "architecture.md", DOCS / "code-map.md", DOCS / "glossary.md", *(DOCS / "decisions").glob("*.md")]
 # Names inside Spark and Python that no file of this project contains.
 FOREIGN = {
-    "UserDefinedPythonDataSource",
-    "PythonDataSourceV2",
-    "PythonScan",
-    "PythonScanBuilder",
-    "PythonStreamingSourceRunner",
-    "wrap_future",
+    *("UserDefinedPythonDataSource", "PythonDataSourceV2", "PythonScan", "PythonScanBuilder"),
+    *("PythonStreamingSourceRunner", "wrap_future"),
 }
 
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -144,8 +140,7 @@ def _diagram(title: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("title", "transitions"),
-    [("Classic protocol", CLASSIC_TRANSITIONS), ("Consumer protocol", CONSUMER_TRANSITIONS)],
+    ("title", "transitions"), [("Classic protocol", CLASSIC_TRANSITIONS), ("Consumer protocol", CONSUMER_TRANSITIONS)]
 )
 def test_diagram_of_group_member_matches_transitions(title: str, transitions: Transitions) -> None:
     """Transitions that the page describes in words are left out: to the end, and from any session state to LOST."""

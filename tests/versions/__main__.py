@@ -19,18 +19,7 @@ from pathlib import Path
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.versions import deployments, pairs
 from tests.versions.environments import BUILD, build_wheel
-from tests.versions.results import (
-    DEPLOYMENTS,
-    JOBS,
-    PYTHONS,
-    SPARKS,
-    Run,
-    digest_of,
-    earlier_run,
-    keep,
-    page,
-    summary,
-)
+from tests.versions.results import DEPLOYMENTS, JOBS, PYTHONS, SPARKS, Run, digest_of, earlier_run, keep, page, summary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

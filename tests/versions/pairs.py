@@ -55,12 +55,7 @@ def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, o
     command = [str(binary), str(JOBS), bootstrap, str(work)]
     with (folder / "stderr.log").open("wb") as log, (folder / "stdout.log").open("wb+") as out:
         process = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=log,
-            env=environments.variables(binary),
-            cwd=work,
-            start_new_session=True,
+            command, stdout=out, stderr=log, env=environments.variables(binary), cwd=work, start_new_session=True
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
