@@ -15,7 +15,7 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.contract.members import new_group
+from tests.contract.members import GroupMember, new_group, stable
 from tests.contract.transactions import TransactionalProducer
 
 NewTopic = Callable[..., str]
@@ -80,3 +80,9 @@ def group() -> str:
 def client(bootstrap_servers: str) -> Iterator[Client]:
     with Client(parse_client({"bootstrap.servers": bootstrap_servers})) as client:
         yield client
+
+
+@pytest.fixture
+def member(client: Client) -> GroupMember:
+    """Return the only member of a new classic group, which is stable."""
+    return stable(client, new_group())[0]

@@ -103,8 +103,7 @@ class TestRebalances:
         first.send_join()
         second.await_rebalance()
 
-    def test_groups_are_listed_with_their_state(self, client: Client) -> None:
-        (member,) = stable(client, new_group())
+    def test_groups_are_listed_with_their_state(self, client: Client, member: GroupMember) -> None:
         (broker,) = client.brokers().values()
         for expected, present in (([], True), (["Stable"], True), (["Empty"], False)):
             reply = client.ask(broker, LIST_GROUPS, {"states_filter": expected}, client.deadline())
@@ -133,8 +132,7 @@ class TestLeavingMembers:
         second.end(second.send_join())
         assert second.leads
 
-    def test_last_member_leaving_empties_the_group(self, client: Client) -> None:
-        (member,) = stable(client, new_group())
+    def test_last_member_leaving_empties_the_group(self, client: Client, member: GroupMember) -> None:
         assert member.leave() == 0
         described = describe_group(client, member.group)
         assert (described.state, described.members) == ("Empty", ())
@@ -183,20 +181,17 @@ class TestStaticMembers:
 
 
 class TestRefusals:
-    def test_requests_of_an_old_generation_are_refused(self, client: Client) -> None:
-        (member,) = stable(client, new_group())
+    def test_requests_of_an_old_generation_are_refused(self, member: GroupMember) -> None:
         assert member.heartbeat(generation_id=member.generation - 1) == ErrorCode.ILLEGAL_GENERATION
         assert member.sync_code(generation_id=member.generation + 1) == ErrorCode.ILLEGAL_GENERATION
 
     @pytest.mark.parametrize(
         "fields", [{"protocol_name": "sticky"}, {"protocol_type": "connect"}, {"protocol_name": None}]
     )
-    def test_sync_with_another_protocol_is_refused(self, client: Client, fields: dict[str, Any]) -> None:
-        (member,) = stable(client, new_group())
+    def test_sync_with_another_protocol_is_refused(self, member: GroupMember, fields: dict[str, Any]) -> None:
         assert member.sync_code(**fields) == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
-    def test_unknown_member_or_group_is_refused(self, client: Client) -> None:
-        (member,) = stable(client, new_group())
+    def test_unknown_member_or_group_is_refused(self, client: Client, member: GroupMember) -> None:
         for refused in (member.heartbeat, member.sync_code, member.join_code):
             assert refused(member_id="nobody") == ErrorCode.UNKNOWN_MEMBER_ID
         stranger = GroupMember(client, new_group(), member_id="nobody", joined={"generation_id": 1})
@@ -219,7 +214,6 @@ class TestRefusals:
         row = GroupMember(client, new_group()).send_join(**fields).result(client.deadline())
         assert (row["error_code"], row["member_id"]) == (code, "")
 
-    def test_join_to_a_group_of_another_type_is_refused(self, client: Client) -> None:
-        (member,) = stable(client, new_group())
+    def test_join_to_a_group_of_another_type_is_refused(self, client: Client, member: GroupMember) -> None:
         joining = GroupMember(client, member.group)
         assert joining.join_code(protocol_type="connect") == ErrorCode.INCONSISTENT_GROUP_PROTOCOL

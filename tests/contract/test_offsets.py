@@ -11,7 +11,7 @@ from protocol.cluster.client import Client
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from tests.contract.members import GroupMember, ask_coordinator, commit, commit_body, committed, new_group, stable
+from tests.contract.members import GroupMember, ask_coordinator, commit, commit_body, committed, new_group
 
 
 def test_offsets_committed_by_our_client_are_fetched(client: Client, new_topic: Any) -> None:
@@ -41,8 +41,7 @@ def test_unknown_group_has_no_offsets(client: Client, name: str, group: str) -> 
     assert (row["error_code"], row["topics"]) == (0, [])
 
 
-def test_commit_to_a_group_with_members_needs_membership(client: Client, name: str) -> None:
-    (member,) = stable(client, new_group())
+def test_commit_to_a_group_with_members_needs_membership(client: Client, member: GroupMember, name: str) -> None:
     me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
     assert commit(client, member.group, name, 1, **me) == 0
     refused = {
@@ -59,8 +58,7 @@ def test_commit_to_a_group_with_members_needs_membership(client: Client, name: s
     assert committed(client, member.group, name) == (0, 1)
 
 
-def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, name: str) -> None:
-    (member,) = stable(client, new_group())
+def test_commit_during_a_rebalance_is_accepted_until_rejoin(client: Client, member: GroupMember, name: str) -> None:
     second = GroupMember(client, member.group)
     waiting = second.begin()
     member.await_rebalance()

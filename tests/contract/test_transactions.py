@@ -15,7 +15,7 @@ from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import LATEST
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from tests.contract.members import ask_coordinator, commit, committed, new_group, stable
+from tests.contract.members import GroupMember, ask_coordinator, commit, committed, new_group
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.support.wait_until import wait_until
@@ -300,9 +300,8 @@ class TestOffsets:
         assert committed(client, group, name) == (0, 8 if commits else 3)
 
     def test_offset_commit_needs_the_current_generation_and_member(
-        self, client: Client, producer: TransactionalProducer, name: str, v2: bool
+        self, member: GroupMember, producer: TransactionalProducer, name: str, v2: bool
     ) -> None:
-        (member,) = stable(client, new_group())
         if not v2:
             assert producer.add_offsets(member.group) == 0
         me = {"member_id": member.member_id, "generation_id_or_member_epoch": member.generation}
