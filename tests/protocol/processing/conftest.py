@@ -211,7 +211,10 @@ def committed(client: Client) -> Committed:
 
 
 class Handler:
-    """Notes the records that it has begun and finished; a test blocks or fails some of them by value."""
+    """Notes the records that it has begun and finished; a test blocks or fails some of them by value.
+
+    `at_blocks`: the number of calls that have come to a block, and wait or have waited for it.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -219,9 +222,7 @@ class Handler:
         self.values: list[bytes] = []
         self.blocked: dict[bytes, threading.Event] = {}
         self.failing: dict[bytes, BaseException] = {}
-        self.at_once = 0
-        self.max_at_once = 0
-        self.busy: set[TopicPartition | bytes | None] = set()
+        self.at_blocks = 0
 
     def block(self, value: bytes) -> threading.Event:
         return self.blocked.setdefault(value, threading.Event())
@@ -230,16 +231,11 @@ class Handler:
         value = message.value or b""
         with self.lock:
             self.begun.append(message)
-            self.at_once += 1
-            self.max_at_once = max(self.max_at_once, self.at_once)
-        try:
-            if value in self.blocked:
-                assert self.blocked[value].wait(30)
-            if value in self.failing:
-                raise self.failing[value]
-        finally:
-            with self.lock:
-                self.at_once -= 1
+            self.at_blocks += value in self.blocked
+        if value in self.blocked:
+            assert self.blocked[value].wait(30)
+        if value in self.failing:
+            raise self.failing[value]
         with self.lock:
             self.values.append(value)
 

@@ -104,11 +104,12 @@ def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
     first, second = (handler.block(value) for value in NUMBERS[:2])
     handler.failing = {b"0": ZeroDivisionError(), b"1": LookupError()}
     running = start(handler, order="none", retry=NEVER)
-    wait_until(lambda: handler.at_once == 2)
+    wait_until(lambda: handler.at_blocks == 2)
     first.set()
-    wait_until(lambda: "the handler has failed, and the processing stops" in caplog.text)
+    wait_until(lambda: running.processor._pool._stopped)
     second.set()
     assert running.join() is handler.failing[b"0"]
+    assert "orders-0, offset 0: the handler has failed, and the processing stops" in caplog.text
     assert "orders-0, offset 1: the handler has failed while it was waited for" in caplog.text
 
 
