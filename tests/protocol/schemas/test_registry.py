@@ -21,6 +21,7 @@ from protocol.schemas.registry_config import parse_registry
 from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.support.refusing_address import refusing_address
 from tests.support.tls_ends import authority_without_key_identifiers
 from tests.support.token_endpoint import Endpoint
 
@@ -220,11 +221,10 @@ def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegist
 
 def test_passing_failures_are_retried_and_the_next_address_is_asked(server: FakeSchemaRegistry) -> None:
     server.register("a", ORDER)
-    with FakeSchemaRegistry() as deleted:
-        pass
-    registry = client(f"{deleted.url}, {server.url}/")
-    server.fail_next(503, 2)
-    assert registry.by_id(1).text == ORDER
+    with refusing_address() as away:
+        registry = client(f"http://{away}, {server.url}/")
+        server.fail_next(503, 2)
+        assert registry.by_id(1).text == ORDER
     assert server.requests == ["GET /schemas/ids/1"] * 3
 
 
@@ -360,11 +360,10 @@ def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> 
 
 
 def test_request_is_repeated_unchanged_at_the_next_address(server: FakeSchemaRegistry) -> None:
-    with Endpoint() as endpoint:
-        dead = endpoint.url.removesuffix("/token?tenant=a")
-    registry = client(f"{dead},{server.url}")
-    schema_id = registry.register("orders-value", RegisteredSchema(ORDER))
-    assert registry.by_id(schema_id).text == ORDER
+    with refusing_address() as away:
+        registry = client(f"http://{away},{server.url}")
+        schema_id = registry.register("orders-value", RegisteredSchema(ORDER))
+        assert registry.by_id(schema_id).text == ORDER
 
 
 def test_page_that_an_address_does_not_have_is_no_unknown_schema() -> None:

@@ -19,6 +19,7 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
+from spark_kafka_source.local_kafka.cluster import free_ports
 from tests.support.wait_until import wait_until
 
 
@@ -287,9 +288,8 @@ class TestControls:
         fake.close()
         fake.close()
 
-    def test_brokers_listen_on_consecutive_ports(self) -> None:
-        with FakeKafka() as probe:
-            port = probe.addresses[1][1]
+    def test_broker_listens_on_the_given_port(self) -> None:
+        (port,) = free_ports(1)
         with FakeKafka(port=port) as fake:
             assert fake.bootstrap_servers == f"127.0.0.1:{port}"
 
