@@ -116,11 +116,11 @@ def test_slow_handler_pauses_its_partition_and_not_the_poll(
     """The member outlives `max.poll.interval.ms`, and other partitions are read meanwhile."""
     write(NUMBERS[:60])
     release = handler.block(b"0")
-    properties = {"max.poll.interval.ms": 1_000}
+    properties = {"max.poll.interval.ms": 2_000}
     _, consumer = start_observed(handler, order="partition", max_in_flight=40, **properties)
     wait_until(lambda: consumer.paused_now == {("orders", 0)})
     write(NUMBERS[60:])
-    time.sleep(1.5)
+    time.sleep(2.5)
     write([b"other"], partition=1)
     wait_until(lambda: b"other" in handler.values)
     assert consumer.polled["orders", 0] == 60, "the partition is not read meanwhile"

@@ -170,7 +170,7 @@ def test_batch_of_minimal_records_is_read_within_time_and_memory_limits() -> Non
     smallest = b"\x0c\0\0\0\1\1\0"
     count = 200_000
     log = sealed(Batch(count=count, last_offset_delta=0), smallest * count)
-    started = time.monotonic()
+    started_s = time.process_time()
     rows = sum(chunk.num_rows for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9))
     assert rows == count
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started_s < 10

@@ -83,7 +83,8 @@ class TestLibrdkafka:
 
     def test_offsets_are_committed_in_a_transaction(self, fake: FakeKafka, client: dict[str, object]) -> None:
         fake.produce("orders", "1", partition=0)
-        consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
+        group = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        consumer = confluent_kafka.Consumer({**client, **group})
         consumer.subscribe(["orders"])
         (record,) = consumer.consume(1, 30)
         producer = confluent_kafka.Producer({**client, "transactional.id": "t"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from time import process_time
+from time import thread_time
 from typing import Any
 
 from protocol.wire.frame import decode_response, encode_response
@@ -40,9 +40,9 @@ def test_metadata_of_a_thousand_partitions_is_decoded_in_milliseconds() -> None:
     frame = b"".join(encode_response(METADATA, 12, 1, body))[4:]
 
     def seconds() -> float:
-        start = process_time()
+        start = thread_time()
         assert len(decode_response(METADATA, 12, frame)["topics"][0]["partitions"]) == 1000
-        return process_time() - start
+        return thread_time() - start
 
     # Takes about 3 ms of CPU time; the bound allows for a busy machine, not for a slower decoder.
     assert min(seconds() for _ in range(20)) < 0.020
