@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
-from protocol.base import once
+from protocol.base.once import deferred_warnings
 from protocol.config import ClientConfig, parse_client
 from protocol.errors import ConfigurationError
 from protocol.net.tls_context import TLSContext, new_context
@@ -299,12 +299,12 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=words):
             parse_client({**SECURE, **properties})
 
-    def test_disabled_checks_and_unused_properties_are_warnings(self, caplog: pytest.LogCaptureFixture) -> None:
-        once.reset()
-        parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""})
-        config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD})
+    def test_disabled_checks_and_unused_properties_are_warnings(self) -> None:
+        with deferred_warnings() as warnings:
+            parse_client({**SECURE, "ssl.endpoint.identification.algorithm": ""})
+            config = parse_client({"bootstrap.servers": "b:1", "ssl.keystore.password": PASSWORD})
         assert config == ClientConfig((("b", 1),))
-        first, second = (record.getMessage() for record in caplog.records)
+        first, second = warnings
         assert first.startswith("ssl.endpoint.identification.algorithm is empty")
         assert second == "ssl.* has no effect: security.protocol is PLAINTEXT"
 
