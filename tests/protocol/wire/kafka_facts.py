@@ -1,6 +1,6 @@
-"""Kafka's own message definitions, for tests: the fields of each version, and a sample value of each.
+"""Kafka's own message definitions, for tests: the fields of each version, a sample value of each, and its frame.
 
-Reads `kafka_schemas.json` only. It must not import `protocol.wire.messages`, which it checks.
+It must not import `protocol.wire.messages`, which it checks.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from protocol.wire.frame import decode_request, decode_response, encode_request, encode_response
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
 
+CORRELATION_ID, CLIENT_ID = 7, "client-é"
+API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
 KAFKA: dict[str, Any] = json.loads(Path(__file__).with_name("kafka_schemas.json").read_text())
 KINDS = ("request", "response")
 FLAVOURS = ("full", "sparse")
@@ -28,6 +31,27 @@ def case_id(value: Any) -> str:
     if isinstance(value, Api):
         return value.name
     return f"{len(value)}-bytes" if isinstance(value, bytes) else str(value)
+
+
+def kafka_frames() -> list[tuple[Api, int, str, str, bytes]]:
+    """Return API, version, kind, flavour, and the frame of Kafka's own Java classes, without its size."""
+    lines = Path(__file__).with_name("kafka_frames.txt").read_text().splitlines()
+    return [
+        (API_BY_NAME[api], int(version), kind, flavour, bytes.fromhex(frame))
+        for api, version, kind, flavour, frame in map(str.split, lines)
+    ]
+
+
+def encode(api: Api, version: int, kind: str, value: dict[str, Any]) -> bytes:
+    """Return the frame of a message, with its size."""
+    if kind == "request":
+        return b"".join(encode_request(api, version, CORRELATION_ID, CLIENT_ID, value))
+    return b"".join(encode_response(api, version, CORRELATION_ID, value))
+
+
+def decode(api: Api, version: int, kind: str, frame: bytes) -> dict[str, Any]:
+    """Return the body in a frame without its size."""
+    return decode_request(frame)[4] if kind == "request" else decode_response(api, version, frame)
 
 
 def bounds(text: str | None) -> tuple[int, float]:
@@ -142,10 +166,10 @@ def _java_value(field: KafkaField, value: Any) -> Any:
     return value
 
 
-def plain(value: Any) -> Any:
-    """Return a decoded value with its memoryviews as bytes, for comparison."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return bytes(value) if isinstance(value, memoryview) else value
+def common(sent: Any, decoded: Any) -> Any:
+    """Return a decoded value, with memoryviews as bytes, and without fields of other versions, which `sent` lacks."""
+    if isinstance(sent, dict) and isinstance(decoded, dict):
+        return {name: common(sent[name], field) for name, field in decoded.items() if name in sent}
+    if isinstance(sent, list) and isinstance(decoded, list) and len(sent) == len(decoded):
+        return [common(*pair) for pair in zip(sent, decoded, strict=True)]
+    return bytes(decoded) if isinstance(decoded, memoryview) else decoded

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protocol.errors import Corrupt, ProtocolError, Truncated
 from protocol.wire import primitives
-from protocol.wire.frame import decode_request, decode_response, encode_response
 from protocol.wire.messages.m03_metadata import METADATA
-from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
-from tests.protocol.wire.kafka_facts import case_id
+from tests.protocol.wire.kafka_facts import case_id, decode, encode, kafka_frames
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 
-API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
 LIES = [
     b"\xff\xfe",  # -2 as int16
     b"\x7f\xff",
@@ -30,13 +25,7 @@ LIES = [
 ]
 
 
-def kafka_frames() -> list[tuple[Api, int, str, bytes]]:
-    cases = []
-    for line in Path(__file__).with_name("kafka_frames.txt").read_text().splitlines():
-        api, version, kind, flavour, frame = line.split()
-        if flavour == "full":
-            cases.append((API_BY_NAME[api], int(version), kind, bytes.fromhex(frame)))
-    return cases
+FRAMES = [(api, version, kind, frame) for api, version, kind, flavour, frame in kafka_frames() if flavour == "full"]
 
 
 def layout(case: tuple[Api, int, str, bytes]) -> tuple[str, str, bytes]:
@@ -45,12 +34,8 @@ def layout(case: tuple[Api, int, str, bytes]) -> tuple[str, str, bytes]:
     return api.name, kind, frame[4:] if kind == "request" else frame
 
 
-FRAMES = kafka_frames()
 LAYOUTS = FRAMES if SOAK else list({layout(case): case for case in FRAMES}.values())
-
-
-def decode(api: Api, version: int, kind: str, frame: bytes) -> Any:
-    return decode_request(frame) if kind == "request" else decode_response(api, version, frame)
+NEWEST = [case for case in FRAMES if SOAK or case[1] == case[0].last]
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
@@ -60,11 +45,7 @@ def test_prefixes_are_truncated(api: Api, version: int, kind: str, frame: bytes)
             decode(api, version, kind, frame[:cut])
 
 
-def _newest() -> list[tuple[Api, int, str, bytes]]:
-    return [case for case in FRAMES if SOAK or case[1] == case[0].last]
-
-
-@pytest.mark.parametrize(("api", "version", "kind", "frame"), _newest(), ids=case_id)
+@pytest.mark.parametrize(("api", "version", "kind", "frame"), NEWEST, ids=case_id)
 def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
     api: Api, version: int, kind: str, frame: bytes
 ) -> None:
@@ -77,10 +58,9 @@ def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
 
 def test_elements_of_a_message_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"topics": [{"name": "t", "partitions": [{"partition_index": at} for at in range(3)]}] * 2}
-    frame = b"".join(encode_response(METADATA, 12, 0, body))[4:]
-
+    frame = encode(METADATA, 12, "response", body)[4:]
     monkeypatch.setattr(primitives, "MAX_ELEMENTS", 8)
-    assert len(decode_response(METADATA, 12, frame)["topics"]) == 2
+    assert len(decode(METADATA, 12, "response", frame)["topics"]) == 2
     monkeypatch.setattr(primitives, "MAX_ELEMENTS", 7)
     with pytest.raises(Corrupt, match="more than 7"):
-        decode_response(METADATA, 12, frame)
+        decode(METADATA, 12, "response", frame)

@@ -49,7 +49,6 @@ def round_trip(value: dict[str, Any], version: int = 1, flexible: bool = False) 
 
 def test_missing_keys_have_defaults_and_fields_are_decoded_in_order() -> None:
     value = round_trip({})
-
     assert list(value) == NAMES
     assert value == {
         "number": 0,
@@ -72,7 +71,6 @@ def test_decoded_defaults_are_not_shared_between_values() -> None:
     first, second = decode(THING, 0, False, data), decode(THING, 0, False, data)
     first["inner"]["id"] = 5
     first["many"].append({})
-
     assert second["inner"] == {"id": -1, "note": None}
     assert second["many"] == []
     assert decode(THING, 0, False, data)["many"] == []
@@ -124,7 +122,6 @@ def test_invalid_value_is_refused_with_the_path_of_its_field(value: dict[str, An
 @pytest.mark.parametrize("size_and_content", [b"\x02\x05\x00", b"\x00"])
 def test_tagged_field_with_a_wrong_size_is_corrupt(size_and_content: bytes) -> None:
     bare = encoded({}, version=2, flexible=True)
-
     with pytest.raises(Corrupt):
         decode(THING, 2, True, bare[:-1] + b"\x01\x01" + size_and_content)
 
@@ -137,7 +134,6 @@ def test_count_of_structs_that_cannot_fit_is_refused_first(
     flexible: bool, count_of_ten: bytes, smallest_bytes: int
 ) -> None:
     many = Struct(Field("many", Array(INNER)))
-
     with pytest.raises(Truncated, match=f"10 elements of at least {smallest_bytes} bytes"):
         decode(many, 0, flexible, count_of_ten + bytes(10 * smallest_bytes - 1))
 

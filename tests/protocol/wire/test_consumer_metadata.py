@@ -21,20 +21,23 @@ def test_subscription_equals_the_java_consumers() -> None:
         "00000005"  # generation
         "0001 72"  # rack
     )
-
     assert encode_versioned(SUBSCRIPTION, 3, value) == expected
     assert decode_versioned(SUBSCRIPTION, LAST_VERSION, expected) == (3, value)
 
 
+def test_subscription_equals_aiokafkas() -> None:
+    coordinator = pytest.importorskip("aiokafka.coordinator.protocol")
+    reference = coordinator.ConsumerProtocolMemberMetadata(0, ["a", "b"], b"data").encode()
+    assert encode_versioned(SUBSCRIPTION, 0, {"topics": ["a", "b"], "user_data": b"data"}) == reference
+
+
 def test_newer_version_is_read_as_the_newest_known_with_extra_bytes() -> None:
     data = b"\0\x09" + encode_versioned(ASSIGNMENT, 3, {"assigned_partitions": [OWNED]})[2:] + b"more"
-
     assert decode_versioned(ASSIGNMENT, LAST_VERSION, data) == (9, {"assigned_partitions": [OWNED], "user_data": None})
 
 
 def test_newer_version_has_the_schema_of_the_newest_known() -> None:
     schema = Struct(Field("in_the_newest_known", "int8", until=LAST_VERSION))
-
     assert decode_versioned(schema, LAST_VERSION, b"\0\x09\x05") == (9, {"in_the_newest_known": 5})
 
 

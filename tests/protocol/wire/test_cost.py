@@ -23,7 +23,6 @@ print(*sorted(set(sys.modules) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     imported = set(done.stdout.split())
-
     assert "protocol.wire.messages.m01_fetch" in imported
     assert not imported & MAY_NOT_BE_IMPORTED
     assert [name for name in imported if name.startswith("protocol.wire.messages.m")] == [

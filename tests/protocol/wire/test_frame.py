@@ -21,15 +21,12 @@ from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from protocol.wire.primitives import BytesLike
-
-
-def joined(parts: list[BytesLike]) -> bytes:
-    return b"".join(parts)
+from tests.support.hostile import tracing
 
 
 def body_of(parts: list[BytesLike]) -> bytes:
     """Return the frame without its size, after checking the size."""
-    frame = joined(parts)
+    frame = b"".join(parts)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     return frame[4:]
 
@@ -39,8 +36,7 @@ def test_size_of_a_request_counts_every_byte_on_the_wire(records: bytes) -> None
     """The metrics `request-size` and `outgoing-byte` count this size."""
     topics = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
     buffers = encode_request(PRODUCE, 3, 9, "me", {"acks": 1, "timeout_ms": 1, "topic_data": topics})
-
-    assert size_bytes(buffers) == len(joined(buffers)) > len(records)
+    assert size_bytes(buffers) == len(b"".join(buffers)) > len(records)
 
 
 def test_response_header_has_tags_in_flexible_versions_except_api_versions() -> None:
@@ -57,7 +53,6 @@ def test_correlation_id_is_read_without_the_api() -> None:
 def test_tagged_fields_in_a_response_header_are_skipped() -> None:
     frame = body_of(encode_response(METADATA, 9, 5, {"controller_id": 8}))
     with_tag = frame[:4] + b"\x01\x05\x03xyz" + frame[5:]
-
     assert decode_response(METADATA, 9, with_tag)["controller_id"] == 8
 
 
@@ -65,9 +60,7 @@ def test_tagged_fields_in_a_response_header_are_skipped() -> None:
 def test_unsupported_api_versions_request_is_answered_in_version_0(requested: int) -> None:
     ranges = [{"api_key": 18, "min_version": 0, "max_version": 2}]
     answer = body_of(encode_response(API_VERSIONS, 0, 1, {"error_code": 35, "api_keys": ranges}))
-
     decoded = decode_response(API_VERSIONS, requested, answer)
-
     assert decoded["error_code"] == 35
     assert decoded["api_keys"] == ranges
     assert decoded["finalized_features_epoch"] == -1
@@ -81,7 +74,6 @@ def _produce(records: Any) -> dict[str, Any]:
 def test_large_records_are_sent_without_a_copy(version: int) -> None:
     records = bytearray(1 << 20)
     parts = encode_request(PRODUCE, version, 1, "me", _produce(records))
-
     assert any(isinstance(part, memoryview) and part.obj is records for part in parts)
     assert decode_request(body_of(parts))[4]["topic_data"][0]["partition_data"][0]["records"] == records
 
@@ -91,13 +83,9 @@ def test_fetched_records_are_views_of_the_frame(version: int) -> None:
     records = bytes(range(256)) * 4096
     partition = {"partition_index": 0, "records": records}
     frame = bytearray(body_of(encode_response(FETCH, version, 1, {"responses": [{"partitions": [partition]}]})))
-    tracemalloc.start()
-    try:
+    with tracing():
         decoded = decode_response(FETCH, version, frame)["responses"][0]["partitions"][0]["records"]
         peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
     assert decoded == records
     assert decoded.obj is frame
     assert peak_bytes < len(records) // 4
@@ -105,7 +93,6 @@ def test_fetched_records_are_views_of_the_frame(version: int) -> None:
 
 def test_absent_records_are_none() -> None:
     frame = body_of(encode_response(FETCH, 4, 1, {"responses": [{"partitions": [{"records": None}]}]}))
-
     assert decode_response(FETCH, 4, frame)["responses"][0]["partitions"][0]["records"] is None
 
 
@@ -120,8 +107,6 @@ def test_unsupported_version_is_refused(version: int) -> None:
 @pytest.mark.parametrize(("key", "version"), [(1, 99), (999, 0), (18, 9)])
 def test_unsupported_request_error_has_the_fields_to_answer_it(key: int, version: int) -> None:
     frame = key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\x2a\xff\xff" + b"whatever"
-
     with pytest.raises(UnsupportedVersion) as raised:
         decode_request(frame)
-
     assert raised.value.context == {"api_key": key, "version": version, "correlation_id": 42}

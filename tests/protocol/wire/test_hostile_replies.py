@@ -9,36 +9,23 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protocol.wire.frame import decode_response
-from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api
-from tests.protocol.wire.kafka_facts import KafkaField, case_id, fields_of, sample_of
+from tests.protocol.wire.kafka_facts import CORRELATION_ID, KafkaField, case_id, fields_of, kafka_frames, sample_of
 from tests.support.hostile import cases, corrupted, provoke, tracing
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
 
-API_BY_NAME = {api.name: api for api in API_BY_KEY.values()}
-CORRELATION_ID = 7
 CODES = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
 
-Reply = tuple[Api, int, str, bytes]
-
-
-def _kafka_replies() -> list[Reply]:
-    lines = Path(__file__).with_name("kafka_frames.txt").read_text().splitlines()
-    rows = [line.split() for line in lines]
-    return [
-        (API_BY_NAME[api], int(v), flavour, bytes.fromhex(f)) for api, v, kind, flavour, f in rows if kind == "response"
-    ]
-
-
-REPLIES = _kafka_replies()
+REPLIES = [
+    (api, version, flavour, frame) for api, version, kind, flavour, frame in kafka_frames() if kind == "response"
+]
 
 
 # -- positions of lengths -------------------------------------------------------------------------
@@ -117,10 +104,8 @@ def reply_pieces(api: Api, version: int, flavour: str) -> list[Piece]:
     parts: list[Piece] = [struct.pack(">i", CORRELATION_ID)]
     if flexible and api.name != "ApiVersions":
         parts.append(Length("header: tagged fields", "varint", b"\0"))
-    return [
-        *parts,
-        *pieces(fields_of(api, version, "response"), sample_of(api, version, "response", flavour), flexible),
-    ]
+    fields, value = fields_of(api, version, "response"), sample_of(api, version, "response", flavour)
+    return [*parts, *pieces(fields, value, flexible)]
 
 
 @pytest.mark.parametrize(("api", "version", "flavour", "frame"), REPLIES, ids=case_id)
@@ -137,16 +122,10 @@ WRONG_LENGTHS = {
     "int16": {"-2": b"\xff\xfe", "0": b"\0\0", "2^15-1": b"\x7f\xff", "-2^15": b"\x80\0"},
     "int32": {"-2": b"\xff\xff\xff\xfe", "0": bytes(4), "2^31-1": b"\x7f\xff\xff\xff", "-2^31": b"\x80\0\0\0"},
     "varint": {
-        "0": b"\0",
-        "1": b"\1",
-        "2^31-1": uvarint(2**31 - 1),
-        "2^31": uvarint(2**31),
-        "-2 as 32 bits": uvarint(2**32 - 2),
-        "over-long": b"\x80\x80\x80\x80\x80\0",
-        "too large": uvarint(2**32),
-        "endless": b"\xff" * 40,
+        "0": b"\0", "1": b"\1", "2^31-1": uvarint(2**31 - 1), "2^31": uvarint(2**31), "too large": uvarint(2**32),
+        "-2 as 32 bits": uvarint(2**32 - 2), "over-long": b"\x80\x80\x80\x80\x80\0", "endless": b"\xff" * 40,
     },
-}
+}  # fmt: skip
 HARMLESS = {"0", "1"}  # may be accepted: the following bytes may form a valid value
 
 

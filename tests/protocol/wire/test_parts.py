@@ -66,25 +66,16 @@ def test_part_has_its_subject_and_the_brokers_message() -> None:
     assert (part.code, part.message, part.name, part.partition) == (36, rows[0]["error_message"], "orders", None)
     offsets = {"topics": [{"topic": "orders", "partitions": [{"partition": 3, "error_code": 0}]}]}
     (part,) = error_parts(OFFSET_FOR_LEADER_EPOCH, offsets)
-    assert (part.context, part.name, part.partition) == (
-        {"topic": "orders", "partition": 3},
-        "orders-3",
-        ("orders", 3),
-    )
+    context = {"topic": "orders", "partition": 3}
+    assert (part.context, part.name, part.partition) == (context, "orders-3", ("orders", 3))
 
 
 def test_partitions_are_placed_in_a_request_by_its_definition() -> None:
-    assert partition_request(
-        LIST_OFFSETS, {"replica_id": -1}, {("a", 0): {"timestamp": 5}, ("b", 1): {}, ("a", 2): {"timestamp": 6}}
-    ) == {
+    times = {("a", 0): {"timestamp": 5}, ("b", 1): {}, ("a", 2): {"timestamp": 6}}
+    rows = [{"partition_index": 0, "timestamp": 5}, {"partition_index": 2, "timestamp": 6}]
+    assert partition_request(LIST_OFFSETS, {"replica_id": -1}, times) == {
         "replica_id": -1,
-        "topics": [
-            {
-                "name": "a",
-                "partitions": [{"partition_index": 0, "timestamp": 5}, {"partition_index": 2, "timestamp": 6}],
-            },
-            {"name": "b", "partitions": [{"partition_index": 1}]},
-        ],
+        "topics": [{"name": "a", "partitions": rows}, {"name": "b", "partitions": [{"partition_index": 1}]}],
     }
     assert partition_request(OFFSET_FOR_LEADER_EPOCH, {}, {("a", 0): {"leader_epoch": 5}}) == {
         "topics": [{"topic": "a", "partitions": [{"partition": 0, "leader_epoch": 5}]}]
@@ -122,9 +113,7 @@ def test_coordinator_key_of_several_groups_is_refused() -> None:
     ],
 )
 def test_request_without_coordinator_key_is_refused(api: Api, body: dict[str, Any], field: str) -> None:
-    with pytest.raises(
-        UsageError, match=f"{field} is missing or empty, and the coordinator cannot be found without it"
-    ):
+    with pytest.raises(UsageError, match=f"{field} is missing or empty, and the coordinator cannot be found without"):
         api.coordinator_key(body)
 
 

@@ -49,7 +49,6 @@ def test_primitives_round_trip_and_prefixes_are_truncated(name: str, data: st.Da
     value = data.draw(ROUND_TRIPS[name])
     encoded = varint(value) if name.startswith("var") else written(lambda writer: getattr(writer, name)(value))
     reader = Reader(encoded)
-
     assert getattr(reader, name)() == value
     assert reader.left == 0
     for cut in range(len(encoded)):
@@ -60,22 +59,13 @@ def test_primitives_round_trip_and_prefixes_are_truncated(name: str, data: st.Da
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("uvarint", 0, "00"),
-        ("uvarint", 127, "7f"),
-        ("uvarint", 128, "8001"),
-        ("uvarint", 2**32 - 1, "ffffffff0f"),
-        ("string", "é", "0002c3a9"),
-        ("string", None, "ffff"),
-        ("compact_string", "é", "03c3a9"),
-        ("compact_string", None, "00"),
-        ("data", b"\x01", "0000000101"),
-        ("data", None, "ffffffff"),
-        ("compact_data", b"", "01"),
-        ("compact_data", None, "00"),
-        ("array_length", 3, "00000003"),
-        ("array_length", None, "ffffffff"),
-        ("compact_array_length", 3, "04"),
-        ("compact_array_length", None, "00"),
+        *(("uvarint", 0, "00"), ("uvarint", 127, "7f"), ("uvarint", 128, "8001"), ("uvarint", 2**32 - 1, "ffffffff0f")),
+        *(("string", "é", "0002c3a9"), ("string", None, "ffff")),
+        *(("compact_string", "é", "03c3a9"), ("compact_string", None, "00")),
+        *(("data", b"\x01", "0000000101"), ("data", None, "ffffffff")),
+        *(("compact_data", b"", "01"), ("compact_data", None, "00")),
+        *(("array_length", 3, "00000003"), ("array_length", None, "ffffffff")),
+        *(("compact_array_length", 3, "04"), ("compact_array_length", None, "00")),
     ],
 )
 def test_encoded_bytes_equal_the_protocol_guide(name: str, value: Any, expected: str) -> None:
@@ -95,51 +85,37 @@ def test_signed_varints_are_zigzag(name: str, value: int, expected: str) -> None
     assert getattr(Reader(bytes.fromhex(expected)), name)() == value
 
 
-@pytest.mark.parametrize(
-    ("name", "null"),
-    [
-        ("string", b"\xff\xff"),
-        ("compact_string", b"\0"),
-        ("data", b"\xff\xff\xff\xff"),
-        ("compact_data", b"\0"),
-        ("array_length", b"\xff\xff\xff\xff"),
-        ("compact_array_length", b"\0"),
-    ],
-)
-def test_null_is_accepted_only_where_allowed(name: str, null: bytes) -> None:
+# The bytes of null, and of a length that exceeds the bytes, of each kind of value.
+LENGTHS = {
+    "string": (b"\xff\xff", b"\x7f\xff"),
+    **dict.fromkeys(("data", "array_length"), (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")),
+    **dict.fromkeys(("compact_string", "compact_data", "compact_array_length"), (b"\0", b"\xff\xff\xff\xff\x0f")),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_null_is_accepted_only_where_allowed(name: str) -> None:
+    null, _ = LENGTHS[name]
     assert getattr(Reader(null), name)(nullable=True) is None
     with pytest.raises(Corrupt, match="null"):
         getattr(Reader(null), name)()
 
 
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [("string", b"\xff\xfe"), ("data", b"\xff\xff\xff\xfe"), ("array_length", b"\xff\xff\xff\xfe")],
-)
-def test_length_of_minus_two_is_corrupt(name: str, length: bytes) -> None:
+@pytest.mark.parametrize("name", ["string", "data", "array_length"])
+def test_length_of_minus_two_is_corrupt(name: str) -> None:
+    minus_two = LENGTHS[name][0][:-1] + b"\xfe"
     with pytest.raises(Corrupt, match="-2"):
-        getattr(Reader(length + bytes(64)), name)(nullable=True)
+        getattr(Reader(minus_two + bytes(64)), name)(nullable=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [
-        ("string", b"\x7f\xff"),
-        ("data", b"\x7f\xff\xff\xff"),
-        ("array_length", b"\x7f\xff\xff\xff"),
-        ("compact_string", b"\xff\xff\xff\xff\x0f"),
-        ("compact_data", b"\xff\xff\xff\xff\x0f"),
-        ("compact_array_length", b"\xff\xff\xff\xff\x0f"),
-    ],
-)
-def test_length_beyond_the_bytes_left_is_truncated(name: str, length: bytes) -> None:
+@pytest.mark.parametrize("name", LENGTHS)
+def test_length_beyond_the_bytes_left_is_truncated(name: str) -> None:
     with pytest.raises(Truncated):
-        getattr(Reader(length + bytes(64)), name)()
+        getattr(Reader(LENGTHS[name][1] + bytes(64)), name)()
 
 
 def test_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
     count_of_ten = (10).to_bytes(4, "big")
-
     assert Reader(count_of_ten + bytes(40)).array_length(smallest_bytes=4) == 10
     with pytest.raises(Truncated):
         Reader(count_of_ten + bytes(39)).array_length(smallest_bytes=4)
@@ -164,7 +140,6 @@ def test_large_bytes_are_separate_buffers_and_small_ones_are_joined() -> None:
     for value in (small, large, small):
         writer.data(value)
     parts = writer.parts()
-
     assert [len(part) for part in parts] == [4 + len(small) + 4, len(large), 4 + len(small)]
     assert isinstance(parts[1], memoryview)
     assert parts[1].obj is large
@@ -172,7 +147,6 @@ def test_large_bytes_are_separate_buffers_and_small_ones_are_joined() -> None:
 
 def test_buffers_of_wider_items_count_in_bytes() -> None:
     wide = memoryview(bytes(LARGE_BYTES)).cast("q")
-
     assert written(lambda writer: writer.data(wide)) == LARGE_BYTES.to_bytes(4, "big") + bytes(LARGE_BYTES)
     assert Reader(memoryview(b"\0\0\0\0\0\0\0\x07").cast("q")).take(8) == bytes(7) + b"\7"
 

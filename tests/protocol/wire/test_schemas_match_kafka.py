@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Array, Field, Struct
-from tests.protocol.wire.kafka_facts import (
-    KAFKA,
-    KINDS,
-    KafkaField,
-    bounds,
-    case_id,
-    fields_of,
-    snake_case,
-)
+from tests.protocol.wire.kafka_facts import KAFKA, KINDS, KafkaField, bounds, case_id, fields_of, snake_case
 
 OUR_DEFAULTS = {
     "ListOffsets.request.replica_id": -1,  # Kafka's default 0 would mean broker 0
@@ -50,18 +43,12 @@ def _type_name(field: Field) -> str:
     return prefix + ("struct" if isinstance(kind, Struct) else str(kind))
 
 
-def without_struct_names(fields: tuple[KafkaField, ...]) -> tuple[KafkaField, ...]:
-    return tuple(
-        KafkaField(
-            field.name,
-            "",
-            ("[]" if field.type.startswith("[]") else "") + "struct" if field.fields is not None else field.type,
-            field.nullable,
-            field.tag,
-            without_struct_names(field.fields) if field.fields is not None else None,
-        )
-        for field in fields
-    )
+def without_names(field: KafkaField) -> KafkaField:
+    """Return the field without Kafka's names of it and of its struct."""
+    if field.fields is None:
+        return replace(field, kafka_name="")
+    kind = "[]struct" if field.type.startswith("[]") else "struct"
+    return replace(field, kafka_name="", type=kind, fields=tuple(map(without_names, field.fields)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,15 +56,13 @@ def without_struct_names(fields: tuple[KafkaField, ...]) -> tuple[KafkaField, ..
 def test_fields_equal_kafkas(api: Api, kind: str) -> None:
     for version in range(api.first, api.last + 1):
         ours = our_fields(api.request if kind == "request" else api.response, version)
-
-        assert ours == without_struct_names(fields_of(api, version, kind)), f"version {version}"
+        assert ours == tuple(map(without_names, fields_of(api, version, kind))), f"version {version}"
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
 def test_versions_and_flexibility_equal_kafkas(api: Api) -> None:
     facts = KAFKA[api.name]
     first, last = bounds(facts["versions"])
-
     assert api.key == facts["key"]
     assert api.first >= first
     assert api.last == last - (1 if facts["unstable"] else 0), "speak up to the newest stable version"
@@ -89,9 +74,7 @@ def test_versions_and_flexibility_equal_kafkas(api: Api) -> None:
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
 def test_defaults_and_ignorable_fields_equal_kafkas(api: Api, kind: str) -> None:
     struct = api.request if kind == "request" else api.response
-    wrong = list(_differences(struct, KAFKA[api.name][kind], api, f"{api.name}.{kind}"))
-
-    assert wrong == []
+    assert list(_differences(struct, KAFKA[api.name][kind], api, f"{api.name}.{kind}")) == []
 
 
 def _differences(struct: Struct, facts: list[dict[str, Any]], api: Api, path: str) -> Any:
@@ -117,12 +100,8 @@ def _kafka_default(fact: dict[str, Any]) -> Any:
         return []
     if kind == "bool":
         return str(default).lower() == "true"
-    if kind == "string":
-        return default or ""
-    if kind == "uuid":
-        return b"\0" * 16
-    if kind in ("bytes", "records"):
-        return b"" if kind == "bytes" else None
+    if kind in ("string", "uuid", "bytes", "records"):
+        return default or {"string": "", "uuid": bytes(16), "bytes": b"", "records": None}[kind]
     return int(str(default), 0) if default is not None else 0
 
 

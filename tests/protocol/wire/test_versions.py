@@ -42,6 +42,5 @@ def test_version_mismatch_error_has_all_ranges(
 ) -> None:
     with pytest.raises(UnsupportedVersion) as raised:
         choose_version(FETCH, broker, **needs)
-
     for words in parts:
         assert words in f"{raised.value}$"
