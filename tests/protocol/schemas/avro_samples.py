@@ -1,10 +1,11 @@
-"""Random Avro schemas and values, and how fastavro's value of a type looks in an Arrow column."""
+"""Random Avro schemas and values, their columns, and how fastavro's value of a type looks in an Arrow column."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
 import io
+import json
 import random
 import string
 from typing import Any
@@ -13,7 +14,8 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from protocol.schemas.avro_schema import AvroType, widened_kind
+from protocol.schemas.avro_resolution import AvroDecoder
+from protocol.schemas.avro_schema import AvroType, parse_avro, widened_kind
 
 _UTC = datetime.timezone.utc
 _EPOCH = datetime.date(1970, 1, 1)
@@ -99,50 +101,33 @@ class Samples:
             digits = r.randrange(schema["precision"] + 1)
             number = r.choice([-1, 1]) * r.randrange(10**digits)
             return decimal.Decimal(number).scaleb(-schema["scale"], decimal.Context(prec=50))
-        return getattr(self, f"_value_{kind}")(schema)
-
-    def _value_null(self, schema: Any) -> None:
-        return None
-
-    def _value_boolean(self, schema: Any) -> bool:
-        return self.random.random() < 0.5
-
-    def _value_int(self, schema: Any) -> int:
-        bits = self.random.randrange(32)
-        return self.random.choice([-1, 1]) * self.random.randrange(1 << bits) - self.random.randrange(2)
-
-    def _value_long(self, schema: Any) -> int:
-        bits = self.random.randrange(64)
-        return self.random.choice([-1, 1]) * self.random.randrange(1 << bits) - self.random.randrange(2)
-
-    def _value_float(self, schema: Any) -> float:
-        return float(np.float32(self.random.uniform(-1e6, 1e6)))
-
-    def _value_double(self, schema: Any) -> float:
-        return self.random.choice([self.random.uniform(-1e300, 1e300), 0.0, float("inf")])
-
-    def _value_bytes(self, schema: Any) -> bytes:
-        return self.random.randbytes(self.random.choice([0, 1, 3, 70, 200]))
-
-    def _value_string(self, schema: Any) -> str:
-        letters = string.printable + "äß€🦀\0"
-        return "".join(self.random.choices(letters, k=self.random.choice([0, 1, 5, 64, 130])))
-
-    def _value_enum(self, schema: Any) -> str:
-        return str(self.random.choice(schema["symbols"]))
-
-    def _value_fixed(self, schema: Any) -> bytes:
-        return self.random.randbytes(schema["size"])
-
-    def _value_array(self, schema: Any) -> list[Any]:
-        count = self.random.choice([0, 1, 2, 5, 90])
-        return [self.value(schema["items"]) for _ in range(count if count < 9 or self.random.random() < 0.1 else 3)]
-
-    def _value_map(self, schema: Any) -> dict[str, Any]:
-        return {f"key{number}": self.value(schema["values"]) for number in range(self.random.choice([0, 1, 2, 4]))}
-
-    def _value_record(self, schema: Any) -> dict[str, Any]:
-        return {field["name"]: self.value(field["type"]) for field in schema["fields"]}
+        match kind:
+            case "null":
+                return None
+            case "boolean":
+                return r.random() < 0.5
+            case "int" | "long":
+                bits = r.randrange(32 if kind == "int" else 64)
+                return r.choice([-1, 1]) * r.randrange(1 << bits) - r.randrange(2)
+            case "float":
+                return float(np.float32(r.uniform(-1e6, 1e6)))
+            case "double":
+                return r.choice([r.uniform(-1e300, 1e300), 0.0, float("inf")])
+            case "bytes":
+                return r.randbytes(r.choice([0, 1, 3, 70, 200]))
+            case "string":
+                return "".join(r.choices(string.printable + "äß€🦀\0", k=r.choice([0, 1, 5, 64, 130])))
+            case "enum":
+                return r.choice(schema["symbols"])
+            case "fixed":
+                return r.randbytes(schema["size"])
+            case "array":
+                count = r.choice([0, 1, 2, 5, 90])
+                return [self.value(schema["items"]) for _ in range(count if count < 9 or r.random() < 0.1 else 3)]
+            case "map":
+                return {f"key{number}": self.value(schema["values"]) for number in range(r.choice([0, 1, 2, 4]))}
+            case "record":
+                return {field["name"]: self.value(field["type"]) for field in schema["fields"]}
 
 
 def encoded(schema: Any, values: list[Any]) -> list[bytes]:
@@ -154,6 +139,31 @@ def encoded(schema: Any, values: list[Any]) -> list[bytes]:
         fastavro.schemaless_writer(out, parsed, value)
         made.append(out.getvalue())
     return made
+
+
+def record(*fields: tuple[Any, ...], name: str = "R", **more: Any) -> dict[str, Any]:
+    """Return a schema; the fields are (name, type) or (name, type, default)."""
+    made = [dict(zip(("name", "type", "default"), field, strict=False)) for field in fields]
+    return {"type": "record", "name": name, "fields": made, **more}
+
+
+def parse(schema: Any) -> AvroType:
+    return parse_avro(schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def decode(writer: Any, values: list[bytes], reader: Any = None) -> tuple[pa.Array, list[tuple[int, str]]]:
+    """Return the valid values, and row and error of each other one."""
+    parsed = parse(writer)
+    column, _, invalid = AvroDecoder(parsed, parsed if reader is None else parse(reader)).decode(*bounds(values))
+    column.validate(full=True)
+    return column, [(failure.row, str(failure)) for failure in invalid]
+
+
+def read(writer: Any, values: list[Any], reader: Any = None) -> pa.Array:
+    """Return the column of these values, written by fastavro; all of them are valid."""
+    column, invalid = decode(writer, encoded(writer, values), reader)
+    assert invalid == []
+    return column
 
 
 def bounds(values: list[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -14,19 +14,12 @@ SCALARS = [number for number in range(1, 19) if number not in (Field.TYPE_GROUP,
 _KEYS = (Field.TYPE_STRING, Field.TYPE_INT32, Field.TYPE_SINT64, Field.TYPE_BOOL, Field.TYPE_FIXED32)
 _ENUM = ((0, "ZERO"), (1, "ONE"), (300, "MANY"), (-1, "MINUS"))
 _UNKNOWN_ENUM = 77
+_DEFAULTS = {Field.TYPE_BOOL: "true", Field.TYPE_STRING: "größer", Field.TYPE_BYTES: r"\001x\377",
+             **dict.fromkeys((Field.TYPE_UINT32, Field.TYPE_FIXED64), "3000000000")}  # fmt: skip
 
 
 class Samples:
-    """Draws schemas and messages.
-
-    Parameters
-    ----------
-    seed : int
-    groups : bool
-        True if proto2 schemas may have groups.
-    unknown_symbols : bool
-        True if enums of proto3 may have numbers without a symbol.
-    """
+    """Draws schemas, in proto2 with `groups`, and messages, in proto3 with `unknown_symbols` of enums."""
 
     def __init__(self, seed: int, groups: bool = True, unknown_symbols: bool = True) -> None:
         self.random = random.Random(seed)
@@ -95,16 +88,8 @@ class Samples:
     def _default(self, field: Any) -> None:
         if field.type in (Field.TYPE_MESSAGE, Field.TYPE_GROUP):
             return
-        if field.type == Field.TYPE_ENUM:
-            field.default_value = self.random.choice(["MANY", "MINUS"])
-        elif field.type == Field.TYPE_BOOL:
-            field.default_value = "true"
-        elif field.type == Field.TYPE_STRING:
-            field.default_value = "größer"
-        elif field.type == Field.TYPE_BYTES:
-            field.default_value = r"\001x\377"
-        else:
-            field.default_value = "3000000000" if field.type in (Field.TYPE_UINT32, Field.TYPE_FIXED64) else "7"
+        symbol = self.random.choice(["MANY", "MINUS"]) if field.type == Field.TYPE_ENUM else None
+        field.default_value = symbol or _DEFAULTS.get(field.type, "7")
 
     # -- messages -----------------------------------------------------------------------------
 

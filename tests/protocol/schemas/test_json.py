@@ -16,6 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.spark_schema import parse_spark
 from protocol.schemas.values import ColumnDecoder
+from tests.protocol.schemas import conftest
 from tests.support.soak import scaled
 
 MUTATIONS = scaled("JSON_MUTATIONS", 3_000, 100_000)
@@ -23,11 +24,7 @@ SEQUENCES = scaled("JSON_SEQUENCES", 300, 10_000)
 
 
 def decoded(schema: str, values: Sequence[bytes | None]) -> tuple[list[Any], list[str]]:
-    """Return the values, and the errors of those that are invalid."""
-    column, invalid = ColumnDecoder(ReaderSchema("json", schema)).decode(pa.array(values, pa.binary()))
-    column.validate(full=True)
-    invalid.sort(key=lambda failure: failure.row)
-    return column.to_pylist(), [str(failure) for failure in invalid]
+    return conftest.decoded(ColumnDecoder(ReaderSchema("json", schema)), values)
 
 
 def field(kind: str, text: str) -> Any:
@@ -175,11 +172,10 @@ def test_parts_of_objects_in_several_values_are_no_value() -> None:
     """Arrow's reader sees one text: values must not complete each other."""
     values = [b'{"a": 1', b'"b": 2}', b'{"a": 3}{"a": 4}', b'{"z": [{}', b'{}], "a": 5}', b'{"a": 6}']
     for expected in (values, values[::-1], values[2:5], values[3:5], [b'{"a": 1}, {"a": 2}', b"", b'{"a": 3}']):
+        valid = {b'{"a": 6}': {"a": 6}, b'{"a": 3}': {"a": 3}, b"": None}
         found, errors = decoded("a INT", expected)
-        assert [record for record in found if record] == [{"a": 6}] * (b'{"a": 6}' in expected) or expected[
-            -1
-        ] == b'{"a": 3}'
-        assert len(errors) == sum(value != b'{"a": 6}' and value != b"" and value != b'{"a": 3}' for value in expected)
+        assert found == [valid.get(value) for value in expected]
+        assert len(errors) == sum(value not in valid for value in expected)
 
 
 def test_values_that_complete_each_other_are_not_read_as_other_values() -> None:
@@ -203,15 +199,9 @@ def test_many_values_are_read_around_invalid_ones() -> None:
     wrong = sorted(draw.sample(range(5_000), 40))
     for row in wrong:
         values[row] = b'{"a": "x"}'
-    column, invalid = ColumnDecoder(ReaderSchema("json", "a INT, b ARRAY<STRUCT<c: STRING>>")).decode(
-        pa.array(values, pa.binary())
-    )
-    column.validate(full=True)
-    assert sorted(failure.row for failure in invalid) == wrong
-    assert [row for row, value in enumerate(column.to_pylist()) if value is None] == wrong
-    assert all(
-        value is None or value == {"a": row, "b": [{"c": str(row)}]} for row, value in enumerate(column.to_pylist())
-    )
+    found, errors = decoded("a INT, b ARRAY<STRUCT<c: STRING>>", values)
+    assert len(errors) == len(wrong)
+    assert found == [None if row in wrong else {"a": row, "b": [{"c": str(row)}]} for row in range(5_000)]
 
 
 @pytest.mark.parametrize(
@@ -294,9 +284,7 @@ def test_mutated_values_are_errors_or_values() -> None:
         # Each value has the result that it has alone.
         for row in draw.sample(range(len(some)), 20):
             alone, errors = together.decode(pa.array([some[row]], pa.binary()))
-            assert [str(error) for error in errors] == [
-                wrong[row_number] for row_number in (row,) if row_number in wrong
-            ]
+            assert [str(error) for error in errors] == ([wrong[row]] if row in wrong else [])
             assert alone.to_string() == column.slice(row, 1).to_string()
 
 
@@ -351,15 +339,15 @@ def test_wrong_schema_is_refused(text: str, message: str) -> None:
 
 TOKENS = ["{", "}", "[", "]", ",", ":", '"a"', '"b"', "1", "null", "true", "-1.5e3", '"x"', "{}", "[]", " ", "\n",
           "NaN", '"a":', '"b":', '{"a":1}', '{"b":[1]}', '"\\u0041"']  # fmt: skip
-KINDS = [
-    "a INT, b ARRAY<INT>",
-    "a STRUCT<a: INT, b: ARRAY<STRUCT<b: STRING>>>, b STRING",
-    "array<struct<a: int>>",
-    "int",
-]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("a INT, b ARRAY<INT>", "a STRUCT<a: INT, b: ARRAY<STRUCT<b: STRING>>>, b STRING"),
+        *("array<struct<a: int>>", "int"),
+    ],
+)
 def test_sequences_of_tokens_are_read_as_alone(kind: str) -> None:
     """Arrow's reader sees several values as one text: none may change what it reads of another."""
     draw = random.Random(5)

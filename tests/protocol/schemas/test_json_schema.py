@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -17,13 +17,12 @@ from protocol.errors import ConfigurationError
 from protocol.schemas.json_schema import arrow_type, parse_json_schema
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
-from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, choose_schema
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.task.row_schema import spark_type
+from tests.protocol.schemas.conftest import decoded
 
-STRING = {"type": "string"}
-INTEGER = {"type": "integer"}
+STRING, INTEGER, NUMBER = ({"type": name} for name in ("string", "integer", "number"))
 
 
 def text_of(kind: pa.DataType) -> str:
@@ -38,9 +37,9 @@ def text_of(kind: pa.DataType) -> str:
     ("schema", "expected"),
     [
         (STRING, "string"),
-        ({"type": "integer"}, "bigint"),
+        (INTEGER, "bigint"),
         ({"type": "integer", "connect.type": "int32"}, "int"),
-        ({"type": "number"}, "double"),
+        (NUMBER, "double"),
         ({"type": "boolean"}, "boolean"),
         ({"type": "null"}, "void"),
         ({"type": "string", "format": "date"}, "date"),
@@ -49,29 +48,28 @@ def text_of(kind: pa.DataType) -> str:
         ({"type": "string", "contentEncoding": "base64"}, "binary"),
         ({"type": ["null", "integer"]}, "bigint"),
         ({"type": ["integer", "number"]}, "double"),
-        ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, "bigint"),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "bigint"),
-        ({"oneOf": [STRING, {"type": "integer"}]}, "string"),
-        ({"type": "array", "items": {"type": "integer"}}, "array<bigint>"),
+        ({"oneOf": [{"type": "null"}, INTEGER]}, "bigint"),
+        ({"anyOf": [INTEGER, {"type": "null"}]}, "bigint"),
+        ({"oneOf": [STRING, INTEGER]}, "string"),
+        ({"type": "array", "items": INTEGER}, "array<bigint>"),
         ({"type": "array"}, "array<string>"),
         ({"items": STRING}, "array<string>"),
-        ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "number"}], "items": False}, "array<double>"),
-        ({"type": "array", "items": [{"type": "integer"}, STRING]}, "array<string>"),
-        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": STRING}}, "struct<a:bigint,b:string>"),
+        ({"type": "array", "prefixItems": [INTEGER, NUMBER], "items": False}, "array<double>"),
+        ({"type": "array", "items": [INTEGER, STRING]}, "array<string>"),
+        ({"type": "object", "properties": {"a": INTEGER, "b": STRING}}, "struct<a:bigint,b:string>"),
         ({"properties": {"a": {"properties": {"b": STRING}}}}, "struct<a:struct<b:string>>"),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, "map<string,bigint>"),
-        ({"type": "object", "patternProperties": {"^x": {"type": "number"}}}, "map<string,double>"),
-        ({"patternProperties": {"^x": INTEGER}, "unevaluatedProperties": {"type": "number"}}, "map<string,double>"),
+        ({"type": "object", "additionalProperties": INTEGER}, "map<string,bigint>"),
+        ({"type": "object", "patternProperties": {"^x": NUMBER}}, "map<string,double>"),
+        ({"patternProperties": {"^x": INTEGER}, "unevaluatedProperties": NUMBER}, "map<string,double>"),
         ({"type": "object"}, "map<string,string>"),
         ({"enum": ["NEW", "PAID"]}, "string"),
         ({"enum": [1, 2, None]}, "bigint"),
         ({"enum": [1, "x"]}, "string"),
         ({"const": True}, "boolean"),
         ({"const": 1.5}, "double"),
-        ({"allOf": [{"properties": {"a": STRING}}, {"properties": {"b": {"type": "number"}}}]},
-         "struct<a:string,b:double>"),
+        ({"allOf": [{"properties": {"a": STRING}}, {"properties": {"b": NUMBER}}]}, "struct<a:string,b:double>"),
         ({"allOf": [{"type": "array"}, {"type": "array", "items": INTEGER}]}, "array<bigint>"),
-        ({"allOf": [{"items": {"type": "number"}}, {"items": INTEGER}]}, "array<bigint>"),
+        ({"allOf": [{"items": NUMBER}, {"items": INTEGER}]}, "array<bigint>"),
         ({"allOf": [{"items": {"properties": {"a": STRING}}}, {"items": {"properties": {"b": INTEGER}}}]},
          "array<struct<a:string,b:bigint>>"),
         ({"allOf": [{"type": "object"}, {"type": "object", "additionalProperties": INTEGER}]}, "map<string,bigint>"),
@@ -84,12 +82,12 @@ def text_of(kind: pa.DataType) -> str:
          "struct<a:string>"),
         ({}, "string"),
         (True, "string"),
-        ({"$ref": "#/definitions/A", "definitions": {"A": {"type": "integer"}}}, "bigint"),
-        ({"properties": {"a": {"$ref": "#/$defs/A~1B"}}, "$defs": {"A/B": {"type": "number"}}}, "struct<a:double>"),
+        ({"$ref": "#/definitions/A", "definitions": {"A": INTEGER}}, "bigint"),
+        ({"properties": {"a": {"$ref": "#/$defs/A~1B"}}, "$defs": {"A/B": NUMBER}}, "struct<a:double>"),
         ({"properties": {"a": {"$ref": "#x"}}, "$defs": {"A": {"$anchor": "x", "type": "number"}}}, "struct<a:double>"),
         ({"$id": "http://x/y.json", "properties": {"a": {"$ref": "z.json#/$defs/B"}},
-          "$defs": {"A": {"$id": "z.json", "$defs": {"B": {"type": "number"}}}}}, "struct<a:double>"),
-        ({"properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "number"}}},
+          "$defs": {"A": {"$id": "z.json", "$defs": {"B": NUMBER}}}}, "struct<a:double>"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#/$defs/A"}}, "$defs": {"A": NUMBER}},
          "struct<a:double,b:double>"),
         ({"type": "object", "properties": {"a": {"$ref": "other.json"}}}, "struct<a:bigint>"),
         ({"type": "object", "properties": {"a": {"$ref": "nested.json#/definitions/N"}}}, "struct<a:struct<o:bigint>>"),
@@ -97,7 +95,7 @@ def text_of(kind: pa.DataType) -> str:
 )  # fmt: skip
 def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
     further = {
-        "other.json": json.dumps({"type": "integer"}),
+        "other.json": json.dumps(INTEGER),
         "nested.json": json.dumps({"definitions": {"N": {"properties": {"o": {"$ref": "other.json"}}}}}),
     }
     assert text_of(arrow_type(parse_json_schema(json.dumps(schema), further))) == expected
@@ -115,7 +113,7 @@ def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
           "definitions": {"A": {"items": {"$ref": "#/definitions/A"}}}}, r"field a\[\], contains a type in itself"),
         ({"properties": {"a": {"$ref": "#/definitions/A"}}}, "field a, refers to '#/definitions/A', which the schema"),
         ({"properties": {"a": {"$ref": "b.json"}}}, "field a, refers to 'b.json', which is no reference"),
-        ({"allOf": [STRING, {"type": "integer"}]}, "is to have several types at once: integer, string"),
+        ({"allOf": [STRING, INTEGER]}, "is to have several types at once: integer, string"),
         ({"properties": {"a": {"allOf": [{"items": STRING}, {"items": INTEGER}]}}},
          r"field a\[\], is to have several types at once: integer, string"),
         ({"allOf": [{"type": "object", "additionalProperties": schema} for schema in (STRING, INTEGER)]},
@@ -142,7 +140,7 @@ def test_hostile_schemas_are_refused() -> None:
     doubling: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {
         f"d{n}": {"properties": {side: {"$ref": f"#/$defs/d{n + 1}"} for side in "lr"}}
         for n in range(25)}}  # fmt: skip
-    doubling["$defs"]["d25"] = {"type": "string"}
+    doubling["$defs"]["d25"] = STRING
     with pytest.raises(ConfigurationError, match="is one of more than 10000 types"):
         parse_json_schema(json.dumps(doubling))
 
@@ -170,24 +168,18 @@ ORDER = {
     "title": "Order",
     "type": "object",
     "properties": {
-        "id": {"type": "integer"},
+        "id": INTEGER,
         "at": {"type": "string", "format": "date-time"},
-        "note": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        "note": {"oneOf": [{"type": "null"}, STRING]},
         "to": {"$ref": "address.json"},
-        "tags": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "tags": {"type": "object", "additionalProperties": INTEGER},
     },
     "required": ["id"],
 }
-ADDRESS = {"$id": "address.json", "type": "object", "properties": {"city": {"type": "string"}}}
+ADDRESS = {"$id": "address.json", "type": "object", "properties": {"city": STRING}}
 
 
-@pytest.fixture
-def server() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as registry:
-        yield registry
-
-
-def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry) -> None:
+def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry, registry: SchemaRegistry) -> None:
     server.register("address", json.dumps(ADDRESS), "JSON")
     client = SchemaRegistryClient({"url": server.url})
     schema = ConfluentSchema(json.dumps(ORDER), "JSON", [SchemaReference("address.json", "address", 1)])
@@ -198,37 +190,33 @@ def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry) ->
     ]
     context = SerializationContext("orders", MessageField.VALUE)
     values = [*(serializer(value, context) for value in written), None, b'{"id": 1}']
-    config = parse_registry({"schema.registry.url": server.url})
-    assert config is not None
-    registry = SchemaRegistry(config)
     reader = choose_schema("confluent-json", registry, "orders-value")
     assert text_of(reader.type) == (
         "struct<id:bigint,at:timestamp,note:string,to:struct<city:string>,tags:map<string,bigint>>"
     )
-    column, invalid = ColumnDecoder(reader, registry).decode(pa.array(values, pa.binary()))
-    column.validate(full=True)
-    assert [str(failure) for failure in invalid] == ["it does not begin with a zero byte and a schema id"]
-    first, second, *further = column.to_pylist()
-    assert (first["id"], first["to"], first["tags"], str(first["at"])) == (
-        1, {"city": "Kiel"}, [("a", 1)], "2026-01-31 12:00:00+00:00",
-    )  # fmt: skip
-    assert (second["id"], second["note"], second["to"], further) == (2, "x", None, [None, None])
+    at = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    assert decoded(ColumnDecoder(reader, registry), values) == (
+        [
+            {"id": 1, "at": at, "note": None, "to": {"city": "Kiel"}, "tags": [("a", 1)]},
+            {"id": 2, "at": None, "note": "x", "to": None, "tags": None},
+            *(None, None),
+        ],
+        ["it does not begin with a zero byte and a schema id"],
+    )
 
 
-def test_schema_of_spark_may_take_the_place_of_the_registered_one(server: FakeSchemaRegistry) -> None:
+def test_schema_of_spark_may_take_the_place_of_the_registered_one(
+    server: FakeSchemaRegistry, registry: SchemaRegistry
+) -> None:
     client = SchemaRegistryClient({"url": server.url})
     serializer = JSONSerializer(json.dumps(ADDRESS), client)
     value = serializer({"city": "Kiel"}, SerializationContext("a", MessageField.VALUE))
-    config = parse_registry({"schema.registry.url": server.url})
-    assert config is not None
-    registry = SchemaRegistry(config)
     reader = choose_schema("confluent-json", registry, "a-value", text="city STRING, zip INT")
-    column, _ = ColumnDecoder(reader, registry).decode(pa.array([value], pa.binary()))
-    assert column.to_pylist() == [{"city": "Kiel", "zip": None}]
+    assert decoded(ColumnDecoder(reader, registry), [value]) == ([{"city": "Kiel", "zip": None}], [])
     with pytest.raises(ConfigurationError, match="has no field street; it has city"):
         choose_schema("confluent-json", registry, "a-value", fields=("street",))
 
 
 def test_json_schema_may_be_given_for_plain_json() -> None:
-    decoder = ColumnDecoder(ReaderSchema("json", json.dumps({**ADDRESS, "properties": {"a": {"type": "integer"}}})))
-    assert decoder.decode(pa.array([b'{"a": 1}'], pa.binary()))[0].to_pylist() == [{"a": 1}]
+    decoder = ColumnDecoder(ReaderSchema("json", json.dumps({**ADDRESS, "properties": {"a": INTEGER}})))
+    assert decoded(decoder, [b'{"a": 1}']) == ([{"a": 1}], [])

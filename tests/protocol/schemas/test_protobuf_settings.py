@@ -14,6 +14,7 @@ from protocol.schemas.protobuf_language import ProtobufLanguage
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.values import ColumnDecoder
+from tests.protocol.schemas.conftest import decoded
 
 WRAPPERS = """
 syntax = "proto3"; import "google/protobuf/wrappers.proto";
@@ -29,10 +30,9 @@ syntax = "proto3"; message Tree { string name = 1; Tree left = 2; repeated Tree 
 
 def decode(text: str, values: list[bytes], message: str | None = None, **settings: Any) -> list[Any]:
     schema = ReaderSchema("protobuf", text, protobuf=ProtobufSettings(message, **settings))
-    column, invalid = ColumnDecoder(schema).decode(pa.array(values, pa.binary()))
-    column.validate(full=True)
-    assert invalid == []
-    return list(column.to_pylist())
+    rows, errors = decoded(ColumnDecoder(schema), values)
+    assert errors == []
+    return rows
 
 
 def proto3(fields: str, before: str = "") -> str:
@@ -121,25 +121,19 @@ def test_times_are_microseconds_of_any_message_with_their_form() -> None:
 
 def test_required_and_text_fields_are_checked() -> None:
     text = "message M { required int32 a = 1; optional string b = 2; }"
-    column, invalid = ColumnDecoder(ReaderSchema("protobuf", text)).decode(pa.array([b"", b"\x08\1\x12\1\xff"]))
-    assert column.to_pylist() == [None, {"a": 1, "b": "\N{REPLACEMENT CHARACTER}"}]
-    assert [str(failure) for failure in invalid] == [
-        "field a: a required field is missing; the schema probably differs from the writer's"
-    ]
-    column, invalid = ColumnDecoder(ReaderSchema("protobuf", proto3("string b = 2;"))).decode(pa.array([b"\x12\1\xff"]))
-    assert [str(failure) for failure in invalid] == [
-        "field b: a text that is not UTF-8; the schema probably differs from the writer's"
-    ]
+    assert decoded(ColumnDecoder(ReaderSchema("protobuf", text)), [b"", b"\x08\1\x12\1\xff"]) == (
+        [None, {"a": 1, "b": "\N{REPLACEMENT CHARACTER}"}],
+        ["field a: a required field is missing; the schema probably differs from the writer's"],
+    )
+    assert decoded(ColumnDecoder(ReaderSchema("protobuf", proto3("string b = 2;"))), [b"\x12\1\xff"]) == (
+        [None],
+        ["field b: a text that is not UTF-8; the schema probably differs from the writer's"],
+    )
 
 
 def chain(count: int) -> str:
     """Return `count` messages, each with the next one in it."""
     return "".join(f"message M{n} {{ M{n + 1} f = 1; int32 x = 2; }} " for n in range(count)) + f"message M{count} {{}}"
-
-
-def test_deep_schema_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is nested deeper than 64 messages"):
-        decode(f'syntax = "proto3"; {chain(3_000)}', [])
 
 
 def test_deep_schema_of_a_writer_is_compared_as_deep_as_it_is_read() -> None:
@@ -161,9 +155,11 @@ def test_deep_schema_of_a_writer_is_compared_as_deep_as_it_is_read() -> None:
     [
         (f'syntax = "proto3"; package {"a." * 20_000}a; message M {{ int32 x = 1; }}', "name of more than 1000 char"),
         (f'syntax = "proto3"; message M {{ {"a." * 20_000}a x = 1; }}', "field M.x has the type a.a.a"),
+        (f'syntax = "proto3"; {chain(3_000)}', "is nested deeper than 64 messages"),
     ],
+    ids=["package", "type", "depth"],
 )
-def test_long_name_is_refused(text: str, message: str) -> None:
+def test_long_name_or_deep_schema_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         decode(text, [])
 

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import struct
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
@@ -20,18 +20,18 @@ from protocol.errors import ConfigurationError
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
-from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, registered
+from protocol.schemas.values import ColumnDecoder
 from protocol.testing import FakeKafka
-from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder
 from tests.protocol.schemas.protobuf_samples import as_column, message_class, text_of
 from tests.support.protobuf_messages import Field, message_type
 
-SUBJECT = "orders-value"
 FIRST = message_type({"id": (1, Field.TYPE_INT64)})
 SECOND = message_type({"note": (2, Field.TYPE_STRING), "id": (1, Field.TYPE_INT64)})
 OTHER = message_type({"id": (1, Field.TYPE_INT64)}, "Refund", before=["First"])
+IMPORTING = 'syntax = "proto3"; package shop; import "a.proto"; message Order { Address to = 1; }'
+IMPORTED = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
 Serialize = Callable[..., bytes]
 
 
@@ -39,13 +39,6 @@ Serialize = Callable[..., bytes]
 def server() -> Iterator[FakeSchemaRegistry]:
     with FakeSchemaRegistry("NONE") as registry:
         yield registry
-
-
-@pytest.fixture
-def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
-    config = parse_registry({"schema.registry.url": server.url, "schema.registry.max.retries": 0})
-    assert config is not None
-    return SchemaRegistry(config, ManualClock())
 
 
 @pytest.fixture
@@ -65,20 +58,15 @@ def serialize(server: FakeSchemaRegistry) -> Serialize:
     return write
 
 
-def decoder(registry: SchemaRegistry, message: str | None = None, **more: Any) -> ColumnDecoder:
-    schema = registered("confluent-protobuf", registry, registry.version(SUBJECT))
-    return ColumnDecoder(ReaderSchema(**{**vars(schema), "protobuf": ProtobufSettings(message), **more}), registry)
-
-
-def column(values: list[bytes | None]) -> pa.Array:
-    return pa.array(values, pa.binary())
+def decode(registry: SchemaRegistry, *values: bytes | None, message: str | None = None) -> tuple[list[Any], list[str]]:
+    """Return the values, as messages of the latest version, and the errors of those that are invalid."""
+    return decoded(decoder("confluent-protobuf", registry, protobuf=ProtobufSettings(message)), values)
 
 
 def test_messages_of_all_versions_are_read_by_number(serialize: Serialize, registry: SchemaRegistry) -> None:
     values = [serialize(FIRST(id=1)), None, serialize(SECOND(id=2, note="two")), serialize(FIRST(id=3))]
-    decoded, invalid = decoder(registry).decode(column(values))
-    assert invalid == []
-    assert decoded.to_pylist() == [{"note": None, "id": 1}, None, {"note": "two", "id": 2}, {"note": None, "id": 3}]
+    rows = [{"note": None, "id": 1}, None, {"note": "two", "id": 2}, {"note": None, "id": 3}]
+    assert decode(registry, *values) == (rows, [])
 
 
 def test_message_indexes_select_the_message(serialize: Serialize, registry: SchemaRegistry) -> None:
@@ -87,12 +75,14 @@ def test_message_indexes_select_the_message(serialize: Serialize, registry: Sche
     assert refund[5:7] == b"\x02\x02"
     first = refund[:5] + b"\0" + b"\x08\x07"
     long_form = refund[:5] + b"\x02\0" + b"\x08\x08"
-    decoded, invalid = decoder(registry, "Refund").decode(column([refund, first, long_form, refund]))
-    assert decoded.to_pylist() == [{"id": 5}, None, None, {"id": 5}]
-    assert [str(failure) for failure in invalid] == ["schema id 1: its message is shop.First, not shop.Refund"] * 2
-    decoded, invalid = decoder(registry).decode(column([refund, first, long_form]))
-    assert decoded.to_pylist() == [None, {"x": 7}, {"x": 8}]
-    assert [str(failure) for failure in invalid] == ["schema id 1: its message is shop.Refund, not shop.First"]
+    assert decode(registry, refund, first, long_form, refund, message="Refund") == (
+        [{"id": 5}, None, None, {"id": 5}],
+        ["schema id 1: its message is shop.First, not shop.Refund"] * 2,
+    )
+    assert decode(registry, refund, first, long_form) == (
+        [None, {"x": 7}, {"x": 8}],
+        ["schema id 1: its message is shop.Refund, not shop.First"],
+    )
 
 
 NESTED = """
@@ -107,11 +97,8 @@ def test_message_of_the_same_name_in_another_message_is_refused(
 ) -> None:
     prefix = struct.pack(">bI", 0, server.register(SUBJECT, NESTED, "PROTOBUF"))
     values = [prefix + indexes + b"\x08\x07" for indexes in (b"\4\0\0", b"\4\2\0")]
-    decoded, invalid = decoder(registry, "Order.Item").decode(column(values))
-    assert decoded.to_pylist() == [{"id": 7}, None]
-    assert [str(failure) for failure in invalid] == [
-        "schema id 1: its message is shop.Refund.Item, not shop.Order.Item"
-    ]
+    error = "schema id 1: its message is shop.Refund.Item, not shop.Order.Item"
+    assert decode(registry, *values, message="Order.Item") == ([{"id": 7}, None], [error])
 
 
 INTEGERS = ["int32", "int64", "uint32", "uint64", "bool"]
@@ -133,9 +120,8 @@ def test_integer_of_another_size_is_converted_as_by_the_protobuf_package(
     for kind in (old, new):
         text = f'syntax = "proto3"; package shop; message Order {{ {kind} a = 1; }}'
         server.register(SUBJECT, text, "PROTOBUF")
-    decoded, invalid = decoder(registry).decode(column([prefix + message for message in messages]))
-    assert invalid == []
-    assert decoded.to_pylist() == [as_column(reader.FromString(message)) for message in messages]
+    rows = [as_column(reader.FromString(message)) for message in messages]
+    assert decode(registry, *(prefix + message for message in messages)) == (rows, [])
 
 
 def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package(
@@ -151,20 +137,15 @@ def test_fields_that_become_a_oneof_keep_the_last_one_as_in_the_protobuf_package
         message.field.add(name=name, number=number, type=Field.TYPE_INT32, label=1, oneof_index=0)
     reader = message_class(file, "shop.Order")
     messages = [b"\x08\1\x10\2", b"\x10\2\x08\1", b"\x08\1", b"\x10\0"]
-    decoded, invalid = decoder(registry).decode(column([b"\0\0\0\0\1\0" + message for message in messages]))
-    assert invalid == []
-    assert decoded.to_pylist() == [as_column(reader.FromString(message)) for message in messages]
-    assert decoded.to_pylist()[0] == {"a": None, "b": 2}
+    rows = [as_column(reader.FromString(message)) for message in messages]
+    assert rows[0] == {"a": None, "b": 2}
+    assert decode(registry, *(b"\0\0\0\0\1\0" + message for message in messages)) == (rows, [])
 
 
 @pytest.mark.parametrize(
     ("remainder", "reason"),
     [
-        (b"", "its message indexes are truncated"),
-        (b"\x80", "its message indexes are truncated"),
-        (b"\x02", "its message indexes are truncated"),
-        (b"\x01", "its message indexes are truncated"),
-        (b"\xff" * 400, "its message indexes are truncated"),
+        *((wrong, "its message indexes are truncated") for wrong in (b"", b"\x80", b"\2", b"\1", b"\xff" * 400)),
         (b"\x02\x12", "its message is number [9], which its schema does not have, not shop.Order"),
         (b"\0\x08", "the value ends in the middle of the field"),
         (b"\0\x13\x13\x14", "a group without its end"),
@@ -174,19 +155,15 @@ def test_invalid_message_is_reported(
     serialize: Serialize, registry: SchemaRegistry, remainder: bytes, reason: str
 ) -> None:
     good = serialize(FIRST(id=1))
-    decoded, invalid = decoder(registry).decode(column([good, good[:5] + remainder, good]))
-    assert decoded.to_pylist() == [{"id": 1}, None, {"id": 1}]
-    assert [str(failure) for failure in invalid] == [f"schema id 1: {reason}"]
+    rows = [{"id": 1}, None, {"id": 1}]
+    assert decode(registry, good, good[:5] + remainder, good) == (rows, [f"schema id 1: {reason}"])
 
 
 def test_field_that_changed_its_type_makes_messages_invalid(serialize: Serialize, registry: SchemaRegistry) -> None:
     values = [serialize(FIRST(id=1)), serialize(message_type({"id": (1, Field.TYPE_STRING)})(id="x"))]
-    decoded, invalid = decoder(registry).decode(column(values))
-    assert decoded.to_pylist() == [None, {"id": "x"}]
-    assert [str(failure) for failure in invalid] == [
-        "schema id 1: incompatible Protobuf schemas: id, with the number 1, is int64 in the writer's schema, string in "
-        "the reader's"
-    ]
+    types = "id, with the number 1, is int64 in the writer's schema, string in the reader's"
+    error = f"schema id 1: incompatible Protobuf schemas: {types}"
+    assert decode(registry, *values) == ([None, {"id": "x"}], [error])
 
 
 def test_imported_messages_are_read(serialize: Serialize, registry: SchemaRegistry) -> None:
@@ -197,33 +174,23 @@ def test_imported_messages_are_read(serialize: Serialize, registry: SchemaRegist
     )
     message = order(at={"seconds": 1})
     message.to.city = "Kiel"
-    value = serialize(message)
-    decoded, invalid = decoder(registry).decode(column([value]))
-    assert invalid == []
-    assert decoded.field("to").to_pylist() == [{"city": "Kiel"}]
-    assert decoded.field("at").cast(pa.int64()).to_pylist() == [1_000_000]
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+    assert decode(registry, serialize(message)) == ([{"to": {"city": "Kiel"}, "at": at}], [])
 
 
 def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
-    address = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
-    server.register("address", address, "PROTOBUF")
-    text = 'syntax = "proto3"; package shop; import "address.proto"; '
-    text += "message Order { Address to = 1; optional int32 n = 2; }"
-    references = [{"name": "address.proto", "subject": "address", "version": 1}]
+    server.register("address", IMPORTED, "PROTOBUF")
+    references = [{"name": "a.proto", "subject": "address", "version": 1}]
+    text = IMPORTING.replace("to = 1;", "to = 1; optional int32 n = 2;")
     schema_id = server.register(SUBJECT, text, "PROTOBUF", references)
     value = struct.pack(">bI", 0, schema_id) + b"\0\x0a\x06\x0a\x04Kiel\x10\0"
-    decoded, invalid = decoder(registry).decode(column([value]))
-    assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
+    assert decode(registry, value) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
 
 
 def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:
     serialize(FIRST(id=1))
     with pytest.raises(ConfigurationError, match="has no message Bill; it has shop"):
-        decoder(registry, "Bill")
-
-
-IMPORTING = 'syntax = "proto3"; package shop; import "a.proto"; message Order { Address to = 1; }'
-IMPORTED = 'syntax = "proto3"; package shop; message Address { string city = 1; }'
+        decode(registry, message="Bill")
 
 
 @pytest.mark.parametrize("name", ["Address", "shop.Address", "google.protobuf.Timestamp", "Order.TagsEntry"])
@@ -245,18 +212,15 @@ def test_message_of_any_file_in_a_set_of_descriptors_is_read() -> None:
         files.append(descriptor_pb2.FileDescriptorProto())
         message.DESCRIPTOR.file.CopyToProto(files[-1])
     schema = ReaderSchema("protobuf", text_of(*files), protobuf=ProtobufSettings("Address"))
-    decoded, invalid = ColumnDecoder(schema).decode(column([address(city="Kiel").SerializeToString()]))
-    assert (decoded.to_pylist(), invalid) == ([{"city": "Kiel"}], [])
+    assert decoded(ColumnDecoder(schema), [address(city="Kiel").SerializeToString()]) == ([{"city": "Kiel"}], [])
 
 
 def test_topic_is_read_with_decoded_messages(serialize: Serialize, server: FakeSchemaRegistry) -> None:
     refund = serialize(OTHER(id=5))
     with FakeKafka() as broker:
         broker.create_topic("orders", 1)
-        protocol.write({"bootstrap.servers": broker.bootstrap_servers}, "orders", pa.table({"value": column([refund])}))
+        broker.produce("orders", refund)
         properties = {"bootstrap.servers": broker.bootstrap_servers, "schema.registry.url": server.url}
-        settings = ProtobufSettings("Refund")
-        reader = protocol.read(
-            properties, "orders", columns=["value"], value_format="confluent-protobuf", protobuf=settings
-        )
+        options = {"value_format": "confluent-protobuf", "protobuf": ProtobufSettings("Refund")}
+        reader = protocol.read(properties, "orders", columns=["value"], **options)
         assert reader.read_all().column("value").to_pylist() == [{"id": 5}]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,20 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError, RegistryFailed
-from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
+from protocol.schemas.registry import RegisteredSchema, SchemaReference, is_unknown
 from protocol.schemas.registry_config import parse_registry
 from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.protocol.schemas.conftest import client
+from tests.support.cloud_endpoints import Answer, CloudEndpoint, Request, json_answer
 from tests.support.refusing_address import refusing_address
 from tests.support.tls_ends import authority_without_key_identifiers
 from tests.support.token_endpoint import Endpoint
 
 ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
-WITH_NOTE = (
-    '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, '
-    '{"name": "note", "type": "string", "default": ""}]}'
-)
+WITH_NOTE = ORDER.replace("]", ', {"name": "note", "type": "string", "default": ""}]')
 WITHOUT_DEFAULT = WITH_NOTE.replace(', "default": ""', "")
-
-
-@pytest.fixture
-def server() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as registry:
-        yield registry
-
-
-def client(url: str, clock: Any = None, **more: object) -> SchemaRegistry:
-    values = {f"schema.registry.{name.replace('_', '.')}": value for name, value in more.items()}
-    config = parse_registry({"schema.registry.url": url, **values})
-    assert config is not None
-    return SchemaRegistry(config, clock or ManualClock())
 
 
 def test_schema_is_found_by_id_and_by_subject(server: FakeSchemaRegistry) -> None:
@@ -85,19 +69,15 @@ def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"[]",
-        b"{}",
-        b"null",
-        b"<html>",
-        b'{"schema": 1, "references": 5}',
-        b'{"schema": 1, "ruleSet": [1]}',
-        b"[" * 9_999,
+        *(b"", b"[]", b"{}", b"null", b"<html>", b"[" * 9_999),
+        *(b'{"schema": 1, "references": 5}', b'{"schema": 1, "ruleSet": [1]}'),
     ],
 )
 def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> None:
-    with Answering(answer) as url, pytest.raises(RegistryFailed):
-        client(url).by_id(1)
+    with CloudEndpoint() as server:
+        server.otherwise = 200, {}, answer
+        with pytest.raises(RegistryFailed):
+            client(server.url).by_id(1)
 
 
 def test_ca_of_the_system_is_trusted_as_by_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,103 +90,63 @@ def test_ca_of_the_system_is_trusted_as_by_java(tmp_path: Path, monkeypatch: pyt
         assert client(endpoint.url).register("orders-value", RegisteredSchema(ORDER)) == 7
 
 
-class Gated:
-    """A registry whose responses for some ids wait until the test opens the gate; counts the requests."""
+class Gated(CloudEndpoint):
+    """A registry whose response for the id 1 waits until the test opens the gate."""
 
-    def __init__(self, pending: str, status: int = 200) -> None:
-        self.opened = threading.Event()
-        self.arrived = threading.Event()
-        self.requests: list[str] = []
-        gated = self
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened, self.arrived = threading.Event(), threading.Event()
+        self.otherwise = json_answer(schema=ORDER)
+        self.answers["GET /schemas/ids/1"] = self._wait
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                gated.requests.append(self.path)
-                failed = pending in self.path and status != 200
-                if pending in self.path:
-                    gated.arrived.set()
-                    gated.opened.wait(30)
-                body = b'{"error_code": 50001}' if failed else json.dumps({"schema": ORDER}).encode()
-                self.send_response(status if failed else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Gated:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.opened.set()
-        self._server.shutdown()
-        self._server.server_close()
+    def _wait(self, request: Request) -> Answer:
+        self.arrived.set()
+        self.opened.wait(30)
+        return json_answer(schema=ORDER)
 
 
-def test_known_and_other_ids_do_not_wait_for_a_slow_response() -> None:
-    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
-        registry = client(server.url)
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    with Gated() as running:
+        yield running
+        running.opened.set()
+
+
+def test_known_and_other_ids_do_not_wait_for_a_slow_response(gated: Gated) -> None:
+    with ThreadPoolExecutor() as pool:
+        registry = client(gated.url)
         registry.by_id(2)
         slow = pool.submit(registry.by_id, 1)
-        assert server.arrived.wait(10)
+        assert gated.arrived.wait(20)
         for schema_id in (2, 3):
-            assert pool.submit(registry.by_id, schema_id).result(timeout=10).text == ORDER
+            assert pool.submit(registry.by_id, schema_id).result(20).text == ORDER
         assert not slow.done()
-        server.opened.set()
-        assert slow.result(timeout=10).text == ORDER
+        gated.opened.set()
+        assert slow.result(20).text == ORDER
 
 
-def test_threads_that_want_one_id_share_its_request() -> None:
-    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
-        registry = client(server.url)
+def test_threads_that_want_one_id_share_its_request(gated: Gated) -> None:
+    with ThreadPoolExecutor() as pool:
+        registry = client(gated.url)
         collected = [pool.submit(registry.by_id, 1) for _ in range(4)]
-        assert server.arrived.wait(10)
-        server.opened.set()
-        assert {future.result(timeout=10).text for future in collected} == {ORDER}
-        assert server.requests == ["/schemas/ids/1"]
+        assert gated.arrived.wait(20)
+        gated.opened.set()
+        assert {future.result(20).text for future in collected} == {ORDER}
+        assert [request.path for request in gated.requests] == ["/schemas/ids/1"]
 
 
-def test_wait_for_the_request_of_another_thread_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Gated("/ids/1") as server, ThreadPoolExecutor() as pool:
-        registry = client(server.url)
+def test_wait_for_the_request_of_another_thread_ends_at_its_deadline(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        registry = client(gated.url)
         slow = pool.submit(registry.by_id, 1)
-        assert server.arrived.wait(10)
+        assert gated.arrived.wait(20)
         monkeypatch.setattr(registry, "_longest_request_ms", lambda: 50)
         with pytest.raises(RegistryFailed, match="for the schema with the id 1: another thread is still waiting"):
             registry.by_id(1)
-        server.opened.set()
-        assert slow.result(timeout=10).text == ORDER
-
-
-class Answering:
-    """A server that answers every request with status 200 and these bytes."""
-
-    def __init__(self, answer: bytes) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-
-    def __enter__(self) -> str:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        gated.opened.set()
+        assert slow.result(20).text == ORDER
 
 
 def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegistry) -> None:
@@ -279,27 +219,20 @@ def test_token_comes_from_the_endpoint_once(server: FakeSchemaRegistry) -> None:
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"schema.registry.urls": "x"}, "schema.registry.urls is unknown; did you mean schema.registry.url?"),
-        ({"schema.registry.url": "registry:8081"}, "schema.registry.url has a wrong value.*not http://"),
-        ({"schema.registry.url": "http://me:pw@r:1"}, "an entry has a user; use basic.auth.user.info"),
-        (
-            {"schema.registry.bearer.auth.token": "t"},
-            "schema.registry.bearer.auth.token is set, but schema.registry.url",
-        ),
-        (
-            {"schema.registry.url": "http://r:1", "schema.registry.bearer.auth.credentials.source": "STATIC_TOKEN"},
-            "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not",
-        ),
-        ({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "pw"}, "there is no colon"),
-        (
-            {"schema.registry.url": "http://r:1", "schema.registry.basic.auth.credentials.source": "USER_INFO"},
-            "basic.auth.credentials.source is set, but schema.registry.basic.auth.user.info is not",
-        ),
+        ({"urls": "x"}, "schema.registry.urls is unknown; did you mean schema.registry.url?"),
+        ({"url": "registry:8081"}, "schema.registry.url has a wrong value.*not http://"),
+        ({"url": "http://me:pw@r:1"}, "an entry has a user; use basic.auth.user.info"),
+        ({"bearer.auth.token": "t"}, "schema.registry.bearer.auth.token is set, but schema.registry.url"),
+        ({"url": "http://r:1", "bearer.auth.credentials.source": "STATIC_TOKEN"},
+         "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not"),
+        ({"url": "http://r:1", "basic.auth.user.info": "pw"}, "there is no colon"),
+        ({"url": "http://r:1", "basic.auth.credentials.source": "USER_INFO"},
+         "basic.auth.credentials.source is set, but schema.registry.basic.auth.user.info is not"),
     ],
-)
-def test_wrong_property_is_refused_with_its_name(properties: dict[str, object], message: str) -> None:
+)  # fmt: skip
+def test_wrong_property_is_refused_with_its_name(properties: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as refused:
-        parse_registry(properties)
+        parse_registry({f"schema.registry.{name}": value for name, value in properties.items()})
     assert "pw" not in str(refused.value).replace("wrong", "")
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
@@ -17,12 +15,11 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
-from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.rules import Use, parse_rules, refuse_rules
 from protocol.schemas.values import ColumnDecoder, choose_schema
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.protocol.schemas.conftest import SUBJECT, decoded
 
-SUBJECT = "orders-value"
 FIRST = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 SECOND = FIRST.replace("]", ', {"name": "note", "type": "string", "default": ""}]')
 USES: tuple[Use, ...] = ("READ", "WRITE", "UPGRADE", "DOWNGRADE")
@@ -34,19 +31,6 @@ def rule_set(group: str = "domainRules", **fields: Any) -> dict[str, Any]:
 
 
 CHECK = {"kind": "CONDITION", "type": "CEL", "expr": "size(message.note) > 0", "doc": "no empty notes"}
-
-
-@pytest.fixture
-def server() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as registry:
-        yield registry
-
-
-@pytest.fixture
-def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
-    config = parse_registry({"schema.registry.url": server.url, "schema.registry.max.retries": 0})
-    assert config is not None
-    return SchemaRegistry(config)
 
 
 class Recorder(RuleExecutor):
@@ -148,12 +132,11 @@ def test_record_of_a_later_version_with_rules_does_not_decode(
     server.register(SUBJECT, SECOND, rule_set=rule_set())
     server.register(SUBJECT, SECOND, rule_set=rule_set("migrationRules", type="JSONATA", mode="DOWNGRADE"))
     server.register(SUBJECT, SECOND, rule_set={})
-    values = [
-        b"\0" + schema_id.to_bytes(4, "big") + b"\x02\x02x"[: 1 if schema_id == 1 else 3] for schema_id in range(1, 5)
-    ]
-    column, invalid = decoder.decode(pa.array(values, pa.binary()))
-    assert column.to_pylist() == [{"id": 1}, None, None, {"id": 1}]
-    assert [value.reason.partition(" (")[0] for value in invalid] == [
+    contents = (b"\x02", *[b"\x02\x02x"] * 3)
+    values = [b"\0" + schema_id.to_bytes(4, "big") + content for schema_id, content in enumerate(contents, 1)]
+    rows, errors = decoded(decoder, values)
+    assert rows == [{"id": 1}, None, None, {"id": 1}]
+    assert [error.partition(" (")[0].partition(": ")[2] for error in errors] == [
         f"the schema with the id {schema_id} has rules that are not applied here, and that change values: hidePII"
         for schema_id in (2, 3)
     ]

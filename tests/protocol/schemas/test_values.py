@@ -18,11 +18,10 @@ from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
-from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, registered
+from protocol.schemas.values import ColumnDecoder
 from protocol.testing import FakeKafka
-from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
+from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder
 
 FIRST: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 SECOND: dict[str, Any] = {
@@ -30,22 +29,6 @@ SECOND: dict[str, Any] = {
     "fields": [*FIRST["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
 }
 THIRD = {**FIRST, "fields": [*reversed(SECOND["fields"]), {"name": "paid", "type": "boolean", "default": True}]}
-SUBJECT = "orders-value"
-
-
-@pytest.fixture
-def server() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as registry:
-        yield registry
-
-
-@pytest.fixture
-def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
-    config = parse_registry({"schema.registry.url": server.url, "schema.registry.max.retries": 0})
-    assert config is not None
-    return SchemaRegistry(config, ManualClock())
-
-
 Serialize = Any
 
 
@@ -66,52 +49,38 @@ def serialize(server: FakeSchemaRegistry) -> Serialize:
     return write
 
 
-def decoder(registry: SchemaRegistry, **more: Any) -> ColumnDecoder:
-    schema = registered("confluent-avro", registry, registry.version(SUBJECT))
-    return ColumnDecoder(ReaderSchema(**{**vars(schema), **more}), registry)
-
-
-def column(values: Sequence[bytes | None]) -> pa.Array:
-    return pa.array(values, pa.binary())
+def decode(registry: SchemaRegistry, *values: bytes | None, **more: Any) -> tuple[list[Any], list[str]]:
+    """Return the values, resolved to the latest version, and the errors of those that are invalid."""
+    return decoded(decoder("confluent-avro", registry, **more), values)
 
 
 def test_values_of_all_versions_are_resolved_to_the_readers(serialize: Serialize, registry: SchemaRegistry) -> None:
     values = [
-        serialize(FIRST, {"id": 1}),
-        serialize(SECOND, {"id": 2, "note": "two"}),
-        None,
-        serialize(THIRD, {"note": None, "id": 3, "paid": False}),
-        serialize(FIRST, {"id": 4}),
+        *(serialize(FIRST, {"id": 1}), serialize(SECOND, {"id": 2, "note": "two"}), None),
+        *(serialize(THIRD, {"note": None, "id": 3, "paid": False}), serialize(FIRST, {"id": 4})),
     ]
-    decoded, invalid = decoder(registry).decode(column(values))
-    decoded.validate(full=True)
-    assert invalid == []
-    assert decoded.to_pylist() == [
-        {"note": None, "id": 1, "paid": True},
-        {"note": "two", "id": 2, "paid": True},
-        None,
-        {"note": None, "id": 3, "paid": False},
-        {"note": None, "id": 4, "paid": True},
-    ]
+    rows = [(None, 1, True), ("two", 2, True), None, (None, 3, False), (None, 4, True)]
+    names = ("note", "id", "paid")
+    assert decode(registry, *values) == ([row and dict(zip(names, row, strict=True)) for row in rows], [])
 
 
 def test_slice_of_a_column_is_decoded(serialize: Serialize, registry: SchemaRegistry) -> None:
-    values = column([None, *(serialize(FIRST, {"id": number}) for number in range(10)), None])
-    decoded, invalid = decoder(registry).decode(values.slice(3, 6))
-    assert (decoded.field(0).to_pylist(), invalid) == ([2, 3, 4, 5, 6, 7], [])
+    values = pa.array([None, *(serialize(FIRST, {"id": number}) for number in range(10)), None])
+    rows, invalid = decoder("confluent-avro", registry).decode(values.slice(3, 6))
+    assert (rows.field(0).to_pylist(), invalid) == ([2, 3, 4, 5, 6, 7], [])
 
 
 def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: SchemaRegistry) -> None:
     good = serialize(SECOND, {"id": 7, "note": "x"})
     values = [good, b"", b"\0\0\0", b'{"id": 7}', good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
-    decoded, invalid = decoder(registry).decode(column(values))
-    assert [row for row, value in enumerate(decoded.to_pylist()) if value is None] == [1, 2, 3, 4, 5, 6]
-    assert {failure.row: str(failure) for failure in invalid} == {
-        **dict.fromkeys((1, 2, 3), "it does not begin with a zero byte and a schema id"),
-        4: "schema id 1, field note: a length that exceeds the value",
-        5: "schema id 1: bytes are left behind the value",
-        6: "schema id 99: the registry does not have it",
-    }
+    rows, errors = decode(registry, *values)
+    assert rows == [{"id": 7, "note": "x"}, *[None] * 6, {"id": 7, "note": "x"}]
+    assert errors == [
+        *["it does not begin with a zero byte and a schema id"] * 3,
+        "schema id 1, field note: a length that exceeds the value",
+        "schema id 1: bytes are left behind the value",
+        "schema id 99: the registry does not have it",
+    ]
 
 
 def test_incompatible_writer_makes_its_values_invalid(
@@ -119,39 +88,31 @@ def test_incompatible_writer_makes_its_values_invalid(
 ) -> None:
     old = serialize(FIRST, {"id": 1})
     server.register(SUBJECT, json.dumps({**FIRST, "fields": [{"name": "id", "type": "string"}]}))
-    decoded, invalid = decoder(registry).decode(column([old]))
-    assert decoded.to_pylist() == [None]
-    assert str(invalid[0]) == (
-        "schema id 1: incompatible Avro schemas: id is long in the writer's schema, string in the reader's"
-    )
+    error = "schema id 1: incompatible Avro schemas: id is long in the writer's schema, string in the reader's"
+    assert decode(registry, old) == ([None], [error])
 
 
 def test_registry_that_is_away_fails_instead_of_making_values_invalid(
     serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
 ) -> None:
     value = serialize(FIRST, {"id": 1})
-    both = decoder(registry)
+    both = decoder("confluent-avro", registry)
     server.stop()
     with pytest.raises(RegistryFailed, match="does not respond to the request for the schema with the id 1"):
-        both.decode(column([value]))
+        decoded(both, [value])
     server.start()
-    assert both.decode(column([value]))[0].to_pylist() == [{"id": 1}]
+    assert decoded(both, [value]) == ([{"id": 1}], [])
 
 
 def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, registry: SchemaRegistry) -> None:
     headers: list[list[Any]] = [[], [("x", b"y")], []]
-    values = [
-        serialize(FIRST, {"id": 1}, headers[0]),
-        serialize(SECOND, {"id": 2, "note": "two"}, headers[1]),
-        serialize(SECOND, {"id": 3, "note": "three"}),
-    ]
+    expected = [{"id": 1}, {"id": 2, "note": "two"}, {"id": 3, "note": "three"}]
+    schemas, places = (FIRST, SECOND, SECOND), (headers[0], headers[1], None)
+    values = pa.array([serialize(*fields) for fields in zip(schemas, expected, places, strict=True)])
     inputs = pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)
-    decoded, invalid = decoder(registry).decode(column(values), inputs)
-    assert invalid == []
-    assert [value["id"] for value in decoded.to_pylist()] == [1, 2, 3]
-    assert [value["note"] for value in decoded.to_pylist()] == [None, "two", "three"]
-    part, _ = decoder(registry).decode(column(values).slice(1), inputs.slice(1))
-    assert part.to_pylist() == decoded.to_pylist()[1:]
+    for first in (0, 1):
+        column, invalid = decoder("confluent-avro", registry).decode(values.slice(first), inputs.slice(first))
+        assert (column.to_pylist(), invalid) == ([{"note": None, **row} for row in expected[first:]], [])
 
 
 def test_configuration_error_of_the_registry_is_no_invalid_value(
@@ -165,19 +126,14 @@ def test_configuration_error_of_the_registry_is_no_invalid_value(
 
     monkeypatch.setattr(registry, "by_id", fail)
     with pytest.raises(ConfigurationError, match="TOKEN"):
-        decoder(registry).decode(column([value]))
+        decode(registry, value)
 
 
 def test_selected_fields_are_decoded_alone(serialize: Serialize, registry: SchemaRegistry) -> None:
     value = serialize(THIRD, {"note": "n", "id": 3, "paid": False})
-    decoded, _ = decoder(registry, fields=("paid", "id")).decode(column([value]))
-    assert decoded.to_pylist() == [{"id": 3, "paid": False}]
-
-
-def test_chosen_fields_of_a_fixed_schema_are_decoded() -> None:
-    schema = ReaderSchema("avro", json.dumps(THIRD), fields=("paid", "id"))
-    decoded, invalid = ColumnDecoder(schema).decode(column([b"\2\4no\16\1"]))
-    assert (decoded.to_pylist(), invalid) == ([{"paid": True, "id": 7}], [])
+    assert decode(registry, value, fields=("paid", "id")) == ([{"id": 3, "paid": False}], [])
+    fixed = ReaderSchema("avro", json.dumps(THIRD), fields=("paid", "id"))
+    assert decoded(ColumnDecoder(fixed), [b"\2\4no\16\1"]) == ([{"paid": True, "id": 7}], [])
 
 
 def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
@@ -186,8 +142,7 @@ def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: Fak
     order = {"type": "record", "name": "Order", "fields": [{"name": "to", "type": "Address"}]}
     references = [{"name": "Address", "subject": "address", "version": 1}]
     schema_id = server.register(SUBJECT, json.dumps(order), references=references)
-    decoded, invalid = decoder(registry).decode(column([struct.pack(">bI", 0, schema_id) + b"\x08Kiel"]))
-    assert (decoded.to_pylist(), invalid) == ([{"to": {"city": "Kiel"}}], [])
+    assert decode(registry, struct.pack(">bI", 0, schema_id) + b"\x08Kiel") == ([{"to": {"city": "Kiel"}}], [])
 
 
 @pytest.mark.parametrize(
@@ -199,14 +154,14 @@ def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: Fak
     ids=["avro", "protobuf"],
 )
 def test_invalid_value_without_schema_id_points_to_the_writers_schema(schema: ReaderSchema, value: bytes) -> None:
-    (invalid,) = ColumnDecoder(schema).decode(column([value]))[1]
-    assert str(invalid).endswith("a length that exceeds the value; the schema probably differs from the writer's")
+    _, (error,) = decoded(ColumnDecoder(schema), [value])
+    assert error.endswith("a length that exceeds the value; the schema probably differs from the writer's")
 
 
 def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
     server.register(SUBJECT, "{}", "JSON")
     with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
-        decoder(registry)
+        decoder("confluent-avro", registry)
 
 
 # -- protocol.read ----------------------------------------------------------------------------
@@ -224,7 +179,7 @@ def properties(broker: FakeKafka, server: FakeSchemaRegistry) -> dict[str, objec
 
 
 def write(broker: FakeKafka, values: Sequence[bytes | None]) -> None:
-    table = pa.table({"value": column(values), "key": column([b"k"] * len(values))})
+    table = pa.table({"value": pa.array(values, pa.binary()), "key": [b"k"] * len(values)})
     protocol.write({"bootstrap.servers": broker.bootstrap_servers}, "orders", table)
 
 

@@ -1,4 +1,4 @@
-"""Offsets that a processor commits while handlers run, if the log is truncated by an unclean election."""
+"""Offsets that a processor commits while handlers run, if its log is truncated, or its topic created again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.fetch.consuming import records
-from tests.protocol.processing.conftest import GROUP, PROPERTIES, Handler, Start
+from tests.protocol.processing.conftest import GROUP, MANUAL_COMMIT, Handler, Start
 from tests.support.wait_until import wait_until
 
 KEY = ("orders", 0)
@@ -31,8 +31,20 @@ def truncate(fake: FakeKafka, offset: int, end: int) -> None:
             fake.write(*KEY, records(offset, end - offset, epoch=1))
 
 
+def recreate(fake: FakeKafka) -> None:
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 1)
+
+
 def committed(client: Client) -> CommittedOffset | None:
     return fetch_offsets(client, GROUP, [KEY], client.deadline()).get(KEY)
+
+
+def await_commit(client: Client, offset: int, epoch: int = 0) -> None:
+    """Wait for a commit; offset 0 has no leader epoch."""
+    expected = CommittedOffset(offset, epoch) if offset else CommittedOffset(0)
+    wait_until(lambda: committed(client) == expected, lambda: str(committed(client)))
 
 
 def test_offset_within_a_batch_is_committed_with_its_leader_epoch(
@@ -43,11 +55,11 @@ def test_offset_within_a_batch_is_committed_with_its_leader_epoch(
     for offset in (10, 13):
         handler.block(value(offset))
     start(handler, order="partition", batch_size=None)
-    wait_until(lambda: committed(client) == CommittedOffset(10, 0), lambda: str(committed(client)))
+    await_commit(client, 10)
     handler.blocked[value(10)].set()
-    wait_until(lambda: committed(client) == CommittedOffset(13, 1), lambda: str(committed(client)))
+    await_commit(client, 13, epoch=1)
     handler.blocked[value(13)].set()
-    wait_until(lambda: committed(client) == CommittedOffset(20, 1), lambda: str(committed(client)))
+    await_commit(client, 20, epoch=1)
 
 
 @pytest.fixture
@@ -57,7 +69,7 @@ def blocked_at_16(fake: FakeKafka, client: Client, start: Start, handler: Handle
         fake.write(*KEY, records(first, 5))
     handler.block(value(16))
     start(handler, order="none", threads=2)
-    wait_until(lambda: committed(client) == CommittedOffset(16, 0), lambda: str(committed(client)))
+    await_commit(client, 16)
     return fake
 
 
@@ -66,10 +78,10 @@ def test_unfinished_record_that_the_log_has_lost_does_not_decide_the_offset(
 ) -> None:
     fake = blocked_at_16
     truncate(fake, 10, 15)
-    wait_until(lambda: committed(client) == CommittedOffset(15, 1), lambda: str(committed(client)))
+    await_commit(client, 15, epoch=1)
     fake.write(*KEY, records(15, 10, epoch=1))
     handler.blocked[value(16)].set()
-    wait_until(lambda: committed(client) == CommittedOffset(25, 1), lambda: str(committed(client)))
+    await_commit(client, 25, epoch=1)
     assert [message.offset for message in handler.begun].count(12) == 2
 
 
@@ -79,7 +91,7 @@ def test_consumer_handed_back_within_a_batch_notices_a_truncation(
     """The owner continues at the first unfinished record, of which the log has another one."""
     fake.write(*KEY, records(0, 20))
     handler.failing[value(16)] = ZeroDivisionError()
-    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+    with KafkaConsumer(client, MANUAL_COMMIT) as consumer:
         consumer.subscribe(["orders"])
         processor = Processor(consumer, handler, order="partition", retry=RetryPolicy(retries=0))
         with pytest.raises(ZeroDivisionError), processor:
@@ -95,3 +107,41 @@ def test_consumer_handed_back_within_a_batch_notices_a_truncation(
 
         wait_until(poll)
         assert collected == list(range(10, 30))
+
+
+def test_close_after_a_recreation_skips_no_record_of_the_new_topic(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    fake.write(*KEY, records(0, 10))
+    running = start(handler)
+    await_commit(client, 10)
+    recreate(fake)
+    await_commit(client, 0)
+    running.close()
+    assert committed(client) == CommittedOffset(0)
+    fake.write(*KEY, records(0, 20))
+    handler.values.clear()
+    start(handler)
+    await_commit(client, 20)
+    assert sorted(handler.values) == [value(offset) for offset in range(20)]
+
+
+def test_late_handler_of_a_deleted_topic_does_not_change_the_offset(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    """A handler of a deleted topic's record returns after the first records of the new topic were handled."""
+    fake.write(*KEY, records(0, 10))
+    handler.block(value(4))
+    running = start(handler, order="none", threads=3)
+    await_commit(client, 4)
+    recreate(fake)
+    await_commit(client, 0)
+    handler.block(value(2))
+    fake.write(*KEY, records(0, 4))
+    await_commit(client, 2)
+    handler.blocked[value(4)].set()
+    wait_until(lambda: handler.values.count(value(4)) == 1)
+    handler.blocked[value(2)].set()
+    await_commit(client, 4)
+    running.close()
+    assert committed(client) == CommittedOffset(4, 0)
