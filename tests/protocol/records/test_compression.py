@@ -17,10 +17,11 @@ import pytest
 
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.records.compression import Codec, compress, decompress
-from protocol.records.decode import decode
-from protocol.records.memory_records import read_batch_headers
+from protocol.records.legacy import with_lz4_header_checksum
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import Record, sealed, sequence, write_batch, write_record
+from tests.protocol.records.reading import rows
+from tests.support.hostile import tracing
 
 PACKED = [codec for codec in Codec if codec != Codec.NONE]
 CAP = 8 << 20
@@ -99,38 +100,18 @@ def test_truncated_data_is_an_error_or_a_prefix(codec: Codec) -> None:
 def test_unknown_codec_is_named(codec: int) -> None:
     batch = sequence([b"a"], base_offset=5, flags=codec)
     with pytest.raises(Corrupt, match=f"orders-3: .*offset 5 .*codec is {codec}"):
-        list(decode(read_batch_headers(write_batch(batch)), first_offset=0, end_offset=9, where="orders-3"))
+        rows(write_batch(batch))
 
 
 def test_frame_with_a_false_large_size_takes_no_memory() -> None:
     frame = bytearray(compress(Codec.LZ4, b"abc" * 100))
     frame[6:14] = (2**40).to_bytes(8, "little")
-    frame[14] = xxh32(bytes(frame[4:14])) >> 8 & 0xFF
-    tracemalloc.start()
-    with pytest.raises(ProtocolError):
-        unpack(Codec.LZ4, bytes(frame))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    frame = bytearray(with_lz4_header_checksum(memoryview(frame)))
+    with tracing():
+        with pytest.raises(ProtocolError):
+            unpack(Codec.LZ4, bytes(frame))
+        peak = tracemalloc.get_traced_memory()[1]
     assert peak < 2 * ROOM
-
-
-def xxh32(data: bytes) -> int:
-    """Compute xxHash-32 with seed 0 of fewer than 16 bytes: the checksum of an lz4 frame's descriptor."""
-    first, second, third, fourth, fifth = 2654435761, 2246822519, 3266489917, 668265263, 374761393
-    mask = 2**32 - 1
-
-    def turned(value: int, bits: int) -> int:
-        return (value << bits | value >> (32 - bits)) & mask
-
-    state = (fifth + len(data)) & mask
-    while len(data) >= 4:
-        state = turned((state + int.from_bytes(data[:4], "little") * third) & mask, 17) * fourth & mask
-        data = data[4:]
-    for byte in data:
-        state = turned((state + byte * fifth) & mask, 11) * first & mask
-    for shift, prime in ((15, second), (13, third)):
-        state = (state ^ state >> shift) * prime & mask
-    return state ^ state >> 16
 
 
 # -- decompression bombs --------------------------------------------------------------------------
@@ -227,11 +208,9 @@ def test_decompression_bomb_is_refused_within_the_cap(kind: str, read_in_a_fresh
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_batch_of_exactly_the_cap_is_read_within_the_cap(codec: str, read_in_a_fresh_process: ReadInProcess) -> None:
     cap = 64 << 20
-    value = bytes(cap - 20)
-    overhead = len(write_record(Record(value))) - len(value)
+    overhead = len(write_record(Record(bytes(cap - 20)))) - (cap - 20)
     batch = sequence([bytes(cap - overhead)], codec=codec)
-    log = write_batch(batch)
-    message, grown_mib = read_in_a_fresh_process(log, cap)
+    message, grown_mib = read_in_a_fresh_process(write_batch(batch), cap)
     assert message == "passed"
     # The row is returned in addition to the decompressed batch; a third copy would exceed the limit.
     assert grown_mib <= 2 * (cap >> 20) + 48

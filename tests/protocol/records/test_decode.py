@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Corrupt, UsageError
-from protocol.records.decode import ALL_COLUMNS, SCHEMA, decode
+from protocol.records.decode import ALL_COLUMNS, SCHEMA
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import (
@@ -25,21 +25,13 @@ from protocol.testing.fake_kafka.record_batches import (
     sequence,
     write_batch,
 )
+from tests.protocol.records.reading import chunks, rows
 
 pytestmark = pytest.mark.soak
 
-EVERYTHING = 2**62
 
-
-def read(
-    batches: Sequence[Batch], first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any
-) -> list[dict[str, Any]]:
-    log = b"".join(map(write_batch, batches))
-    chunks = list(decode(read_batch_headers(log), first_offset=first_offset, end_offset=end_offset, **options))
-    for chunk in chunks:
-        chunk.validate(full=True)
-        assert chunk.num_rows
-    return [row for chunk in chunks for row in chunk.to_pylist()]
+def written(batches: Iterable[Batch]) -> bytes:
+    return b"".join(map(write_batch, batches))
 
 
 def follow(batches: Sequence[Batch]) -> list[Batch]:
@@ -78,18 +70,18 @@ def test_decoded_logs_equal_the_reference_reader(batches: list[Batch], data: st.
     end = batches[-1].last_offset + 2 if batches else 1
     first, until = (data.draw(st.integers(0, end)) for _ in range(2))
     expected = [row for row in reference.rows(batches) if first <= row["offset"] < until]
-    assert read(batches, first, until) == expected
+    assert rows(written(batches), first, until) == expected
 
 
 @pytest.mark.parametrize(
-    ("rows", "codec"),
+    ("count", "codec"),
     [*product([1, 63, 64, 65, 128, 8_192], reference.CODECS), *product([20_000], ["none", "lz4"])],
 )
-def test_batches_of_any_size_and_codec_equal_the_reference(rows: int, codec: str) -> None:
-    rng = random.Random(rows)
-    records = [Record(rng.randbytes(rng.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(rows)]
-    batches = [Batch(records, 5, codec), Batch(records, 5 + rows, codec)]
-    assert read(batches) == list(reference.rows(batches))
+def test_batches_of_any_size_and_codec_equal_the_reference(count: int, codec: str) -> None:
+    rng = random.Random(count)
+    records = [Record(rng.randbytes(rng.randrange(150)), b"%d" % delta, delta, delta // 3) for delta in range(count)]
+    batches = [Batch(records, 5, codec), Batch(records, 5 + count, codec)]
+    assert rows(written(batches)) == list(reference.rows(batches))
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
@@ -101,103 +93,91 @@ def test_thousands_of_small_batches_equal_the_reference(codec: str) -> None:
             for _ in range(1_500)
         ]
     )
-    assert read(batches) == list(reference.rows(batches))
+    assert rows(written(batches)) == list(reference.rows(batches))
 
 
 def test_chunks_have_about_16000_rows_for_any_batch_size() -> None:
     large = write_batch(sequence([b"x"] * 100_000))
-    small = b"".join(write_batch(sequence([b"x"] * 10, base_offset=10 * i)) for i in range(5_000))
+    small = written(sequence([b"x"] * 10, base_offset=10 * i) for i in range(5_000))
     for log in (large, small):
-        sizes = [chunk.num_rows for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING)]
+        sizes = [chunk.num_rows for chunk in chunks(log)]
         assert all(8_000 <= size <= 24_000 for size in sizes[:-1]), sizes
 
 
 def test_large_values_make_small_chunks() -> None:
     values = [bytes([i]) * 5_000_000 for i in range(9)]
-    log = write_batch(sequence(values))
-    chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
-    assert [value.as_py() for chunk in chunks for value in chunk["value"]] == values
-    assert all(chunk.nbytes <= 17 << 20 for chunk in chunks)
+    several = list(chunks(write_batch(sequence(values)), columns=["value"]))
+    assert [value.as_py() for chunk in several for value in chunk["value"]] == values
+    assert all(chunk.nbytes <= 17 << 20 for chunk in several)
 
 
 def test_requested_columns_are_in_schema_order() -> None:
     log = write_batch(sequence([b"a", b"b"]))
     for columns in (["value", "key"], ["offset"], ["timestamp_ms", "headers"], list(ALL_COLUMNS), []):
-        (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=columns)
+        (chunk,) = chunks(log, columns=columns)
         assert chunk.schema == pa.schema([field for field in SCHEMA if field.name in columns])
         assert chunk.num_rows == 2
 
 
 def test_unknown_column_is_named() -> None:
     with pytest.raises(UsageError, match="colour"):
-        next(decode(read_batch_headers(b""), first_offset=0, end_offset=9, columns=["colour"]))
+        next(chunks(b"", columns=["colour"]))
 
 
 def test_empty_log_yields_no_chunks() -> None:
-    assert read([]) == []
-    assert read([Batch(count=0, last_offset_delta=1_999)]) == []
+    assert rows(b"") == rows(write_batch(Batch(count=0, last_offset_delta=1_999))) == []
 
 
 def test_invalid_utf8_in_header_keys_is_replaced_as_in_java() -> None:
     body = b"\0\0\0\1\1\2" + b"\x06a\xffb" + b"\2x"
     log = write_batch(sequence([b""]), reference.varint(len(body)) + body)
-    (chunk,) = decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["headers"])
-    assert chunk["headers"].to_pylist() == [[{"key": "a\ufffdb", "value": b"x"}]]
+    assert rows(log, columns=["headers"]) == [{"headers": [{"key": "a\ufffdb", "value": b"x"}]}]
 
 
 @pytest.mark.parametrize("count", [100, 101, 60_000])
 def test_records_with_very_many_headers_are_read(count: int) -> None:
     many = tuple(("h", None if i % 2 else b"%d" % i) for i in range(count))
     batch = Batch([Record(headers=many), Record(offset_delta=1), Record(offset_delta=2, headers=many[:3])])
-    log = write_batch(batch)
-    collected = [
-        r["headers"]
-        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9)
-        for r in chunk.to_pylist()
-    ]
-    assert collected == [row["headers"] for row in reference.rows([batch])]
+    assert rows(write_batch(batch)) == list(reference.rows([batch]))
 
 
 def test_rows_outlive_their_buffer() -> None:
     log = bytearray(write_batch(sequence([b"first", b"second"], codec="lz4")) + write_batch(sequence([b"third"])))
-    chunks = list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
-    second = write_batch(sequence([b"x" * 100] * 10, codec="lz4"))
-    list(decode(read_batch_headers(second), first_offset=0, end_offset=99))
+    several = list(chunks(log, columns=["value"]))
+    rows(write_batch(sequence([b"x" * 100] * 10, codec="lz4")))
     log[:] = bytes(len(log))
-    assert [v.as_py() for chunk in chunks for v in chunk["value"]] == [b"first", b"second", b"third"]
+    assert [value.as_py() for chunk in several for value in chunk["value"]] == [b"first", b"second", b"third"]
 
 
 def test_two_partitions_are_decoded_in_turns() -> None:
-    logs = [
-        b"".join(write_batch(sequence([letter * 50] * 3_000, base_offset=3_000 * i, codec="zstd")) for i in range(9))
+    logs = (
+        written(sequence([letter * 50] * 3_000, base_offset=3_000 * i, codec="zstd") for i in range(9))
         for letter in (b"a", b"b")
-    ]
-    readers = [
-        decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, columns=["value"]) for log in logs
-    ]
+    )
     observed: list[set[bytes]] = [set(), set()]
-    for chunks in zip(*readers, strict=True):
-        for values, chunk in zip(observed, chunks, strict=True):
+    for pair in zip(*(chunks(log, columns=["value"]) for log in logs), strict=True):
+        for values, chunk in zip(observed, pair, strict=True):
             values.update(chunk["value"].to_pylist())
     assert observed == [{b"a" * 50}, {b"b" * 50}]
 
 
 def test_log_append_time_applies_to_the_whole_batch() -> None:
     records = [Record(timestamp_delta=5), Record(offset_delta=1, timestamp_delta=-5)]
-    rows = read(follow([Batch(records, flags=LOG_APPEND_TIME, max_timestamp=77), Batch(records, first_timestamp=100)]))
-    assert [(row["timestamp_ms"], row["timestamp_type"]) for row in rows] == [(77, 1), (77, 1), (105, 0), (95, 0)]
+    batches = follow([Batch(records, flags=LOG_APPEND_TIME, max_timestamp=77), Batch(records, first_timestamp=100)])
+    times = [(row["timestamp_ms"], row["timestamp_type"]) for row in rows(written(batches))]
+    assert times == [(77, 1), (77, 1), (105, 0), (95, 0)]
 
 
 def test_compaction_gap_is_no_record() -> None:
     batch = Batch([Record(b"a"), Record(b"b", offset_delta=700)], last_offset_delta=1_999)
     assert read_batch_headers(write_batch(batch)).next_offset == 2_000
-    assert [row["offset"] for row in read([batch])] == [0, 700]
+    assert [row["offset"] for row in rows(write_batch(batch))] == [0, 700]
 
 
 def test_record_outside_its_batch_is_corrupt() -> None:
     for delta in (-1, 11):
         with pytest.raises(Corrupt, match=r"orders-3.*offset 50"):
-            read([Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)], where="orders-3")
+            rows(write_batch(Batch([Record(offset_delta=delta)], 50, last_offset_delta=10)))
 
 
 def offsets_before_error(log: bytes, first_offset: int = 0, **options: Any) -> tuple[list[int], str]:
@@ -205,13 +185,7 @@ def offsets_before_error(log: bytes, first_offset: int = 0, **options: Any) -> t
     offsets: list[int] = []
     try:
         while (records := read_batch_headers(log, "orders-3")).next_offset is not None:
-            properties = {
-                "first_offset": first_offset,
-                "end_offset": records.next_offset,
-                "where": "orders-3",
-                **options,
-            }
-            for chunk in decode(records, **properties):
+            for chunk in chunks(log, first_offset, records.next_offset, **options):
                 offsets.extend(chunk["offset"].to_pylist())
             first_offset, log = records.next_offset, log[records.whole_bytes :]
     except Corrupt as error:
@@ -230,13 +204,13 @@ def test_damaged_header_hides_no_row_without_an_error() -> None:
         marker(7, 7, commit=True),
         sequence([b"g", b"h"], base_offset=8),
     ]
-    written = [write_batch(batch) for batch in batches]
+    logs = [write_batch(batch) for batch in batches]
     aborted = [{"producer_id": 7, "first_offset": 2}]
     for options in ({}, {"aborted_transactions": aborted}):
-        expected, error = offsets_before_error(b"".join(written), 1, **options)
+        expected, error = offsets_before_error(b"".join(logs), 1, **options)
         assert (expected, error) == ([1, 5, 6, 8, 9] if options else [1, 2, 3, 5, 6, 8, 9], "")
         for damaged, bit in product(range(len(batches)), range(21 * 8, 61 * 8)):
-            log = [bytearray(value) for value in written]
+            log = [bytearray(value) for value in logs]
             log[damaged][bit // 8] ^= 1 << bit % 8
             offsets, error = offsets_before_error(b"".join(log), 1, **options)
             assert offsets == [offset for offset in expected if offset < batches[damaged].base_offset], (damaged, bit)
@@ -245,20 +219,18 @@ def test_damaged_header_hides_no_row_without_an_error() -> None:
 
 def test_offset_of_the_next_batch_hides_no_damage() -> None:
     """Base offsets are not under a checksum."""
-    written = [write_batch(sequence([b"a"] * 10, base_offset=10 * i)) for i in range(3)]
+    first, second, third = (write_batch(sequence([b"a"] * 10, base_offset=10 * i)) for i in range(3))
     for bit in (23 * 8 - 3, 70 * 8):  # CONTROL, and a value
-        damaged = bytearray(written[1])
+        damaged = bytearray(second)
         damaged[bit // 8] ^= 1 << bit % 8
-        for after in (written[0], (4).to_bytes(8, "big") + written[2][8:]):
-            log = written[0] + bytes(damaged) + after
+        for after in (first, (4).to_bytes(8, "big") + third[8:]):
             with pytest.raises(Corrupt, match="the record batch at offset 10 is corrupt"):
-                list(decode(read_batch_headers(log), first_offset=5, end_offset=EVERYTHING))
+                rows(first + bytes(damaged) + after, 5)
 
 
 def test_batches_that_go_backwards_hide_no_row() -> None:
-    log = b"".join(write_batch(sequence([b"a"] * 10, base_offset=10 * i)) for i in (0, 2, 3, 1))
-    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=20)
-    assert [offset for chunk in chunks for offset in chunk["offset"].to_pylist()] == list(range(20))
+    log = written(sequence([b"a"] * 10, base_offset=10 * i) for i in (0, 2, 3, 1))
+    assert [row["offset"] for row in rows(log, 0, 20)] == list(range(20))
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
@@ -298,22 +270,21 @@ def test_flipped_bit_is_found_only_with_check_crcs() -> None:
     log = bytearray(write_batch(sequence([b"a" * 50], base_offset=42)))
     log[80] ^= 1
     with pytest.raises(Corrupt, match=r"orders-3.*offset 42.*; check\.crcs=false"):
-        list(decode(read_batch_headers(log), first_offset=0, end_offset=99, where="orders-3"))
-    assert len(list(decode(read_batch_headers(log), first_offset=0, end_offset=99, check_crc=False))) == 1
+        rows(log)
+    assert len(rows(log, check_crc=False)) == 1
 
 
 def test_damaged_batch_behind_the_range_hides_no_transaction() -> None:
     aborted = [{"producer_id": 7, "first_offset": 1}]
-    written = [write_batch(sequence([b"a"])), bytearray(write_batch(marker(1, 7, commit=False)))]
-    written[1][-1] ^= 1
-    written[1][22] ^= 1  # it looks compressed
-    (chunk,) = decode(read_batch_headers(b"".join(written)), first_offset=0, end_offset=1, aborted_transactions=aborted)
-    assert chunk["offset"].to_pylist() == [0]
+    damaged = bytearray(write_batch(marker(1, 7, commit=False)))
+    damaged[-1] ^= 1
+    damaged[22] ^= 1  # it looks compressed
+    log = write_batch(sequence([b"a"])) + damaged
+    assert [row["offset"] for row in rows(log, 0, 1, aborted_transactions=aborted)] == [0]
 
 
 def test_batches_outside_the_range_are_not_decoded() -> None:
-    log = bytearray(b"".join(write_batch(sequence([b"a" * 50], base_offset=i)) for i in range(3)))
+    log = bytearray(written(sequence([b"a" * 50], base_offset=i) for i in range(3)))
     log[80] ^= 1
     log[-1] ^= 1
-    (chunk,) = decode(read_batch_headers(log), first_offset=1, end_offset=2)
-    assert chunk["offset"].to_pylist() == [1]
+    assert [row["offset"] for row in rows(log, 1, 2)] == [1]

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from protocol.errors import UsageError
 from protocol.records.batch_header import HEADER_BYTES
-from protocol.records.decode import decode
 from protocol.records.encode import encode_batches, finalize_header, record_sizes
-from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import HEADERS_TYPE
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import read_batch, write_batch
+from tests.protocol.records import reading
 from tests.protocol.records.test_decode import DELTAS, HEADERS, PAYLOADS
 from tests.support.encoded import encode
 
@@ -113,8 +112,7 @@ def test_record_sizes_are_close_to_the_encoded_size() -> None:
 @pytest.mark.parametrize("rows", [1, 64, 65, 8_192, 8_193, 30_000])
 def test_batches_of_any_size_are_read_back(rows: int) -> None:
     columns = table([{"key": b"%d" % i, "value": b"v" * (i % 200), "timestamp_ms": i // 7} for i in range(rows)])
-    (*chunks,) = decode(read_batch_headers(encode(columns)), first_offset=0, end_offset=rows, columns=SCHEMA.names)
-    assert pa.Table.from_batches(chunks).to_pylist() == columns.to_pylist()
+    assert reading.rows(encode(columns), columns=SCHEMA.names) == columns.to_pylist()
 
 
 @pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary(3)])

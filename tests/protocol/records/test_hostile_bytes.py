@@ -10,8 +10,6 @@ import tracemalloc
 import pytest
 
 from protocol.errors import ProtocolError, UnsupportedVersion
-from protocol.records.decode import decode
-from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import (
     TRANSACTIONAL,
@@ -24,7 +22,8 @@ from protocol.testing.fake_kafka.record_batches import (
     write_batch,
     write_record,
 )
-from tests.support.hostile import cases
+from tests.protocol.records.reading import chunks, rows
+from tests.support.hostile import cases, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -33,20 +32,11 @@ ABORTED = [{"producer_id": 7, "first_offset": 0}]
 LENGTHS = [-(2**31), -2, -1, 0, 1, 5, 63, 64, 2**13, 2**31 - 1]
 
 
-def provoke(log: bytes, check_crc: bool = False) -> None:
+def provoke(log: bytes) -> None:
     """Read the log; only the expected errors may be raised."""
     with contextlib.suppress(ProtocolError, UnsupportedVersion):
-        chunks = decode(
-            read_batch_headers(log),
-            first_offset=1,
-            end_offset=10_000,
-            aborted_transactions=ABORTED,
-            max_decompressed_bytes=CAP,
-            check_crc=check_crc,
-            where="orders-3",
-        )
-        for chunk in chunks:
-            chunk.validate(full=True)
+        for _ in chunks(log, 1, 10_000, aborted_transactions=ABORTED, max_decompressed_bytes=CAP, check_crc=False):
+            pass
 
 
 def seeds(codec: str) -> list[bytes]:
@@ -114,7 +104,7 @@ def test_lengths_inside_a_record_are_checked(length: int) -> None:
         batch = Batch([Record(), Record(offset_delta=1)], 4)
         log = write_batch(batch, (varint(len(body)) + body) * 2)
         with pytest.raises(ProtocolError, match="orders-3: the record batch at offset 4 cannot be read"):
-            list(decode(read_batch_headers(log), first_offset=0, end_offset=9, where="orders-3"))
+            rows(log)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +114,7 @@ def test_negative_length_other_than_minus_one_is_corrupt(lying: list[int | bytes
     body = b"\0\0\0" + b"".join(varint(part) if isinstance(part, int) else part for part in lying)
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-        list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["offset"]))
+        rows(log, columns=["offset"])
 
 
 def test_record_that_ends_before_its_header_count_is_corrupt() -> None:
@@ -133,7 +123,7 @@ def test_record_that_ends_before_its_header_count_is_corrupt() -> None:
     log = write_batch(sequence([b"", b""]), varint(len(body)) + body + write_record(Record(b"good")))
     for columns in (["value"], ["headers"]):
         with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-            list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=columns))
+            rows(log, columns=columns)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -141,19 +131,18 @@ def test_length_of_a_record_is_checked(length: int) -> None:
     good = write_record(Record(b"v" * 20))
     log = write_batch(Batch([Record(), Record(offset_delta=1)]), varint(length) + good[1:] + good)
     with pytest.raises(ProtocolError, match="offset 0 cannot be read"):
-        list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
+        rows(log)
 
 
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_count_of_two_billion_records_allocates_nothing(codec: str) -> None:
     section = reference.compress(codec, b"".join(map(write_record, sequence([b"abc"] * 10).records)))
     log = sealed(Batch(codec=codec, count=2**31 - 1, last_offset_delta=2**31 - 1), section)
-    list(decode(read_batch_headers(write_batch(sequence([b"x"]))), first_offset=0, end_offset=9))
-    tracemalloc.start()
-    with pytest.raises(ProtocolError, match="2147483647 records do not fit in"):
-        list(decode(read_batch_headers(log), first_offset=0, end_offset=2**62))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    rows(write_batch(sequence([b"x"])))
+    with tracing():
+        with pytest.raises(ProtocolError, match="2147483647 records do not fit in"):
+            rows(log)
+        peak = tracemalloc.get_traced_memory()[1]
     assert peak < 18 << 20
 
 
@@ -162,8 +151,8 @@ def test_too_many_headers_name_the_maximum_and_a_remedy() -> None:
     log = write_batch(sequence([b""]), varint(len(body)) + body)
     words = r"a record has 1048577 headers; the maximum is 1048576 \(leave out the headers column"
     with pytest.raises(ProtocolError, match=words):
-        list(decode(read_batch_headers(log), first_offset=0, end_offset=9))
-    assert list(decode(read_batch_headers(log), first_offset=0, end_offset=9, columns=["value"]))
+        rows(log)
+    assert rows(log, columns=["value"])
 
 
 def test_batch_of_minimal_records_is_read_within_time_and_memory_limits() -> None:
@@ -171,6 +160,5 @@ def test_batch_of_minimal_records_is_read_within_time_and_memory_limits() -> Non
     count = 200_000
     log = sealed(Batch(count=count, last_offset_delta=0), smallest * count)
     started_s = time.process_time()
-    rows = sum(chunk.num_rows for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=9))
-    assert rows == count
+    assert sum(chunk.num_rows for chunk in chunks(log)) == count
     assert time.process_time() - started_s < 10

@@ -19,20 +19,20 @@ from protocol.config import parse_consumer
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
 from protocol.fetch.fetch_position import FetchPosition
 from protocol.position import Position
-from protocol.records.decode import decode
 from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
+from tests.protocol.records.reading import chunks
 from tests.protocol.records.test_hostile_bytes import mutated, provoke
-from tests.support.hostile import cases
+from tests.support.hostile import cases, tracing
 
 pytestmark = pytest.mark.soak
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "raw snappy": 2, "lz4": 3}
 PACKED = [name for name in CODECS if name != "none"]
 LOG_APPEND_TIME = 8
-EVERYTHING = 2**62
 THEN_MS = 1_460_000_000_000
+BOTH = pytest.mark.parametrize("magic", [0, 1])
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,11 @@ def wrap(messages: list[Message], codec: str, **changed: Any) -> Message:
     return replace(Message(last, packed, None, magic, newest, CODECS[codec]), **changed)
 
 
-def read(log: bytes, first_offset: int = 0, end_offset: int = EVERYTHING, **options: Any) -> list[dict[str, Any]]:
-    chunks = list(
-        decode(read_batch_headers(log), first_offset=first_offset, end_offset=end_offset, where="orders-3", **options)
-    )
-    for chunk in chunks:
-        chunk.validate(full=True)
-        assert 0 < chunk.num_rows <= 8_000
-    return [row for chunk in chunks for row in chunk.to_pylist()]
+def read(log: bytes, *offsets: int, **options: Any) -> list[dict[str, Any]]:
+    """Return the rows, of the range of offsets if there is one."""
+    several = list(chunks(log, *offsets, **options))
+    assert all(chunk.num_rows <= 8_000 for chunk in several)
+    return [row for chunk in several for row in chunk.to_pylist()]
 
 
 def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
@@ -113,24 +110,19 @@ def some(magic: int, first: int = 100, count: int = 5) -> list[Message]:
 
 
 @pytest.mark.parametrize(
-    ("log", "row"),
+    ("log", "message"),
     [
-        (
-            "0000000000000005 00000012 9391e657 00 00 00000001 6b 00000003 616263",
-            Message(5, b"abc", b"k", magic=0).row(),
-        ),
-        (
-            "0000000000000006 00000019 aeb5ae95 01 08 000001540000abcd ffffffff 00000003 616263",
-            Message(6, b"abc", None, 1, 0x1540000ABCD, LOG_APPEND_TIME).row(),
-        ),
+        ("0000000000000005 00000012 9391e657 00 00 00000001 6b 00000003 616263", Message(5, b"abc", b"k", magic=0)),
+        ("0000000000000006 00000019 aeb5ae95 01 08 000001540000abcd ffffffff 00000003 616263",
+         Message(6, b"abc", None, 1, 0x1540000ABCD, LOG_APPEND_TIME)),
     ],
     ids=["magic 0", "magic 1"],
-)
-def test_handwritten_message_is_read(log: str, row: dict[str, Any]) -> None:
-    assert read(bytes.fromhex(log)) == [row]
+)  # fmt: skip
+def test_handwritten_message_is_read(log: str, message: Message) -> None:
+    assert read(bytes.fromhex(log)) == [message.row()]
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 def test_each_message_counts_as_a_batch(magic: int) -> None:
     plain, wrapper = Message(7, magic=magic, attributes=LOG_APPEND_TIME * magic), wrap(some(magic), "gzip")
     records = read_batch_headers(write(plain) + write(wrapper))
@@ -145,7 +137,7 @@ def test_each_message_counts_as_a_batch(magic: int) -> None:
     assert bytes(records.batch(1)) == write(wrapper)
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 @pytest.mark.parametrize("codec", PACKED)
 def test_compressed_message_sets_are_read(codec: str, magic: int) -> None:
     first, second = some(magic), some(magic, 200, count=90)
@@ -205,9 +197,7 @@ def test_log_with_all_formats_is_read(codec: str) -> None:
 
 def test_small_message_sets_are_merged_and_large_ones_split() -> None:
     small = b"".join(write(wrap(some(1, first, count=3), "gzip")) for first in range(0, 4_000, 4))
-    assert [chunk.num_rows for chunk in decode(read_batch_headers(small), first_offset=0, end_offset=EVERYTHING)] == [
-        3_000
-    ]
+    assert [chunk.num_rows for chunk in chunks(small)] == [3_000]
     large = write(wrap([Message(i, b"x" * (i % 9)) for i in range(20_000)], "gzip"))
     assert [row["offset"] for row in read(large, columns=["offset"])] == list(range(20_000))
 
@@ -230,10 +220,7 @@ def test_messages_of_kafka_python_are_read(magic: int, codec: int) -> None:
     assert read(bytes(builder.build())) == [message.row() for message in messages]
 
 
-# -- the checksum of lz4 frames in magic 0 --------------------------------------------------------
-
-
-def test_wrong_frame_checksum_is_accepted_only_in_magic_0() -> None:
+def test_wrong_checksum_of_an_lz4_frame_is_accepted_only_in_magic_0() -> None:
     with pytest.raises(Corrupt, match="message set at offset 105 cannot be read: it is not valid lz4"):
         read(write(wrap(some(1), "lz4", value=pack("lz4", written(some(1)), magic=0))))
     sound = wrap(some(0), "lz4", value=pack("lz4", written(some(0)), magic=1))
@@ -241,7 +228,7 @@ def test_wrong_frame_checksum_is_accepted_only_in_magic_0() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_frame_checksum_is_corrected_exactly(sized: bool) -> None:
+def test_checksum_of_an_lz4_frame_is_corrected_exactly(sized: bool) -> None:
     import lz4.frame
 
     sound = bytearray(lz4.frame.compress(b"abc" * 1000, store_size=sized, block_linked=False))
@@ -249,17 +236,14 @@ def test_frame_checksum_is_corrected_exactly(sized: bool) -> None:
         broken = sound.copy()
         broken[14 if sized else 6] = wrong
         assert with_lz4_header_checksum(memoryview(broken)) == sound
-
-
-def test_frame_too_short_for_a_checksum_is_unchanged() -> None:
     for size in range(7):
-        assert bytes(with_lz4_header_checksum(memoryview(bytes(size)))) == bytes(size)
+        assert bytes(with_lz4_header_checksum(memoryview(bytes(size)))) == bytes(size), "too short for a checksum"
 
 
 # -- truncated messages ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 def test_truncated_message_reports_its_size(magic: int) -> None:
     complete, cut = write(Message(7, b"", None, magic)), write(Message(8, b"b" * 100, None, magic))
     for length in range(len(cut)):
@@ -269,7 +253,7 @@ def test_truncated_message_reports_its_size(magic: int) -> None:
         assert [row["offset"] for row in read(complete + cut[:length])] == [7]
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
     message = write(Message(3, bytes(1 << 20), magic=magic))
     partition = FetchPosition("orders", 3, Position(3), parse_consumer({}), until=Position(4))
@@ -288,7 +272,7 @@ def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
 # -- invalid messages -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 @pytest.mark.parametrize("codec", [None, "gzip"])
 def test_messages_before_an_invalid_one_are_read(codec: str | None, magic: int) -> None:
     good = [Message(offset, b"good", None, magic) for offset in range(3)]
@@ -296,21 +280,20 @@ def test_messages_before_an_invalid_one_are_read(codec: str | None, magic: int) 
     log = written(stored) + write(Message(3, b"bad", None, magic), crc=1) + written(some(magic))
     offsets: list[int] = []
     with pytest.raises(Corrupt, match="the message set at offset 3 "):  # noqa: PT012 (rows come before the error)
-        for chunk in decode(read_batch_headers(log), first_offset=0, end_offset=EVERYTHING):
+        for chunk in chunks(log):
             offsets.extend(chunk["offset"].to_pylist())
     assert offsets == [0, 1, 2]
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 def test_message_checksum_is_checked(magic: int) -> None:
     good, bad = Message(6, b"good", None, magic), write(Message(7, b"bad", None, magic), crc=1)
     with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 7 .*CRC-32 is .*; check\.crcs=false"):
         read(write(good) + bad)
-    wrapper = wrap([good, good], "gzip", value=pack("gzip", write(good) + bad, magic), offset=9)
-    with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 9 .*CRC-32 is"):
-        read(write(wrapper))
-    with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 9 .*CRC-32 is"):
-        read(write(wrap([good], "gzip", offset=9), crc=5))
+    around = wrap([good, good], "gzip", value=pack("gzip", write(good) + bad, magic), offset=9)
+    for log in (write(around), write(wrap([good], "gzip", offset=9), crc=5)):
+        with pytest.raises(Corrupt, match=r"orders-3: the message set at offset 9 .*CRC-32 is"):
+            read(log)
     assert [row["value"] for row in read(write(good) + bad, check_crc=False)] == [b"good", b"bad"]
 
 
@@ -329,20 +312,19 @@ def test_message_checksum_is_checked(magic: int) -> None:
         (wrap(some(1), "gzip", attributes=4), "codec is 4, which magic 1 does not have"),
         (wrap(some(0), "gzip", attributes=7), "codec is 7"),
         (wrap(some(1), "gzip", attributes=2), "not valid snappy"),
-        (wrap(some(1), "gzip", attributes=0, value=None, key=b"k"), ""),
     ],
 )
 def test_invalid_wrapper_is_corrupt(wrapper: Message, words: str) -> None:
-    if not words:
-        assert len(read(write(wrapper))) == 1
-        return
-    with pytest.raises(
-        Corrupt, match=f"orders-3: the message set at offset {wrapper.offset} cannot be read: .*{words}"
-    ):
+    place = f"orders-3: the message set at offset {wrapper.offset}"
+    with pytest.raises(Corrupt, match=f"{place} cannot be read: .*{words}"):
         read(write(wrapper))
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+def test_wrapper_without_a_codec_is_a_message() -> None:
+    assert len(read(write(wrap(some(1), "gzip", attributes=0, value=None, key=b"k")))) == 1
+
+
+@BOTH
 def test_damaged_wrapper_that_looks_uncompressed_is_corrupt(magic: int) -> None:
     """It would begin at its last offset, behind the end of the range."""
     sets = ([Message(offset, b"a", None, magic) for offset in range(first, first + 10)] for first in (0, 10))
@@ -366,7 +348,7 @@ def test_wrapper_after_a_later_message_hides_no_row() -> None:
     assert [row["offset"] for row in read(written([*log, wrapper]), 0, 10)] == list(range(10))
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
 def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:
     log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
@@ -384,33 +366,28 @@ def test_invalid_offset_is_corrupt(codec: str, offset: int) -> None:
         read_batch_headers(log, where="orders-3")
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 @pytest.mark.parametrize("codec", PACKED)
 def test_decompression_bomb_is_refused(codec: str, magic: int) -> None:
     log = write(wrap([Message(3, bytes(4 << 20), None, magic)], codec))
-    tracemalloc.start()
-    with pytest.raises(DecompressedTooLarge, match=r"orders-3: the message set at offset 3 .*exceeds 1048576 bytes;"):
-        read(log, max_decompressed_bytes=1 << 20)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with tracing():
+        with pytest.raises(DecompressedTooLarge, match=r"orders-3: the message set at offset 3 .*exceeds 1048576 byt"):
+            read(log, max_decompressed_bytes=1 << 20)
+        peak = tracemalloc.get_traced_memory()[1]
     assert peak < 5 << 20
     assert len(read(log, max_decompressed_bytes=5 << 20)) == 1
 
 
-def hostile_seeds(magic: int) -> list[bytes]:
-    return [written(some(magic, count=40)), *(write(wrap(some(magic, count=40), codec)) for codec in PACKED)]
-
-
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 def test_mutated_messages_raise_only_protocol_errors(magic: int) -> None:
-    seeds = hostile_seeds(magic)
     inner = written(some(magic, count=40))
+    seeds = [inner, *(write(wrap(some(magic, count=40), codec)) for codec in PACKED)]
     for rng in cases(f"messages {magic}", 200):
         provoke(mutated(rng.choice(seeds), rng))
         provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", mutated(inner, rng), magic))))
 
 
-@pytest.mark.parametrize("magic", [0, 1])
+@BOTH
 @pytest.mark.parametrize("length", [-(2**31), -2, 0, 1, 2**31 - 1])
 def test_lengths_inside_a_message_are_checked(magic: int, length: int) -> None:
     complete = write(Message(4, b"value", b"key", magic))

@@ -14,10 +14,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as Aiokafk
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol.records.decode import decode
 from protocol.records.encode import finalize_header
 from protocol.records.memory_records import read_batch_headers
-from protocol.records.record_fields import HEADERS_TYPE
+from tests.protocol.records.reading import rows
+from tests.protocol.records.test_encode import SCHEMA
 from tests.support.encoded import encode
 
 NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -53,15 +53,7 @@ def written_by_aiokafka(rows: list[Row], codec: str) -> bytes:
 
 
 def written_by_kafka_python(rows: list[Row], codec: str) -> bytes:
-    builder = KafkaPythonBuilder(
-        magic=2,
-        compression_type=NUMBERS[codec],
-        is_transactional=1,
-        producer_id=99,
-        producer_epoch=3,
-        base_sequence=12,
-        batch_size=1 << 30,
-    )
+    builder = KafkaPythonBuilder(2, NUMBERS[codec], 1, 99, 3, 12, 1 << 30)
     for i, row in enumerate(rows):
         builder.append(i, row["timestamp_ms"], row["key"], row["value"], header_pairs(row))
     return bytes(builder.build())
@@ -88,25 +80,20 @@ READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-
 @pytest.mark.parametrize("count", [1, 100, 9_000])
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
 def test_records_of_other_clients_are_read(client: str, codec: str, count: int) -> None:
-    rows = some_rows(count)
-    records = read_batch_headers(WRITERS[client](rows, codec))
-    assert records.next_offset == count
-    assert records.headers["producer_id"][0] == 99
-    columns = ["key", "value", "timestamp_ms", "headers"]
-    chunks = decode(records, first_offset=0, end_offset=count, columns=columns)
-    assert [row for chunk in chunks for row in chunk.to_pylist()] == rows
+    some = some_rows(count)
+    log = WRITERS[client](some, codec)
+    records = read_batch_headers(log)
+    assert (records.next_offset, records.headers["producer_id"][0]) == (count, 99)
+    assert rows(log, columns=SCHEMA.names) == some
 
 
 @pytest.mark.parametrize("count", [1, 100, 9_000])
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
 def test_records_are_read_by_other_clients(client: str, codec: str, count: int) -> None:
-    rows = some_rows(count)
-    schema = pa.schema(
-        [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
-    )
-    batch = encode(pa.RecordBatch.from_pylist(rows, schema=schema), compression=codec)
+    some = some_rows(count)
+    batch = encode(pa.RecordBatch.from_pylist(some, schema=SCHEMA), compression=codec)
     finalize_header(batch, producer_id=99, producer_epoch=3, base_sequence=12, transactional=True)
-    assert read_by(READERS[client], bytes(batch)) == rows
+    assert read_by(READERS[client], bytes(batch)) == some
 
 
 def java_rows() -> list[Row]:
@@ -128,32 +115,23 @@ def java_rows() -> list[Row]:
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_records_of_the_java_client_are_read(codec: str) -> None:
     log = (Path(__file__).parent / "written_by_java" / f"{codec}.bin").read_bytes()
-    chunks = decode(read_batch_headers(log), first_offset=0, end_offset=1_000)
-    assert [row for chunk in chunks for row in chunk.to_pylist()] == java_rows()
+    assert rows(log) == java_rows()
 
 
 @pytest.mark.parametrize("codec", NUMBERS)
 def test_records_of_sarama_are_read(codec: str) -> None:
     """Read a broker's segments with the first 70 rows, sent by `tests/sarama`; needs no Go."""
-    records = read_batch_headers((Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes())
-    assert set(records.headers["attributes"] & 7) == {NUMBERS[codec]}
-    chunks = decode(records, first_offset=0, end_offset=70)
-    assert [row for chunk in chunks for row in chunk.to_pylist()] == [
-        {**row, "offset": offset} for offset, row in enumerate(java_rows()[:70])
-    ]
+    log = (Path(__file__).parent / "written_by_sarama" / f"{codec}.bin").read_bytes()
+    assert set(read_batch_headers(log).headers["attributes"] & 7) == {NUMBERS[codec]}
+    assert rows(log, 0, 70) == [{**row, "offset": offset} for offset, row in enumerate(java_rows()[:70])]
 
 
 def test_encoded_records_equal_the_java_clients() -> None:
     """Compare byte by byte, without a codec."""
     log = (Path(__file__).parent / "written_by_java" / "none.bin").read_bytes()
     reference = bytes(read_batch_headers(log).batch(1))
-    rows = pa.RecordBatch.from_pylist(
-        [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(java_rows()[-3:])],
-        schema=pa.schema(
-            [("key", pa.binary()), ("value", pa.binary()), ("timestamp_ms", pa.int64()), ("headers", HEADERS_TYPE)]
-        ),
-    )
-    ours = bytes(encode(rows))
+    last = [{**row, "timestamp_ms": 1_700_000_000_000 + i * 1000 - i * i} for i, row in enumerate(java_rows()[-3:])]
+    ours = bytes(encode(pa.RecordBatch.from_pylist(last, schema=SCHEMA)))
     # Java has offsets 0, 2, 4, this client 0, 1, 2: one zigzag byte each, the fourth byte of a record.
     assert len(ours) == len(reference)
     different = [at for at in range(61, len(ours)) if ours[at] != reference[at]]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from protocol.errors import Corrupt
-from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from protocol.testing.fake_kafka.record_batches import (
@@ -20,16 +18,11 @@ from protocol.testing.fake_kafka.record_batches import (
     sequence,
     write_batch,
 )
+from tests.protocol.records.reading import rows
 
-EVERYTHING = 2**62
 
-
-def values(batches: list[Batch], aborted: list[dict[str, int]] | None, **options: Any) -> list[bytes | None]:
-    log = b"".join(map(write_batch, batches))
-    chunks = decode(
-        read_batch_headers(log), first_offset=0, end_offset=EVERYTHING, aborted_transactions=aborted, **options
-    )
-    return [value for chunk in chunks for value in chunk["value"].to_pylist()]
+def values(batches: list[Batch], aborted: list[dict[str, int]] | None) -> list[bytes | None]:
+    return [row["value"] for row in rows(b"".join(map(write_batch, batches)), aborted_transactions=aborted)]
 
 
 def transactional(text: bytes, base_offset: int, producer_id: int) -> Batch:
@@ -79,8 +72,7 @@ def test_empty_control_batch_ends_no_transaction() -> None:
 def test_range_may_end_inside_a_transaction() -> None:
     batch = sequence([b"a", b"b", b"c"], flags=TRANSACTIONAL, producer_id=1)
     log = write_batch(batch) + write_batch(marker(3, 1, commit=True))
-    (chunk,) = decode(read_batch_headers(log), first_offset=1, end_offset=2, aborted_transactions=[])
-    assert chunk["value"].to_pylist() == [b"b"]
+    assert [row["value"] for row in rows(log, 1, 2, aborted_transactions=[])] == [b"b"]
 
 
 def test_interleaved_transactions_follow_kafkas_definition() -> None:
@@ -106,27 +98,16 @@ def test_interleaved_transactions_follow_kafkas_definition() -> None:
 
 
 @pytest.mark.parametrize(
-    "batch",
-    [
-        Batch([Record(b"", b"\0")], 6, flags=TRANSACTIONAL | CONTROL, producer_id=1),
-        Batch([Record(b"", None)], 6, flags=TRANSACTIONAL | CONTROL, producer_id=1),
-        Batch([Record(b"", b"\0\0\0\0")], 6, "lz4", flags=TRANSACTIONAL | CONTROL, producer_id=1),
-    ],
+    ("key", "codec"), [(b"\0", "none"), (None, "none"), (b"\0\0\0\0", "lz4")], ids=["short", "null", "compressed"]
 )
-def test_invalid_marker_is_corrupt(batch: Batch) -> None:
+def test_invalid_marker_is_corrupt(key: bytes | None, codec: str) -> None:
+    batch = Batch([Record(b"", key)], 6, codec, flags=TRANSACTIONAL | CONTROL, producer_id=1)
     with pytest.raises(Corrupt, match="orders-3: the control batch at offset 6"):
-        values([batch], [{"producer_id": 1, "first_offset": 0}], where="orders-3")
+        values([batch], [{"producer_id": 1, "first_offset": 0}])
 
 
 def test_checksum_of_a_marker_is_checked() -> None:
     log = bytearray(write_batch(marker(6, 1, commit=False)))
     log[-8] ^= 1
     with pytest.raises(Corrupt, match="offset 6 is corrupt"):
-        list(
-            decode(
-                read_batch_headers(log),
-                first_offset=0,
-                end_offset=9,
-                aborted_transactions=[{"producer_id": 1, "first_offset": 0}],
-            )
-        )
+        rows(log, aborted_transactions=[{"producer_id": 1, "first_offset": 0}])
