@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
+import protocol
 from protocol.cluster.client import Client
-from protocol.fetch.consumer import Consumer
 from protocol.group.commits.committed_offsets import fetch_offsets
-from protocol.kafka_terms import EARLIEST
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
@@ -142,8 +141,8 @@ def test_records_survive_kills_and_rebalances(
         finally:
             source.close()
             chaos.end_all()
-        written = written_records(client, topic)
-        dead_values = {value for value, _, _ in written_records(client, dead).values()}
+    written = written_records(kafka1, topic)
+    dead_values = {value for value, _, _ in written_records(kafka1, dead).values()}
     assert len(written) == source.count
     events = list(events_of(runs))
     assert sum(event.what == "committed" for event in events) >= KILLS, "workers do not commit in time"
@@ -165,16 +164,17 @@ def committed(client: Client, group: str) -> int:
     return sum(offset.offset for offset in fetch_offsets(client, group, None, client.deadline()).values())
 
 
-def written_records(client: Client, topic: str) -> dict[tuple[int, int], tuple[bytes, str, int]]:
+def written_records(kafka: LocalKafka, topic: str) -> dict[tuple[int, int], tuple[bytes, str, int]]:
     """Return value, key and number among the records of the key, by partition and offset."""
+    properties = {"bootstrap.servers": kafka.bootstrap_servers}
+    names = ["partition", "offset", "key", "value"]
+    rows = protocol.read(properties, topic, columns=names).read_all().select(names).to_pylist()
     result: dict[tuple[int, int], tuple[bytes, str, int]] = {}
     numbers: dict[str, int] = defaultdict(int)
-    with Consumer(client, {}) as consumer:
-        for partition in range(len(client.metadata([topic]).topics[topic].partitions)):
-            for message in consumer.consume_partition(topic, partition, EARLIEST).messages(timeout_ms=1_000):
-                key = (message.key or b"").decode()
-                result[partition, message.offset] = message.value or b"", key, numbers[key]
-                numbers[key] += 1
+    for partition, offset, key, value in sorted(tuple(row.values()) for row in rows):
+        text = (key or b"").decode()
+        result[partition, offset] = value or b"", text, numbers[text]
+        numbers[text] += 1
     return result
 
 

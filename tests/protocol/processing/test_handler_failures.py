@@ -11,9 +11,8 @@ import pytest
 
 from protocol.cluster.client import Client
 from protocol.errors import UsageError
-from protocol.fetch.consumer import Consumer
 from protocol.fetch.partition_consumer import ConsumerMessage
-from protocol.kafka_terms import EARLIEST, NO_TIMESTAMP_MS
+from protocol.kafka_terms import NO_TIMESTAMP_MS
 from protocol.processing.failures import RetryPolicy
 from protocol.processing.processor import Processor
 from protocol.producer.producer import Producer
@@ -29,11 +28,6 @@ AT_ONCE = RetryPolicy(retries=2, backoff_ms=1)
 NEVER = RetryPolicy(retries=0)
 
 
-def dead_letters(client: Client) -> list[ConsumerMessage]:
-    with Consumer(client, {}) as consumer:
-        return list(consumer.consume_partition("dead", 0, EARLIEST).messages(timeout_ms=300))
-
-
 class Failing:
     """Fails some values a number of times."""
 
@@ -41,19 +35,14 @@ class Failing:
         self.left = {value[1:].encode(): count for value, count in times.items()}
         self.calls: list[bytes] = []
         self.values: list[bytes] = []
-        self.failed_s: list[float] = []
 
     def __call__(self, message: ConsumerMessage) -> None:
         value = message.value or b""
         self.calls.append(value)
         if self.left.get(value, 0) > 0:
             self.left[value] -= 1
-            self.failed_s.append(time.monotonic())
             raise ZeroDivisionError(f"no {value!r}")
         self.values.append(value)
-
-
-# -- retries --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
@@ -71,9 +60,6 @@ def test_record_is_retried_until_it_succeeds(write: Write, start: Start, committ
     if order == "key":
         of_key = [value for value in failing.values if value.endswith(b"7")]
         assert of_key == sorted(of_key, key=int)
-
-
-# -- stop -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [None, 10])
@@ -113,9 +99,6 @@ def test_first_failure_is_raised_and_one_of_a_running_handler_logged(
     assert "orders-0, offset 1: the handler has failed while it was waited for" in caplog.text
 
 
-# -- skip -----------------------------------------------------------------------------------------
-
-
 def test_failing_record_is_skipped_logged_and_counted(
     write: Write, start: Start, committed: Committed, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,12 +116,9 @@ def test_failing_record_is_skipped_logged_and_counted(
     assert (running.processor.metrics.skipped, running.processor.metrics.retries) == (2, 4)
 
 
-# -- dead letters ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
 def test_poison_record_goes_to_the_dead_letter_topic(
-    client: Client, write: Write, start: Start, committed: Committed, order: str
+    fake: FakeKafka, write: Write, start: Start, committed: Committed, order: str
 ) -> None:
     write(NUMBERS[:5], [b"k"])
     write([b"\x00poison\xff", None], [b"key", None], headers=[("trace", b"\x01\xff"), ("none", None)])
@@ -155,7 +135,7 @@ def test_poison_record_goes_to_the_dead_letter_topic(
     assert running.raised is None
     assert sorted(failing.values) == sorted(NUMBERS)
     assert running.processor.metrics.dead_letters == 2
-    result = sorted(dead_letters(client), key=lambda letter: letter.value is None)
+    result = sorted(fake.records("dead"), key=lambda letter: letter.value is None)
     assert [(record.key, record.value, record.timestamp_ms) for record in result] == [
         (b"key", b"\x00poison\xff", 1_000),
         (None, None, 1_001),
@@ -188,7 +168,7 @@ def test_dead_letter_keeps_its_timestamp_or_has_that_of_its_writing(
     began_ms = client.clock.wall_ms()
     running = start(handler, order="partition", dead_letter_topic="dead", retry=NEVER)
     wait_until(lambda: committed() == {0: 3} or running.ended, committed, every_s=0.02)
-    old, recent, without = (letter.timestamp_ms for letter in dead_letters(client))
+    old, recent, without = (letter.timestamp_ms for letter in fake.records("dead"))
     assert (old, recent) == (0, 1_764_000_000_000)
     assert without is not None
     assert began_ms <= without <= client.clock.wall_ms()
@@ -216,7 +196,7 @@ def test_dead_letter_is_acknowledged_before_the_offset_is_committed(
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
 def test_failing_batch_is_bisected_to_its_poison_records(
-    client: Client, write: Write, start: Start, committed: Committed, order: str
+    fake: FakeKafka, write: Write, start: Start, committed: Committed, order: str
 ) -> None:
     write(NUMBERS, KEYS)
     poison = {b"7", b"42", b"43"}
@@ -235,7 +215,7 @@ def test_failing_batch_is_bisected_to_its_poison_records(
     running = start(handle, order=order, batch_size=32, dead_letter_topic="dead", retry=AT_ONCE)
     wait_until(lambda: committed() == {0: 100} or running.ended, committed, every_s=0.02)
     assert running.raised is None
-    assert {letter.value for letter in dead_letters(client)} == poison
+    assert {letter.value for letter in fake.records("dead")} == poison
     assert sorted(observed) == sorted(set(range(100)) - {7, 42, 43}), "each good record once"
     if order == "partition":
         assert observed == sorted(observed)
@@ -247,7 +227,9 @@ def test_failing_batch_is_bisected_to_its_poison_records(
         )
 
 
-def test_given_producer_stays_open(client: Client, write: Write, handler: Handler, start: Start) -> None:
+def test_given_producer_stays_open(
+    fake: FakeKafka, client: Client, write: Write, handler: Handler, start: Start
+) -> None:
     write(NUMBERS[:10])
     handler.failing[b"7"] = ZeroDivisionError()
     with Producer(client, {}) as producer:
@@ -255,6 +237,6 @@ def test_given_producer_stays_open(client: Client, write: Write, handler: Handle
         wait_until(lambda: running.processor.metrics.dead_letters == 1)
         running.close()
         producer.send_and_wait("dead", b"later")
-    assert [letter.value for letter in dead_letters(client)] == [b"7", b"later"]
+    assert [letter.value for letter in fake.records("dead")] == [b"7", b"later"]
     with pytest.raises(UsageError, match="no dead_letter_topic"):
         Processor(client, handler, ["orders"], config={"group.id": "g"}, producer=producer)
