@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -31,11 +31,9 @@ GROUP = "workers"
 EAGER: dict[str, object] = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 100}
 COOPERATIVE: dict[str, object] = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 100}
 KIP_848: dict[str, object] = {"group.protocol": "consumer"}
-PROPERTIES: dict[str, object] = {
-    "group.id": GROUP,
-    "auto.offset.reset": "earliest",
-    "auto.commit.interval.ms": 20,
-}
+PROPERTIES: dict[str, object] = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 20}
+# Of consumers that tests give to a processor.
+MANUAL_COMMIT = {**PROPERTIES, "enable.auto.commit": False}
 
 
 @pytest.fixture
@@ -140,23 +138,20 @@ class Running:
 Start = Callable[..., Running]
 
 
+StartObserved = Callable[..., tuple[Running, ObservedConsumer]]
+
+
 @pytest.fixture
 def start(client: Client) -> Iterator[Start]:
     """Yield `start(handler, threads=3, **{"group.id": ...})`: by default of "orders" in the test's group."""
-    made: list[Running] = []
+    with ExitStack() as opened:
 
-    def run(handler: Callable[[Any], object], **options: Any) -> Running:
-        properties = {name: options.pop(name) for name in list(options) if "." in name}
-        processor = Processor(client, handler, ["orders"], config={**PROPERTIES, **properties}, **options)
-        made.append(Running(processor))
-        return made[-1]
+        def run(handler: Callable[[Any], object], **options: Any) -> Running:
+            properties = {name: options.pop(name) for name in list(options) if "." in name}
+            processor = Processor(client, handler, ["orders"], config={**PROPERTIES, **properties}, **options)
+            return opened.enter_context(closing(Running(processor)))
 
-    yield run
-    for running in made:
-        running.close()
-
-
-StartObserved = Callable[..., tuple[Running, ObservedConsumer]]
+        yield run
 
 
 @pytest.fixture
@@ -166,12 +161,10 @@ def start_observed(client: Client) -> Iterator[StartObserved]:
 
         def run(handler: Callable[[Any], object], **options: Any) -> tuple[Running, ObservedConsumer]:
             properties = {name: options.pop(name) for name in list(options) if "." in name}
-            given = {**PROPERTIES, "enable.auto.commit": False, **properties}
-            consumer = ObservedConsumer(client, given)
-            opened.callback(consumer.close)
-            running = Running(Processor(consumer, handler, ["orders"], **options))
-            opened.callback(running.close)
-            return running, consumer
+            consumer = ObservedConsumer(client, MANUAL_COMMIT | properties)
+            opened.enter_context(consumer)
+            processor = Processor(consumer, handler, ["orders"], **options)
+            return opened.enter_context(closing(Running(processor))), consumer
 
         yield run
 

@@ -27,8 +27,7 @@ def truncate(fake: FakeKafka, offset: int, end: int) -> None:
     with fake.changed:
         fake.log(*KEY).truncate(offset)
         fake.set_leader_epoch(*KEY, 1)
-        if end > offset:
-            fake.write(*KEY, records(offset, end - offset, epoch=1))
+        fake.write(*KEY, records(offset, end - offset, epoch=1))
 
 
 def recreate(fake: FakeKafka) -> None:

@@ -108,14 +108,16 @@ def test_records_of_a_deleted_topic_do_not_decide_the_offset(polls_first: bool) 
 def test_unfinished_records_below_the_last_finished_one_are_found_by_batch() -> None:
     tracker = OffsetTracker()
     batches = [tracker.append(np.arange(first, first + 4)) for first in (0, 10, 20, 30)]
-    assert tracker.unfinished_below_finished() == {}
+
+    def unfinished() -> dict[int, list[int]]:
+        return {batches.index(batch): rows.tolist() for batch, rows in tracker.unfinished_below_finished().items()}
+
+    assert unfinished() == {}
     batches[0].finish_rows(range(4))
     batches[1].finish(3)
     batches[2].finish_rows([1, 2])
-    below_finished = tracker.unfinished_below_finished()
-    assert {batches.index(batch): rows.tolist() for batch, rows in below_finished.items()} == {1: [0, 1, 2], 2: [0]}
+    assert unfinished() == {1: [0, 1, 2], 2: [0]}
     tracker.truncate(Position(22))
-    below_finished = tracker.unfinished_below_finished()
-    assert {batches.index(batch): rows.tolist() for batch, rows in below_finished.items()} == {1: [0, 1, 2], 2: [0]}
+    assert unfinished() == {1: [0, 1, 2], 2: [0]}
     tracker.truncate(Position(12))
-    assert tracker.unfinished_below_finished() == {}
+    assert unfinished() == {}

@@ -23,7 +23,7 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from tests.protocol.processing.conftest import (
     EAGER,
-    PROPERTIES,
+    MANUAL_COMMIT,
     Committed,
     Handler,
     Recording,
@@ -173,9 +173,6 @@ def test_wakeup_of_a_given_consumer_is_ignored(
     assert not running.ended
 
 
-# -- commits --------------------------------------------------------------------------------------
-
-
 def test_refused_commit_is_repeated_without_further_records(
     fake: FakeKafka,
     write: Write,
@@ -187,16 +184,10 @@ def test_refused_commit_is_repeated_without_further_records(
     fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, ALWAYS)
     write(NUMBERS[:5])
     start(handler)
-    wait_until(lambda: 5 in requested_offsets(fake))
+    wait_until(lambda: "'committed_offset': 5" in str(fake.request_bodies(OFFSET_COMMIT)))
     wait_until(lambda: "GROUP_AUTHORIZATION_FAILED" in caplog.text)
     fake.clear_faults()
     wait_until(lambda: committed() == {0: 5}, committed, every_s=0.02)
-
-
-def requested_offsets(fake: FakeKafka) -> list[int]:
-    """Return the offsets of partition 0 in all commits."""
-    topics = [topic for body in fake.request_bodies(OFFSET_COMMIT) for topic in body["topics"]]
-    return [row["committed_offset"] for topic in topics for row in topic["partitions"] if row["partition_index"] == 0]
 
 
 # -- the end --------------------------------------------------------------------------------------
@@ -224,7 +215,7 @@ def test_close_waits_for_running_handlers_and_drops_others(
     time.sleep(0.2)
     assert closing.is_alive()
     release.set()
-    closing.join(10)
+    closing.join(30)
     assert not closing.is_alive()
     assert running.join() is None
     assert handler.values == NUMBERS[:6]
@@ -249,9 +240,6 @@ def test_close_before_run_frees_everything(fake: FakeKafka) -> None:
     processor.close()
     with pytest.raises(UsageError, match="run or closed before"):
         processor.run()
-
-
-# -- errors ---------------------------------------------------------------------------------------
 
 
 def test_error_of_a_consumer_is_raised_by_run(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
@@ -305,14 +293,12 @@ def test_several_consumers_share_the_partitions(
     wait_until(lambda: b"last" in handler.values)
 
 
-def test_static_members_have_different_ids(fake: FakeKafka, start: Start, handler: Handler) -> None:
-    start(handler, consumers=2, **{"group.instance.id": "w"})
-    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w-1", "w-2"})
-
-
-def test_only_consumer_keeps_its_instance_id(fake: FakeKafka, start: Start, handler: Handler) -> None:
-    start(handler, **{"group.instance.id": "w"})
-    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == {"w"})
+@pytest.mark.parametrize(("consumers", "ids"), [(2, {"w-1", "w-2"}), (1, {"w"})])
+def test_static_members_have_different_ids(
+    fake: FakeKafka, start: Start, handler: Handler, consumers: int, ids: set[str]
+) -> None:
+    start(handler, consumers=consumers, **{"group.instance.id": "w"})
+    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == ids)
 
 
 def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
@@ -330,7 +316,7 @@ def test_given_consumer_stays_open_at_the_first_unfinished_record(
     write(NUMBERS[:20])
     handler.failing[b"7"] = ZeroDivisionError()
     listener = Recording()
-    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+    with KafkaConsumer(client, MANUAL_COMMIT) as consumer:
         consumer.subscribe(["orders"], listener)
         processor = Processor(consumer, handler, order="partition", retry=RetryPolicy(retries=0))
         with pytest.raises(ZeroDivisionError), processor:
@@ -359,7 +345,7 @@ def test_listener_of_the_processor_replaces_that_of_a_given_consumer(
 ) -> None:
     write(NUMBERS[:1])
     recording, own = Recording(), Recording()
-    with KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False}) as consumer:
+    with KafkaConsumer(client, MANUAL_COMMIT) as consumer:
         consumer.subscribe(["orders"], recording)
         running = Running(Processor(consumer, handler, listener=own))
         wait_until(lambda: handler.values)
@@ -377,14 +363,9 @@ def test_given_consumer_has_conditions(client: Client) -> None:
         consumer.subscribe(["orders"])
         with pytest.raises(UsageError, match="leave out topics"):
             Processor(consumer, print, ["orders"])
-    with (
-        KafkaConsumer(client, {"group.id": "g"}) as consumer,
-        pytest.raises(UsageError, match=r"enable\.auto\.commit is true"),
-    ):
+    consumer = KafkaConsumer(client, {"group.id": "g"})
+    with consumer, pytest.raises(UsageError, match=r"enable\.auto\.commit is true"):
         Processor(consumer, print, ["orders"])
-
-
-# -- documentation --------------------------------------------------------------------------------
 
 
 def test_example_of_the_page_runs(fake: FakeKafka, write: Write, committed: Committed) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from tests.protocol.processing.conftest import (
     COOPERATIVE,
     EAGER,
     KIP_848,
-    PROPERTIES,
+    MANUAL_COMMIT,
     Committed,
     Handler,
     Recording,
@@ -34,11 +36,10 @@ PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], i
 
 
 class Other:
-    """Another member of the group, which reads nothing."""
+    """Another member of the group, which notes the first offset of each partition."""
 
     def __init__(self, client: Client, **properties: object) -> None:
-        self.consumer = KafkaConsumer(client, {**PROPERTIES, "enable.auto.commit": False, **properties})
-        self.owned: frozenset[tuple[str, int]] = frozenset()
+        self.consumer = KafkaConsumer(client, MANUAL_COMMIT | properties)
         self.first_offsets: dict[int, int] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -50,7 +51,6 @@ class Other:
             while not self._closing.is_set():
                 for message in consumer.poll(20).messages():
                     self.first_offsets.setdefault(message.partition, message.offset)
-                self.owned = consumer.assignment
 
     def close(self) -> None:
         self._closing.set()
@@ -63,29 +63,22 @@ Join = Callable[..., Other]
 
 @pytest.fixture
 def join(client: Client) -> Iterator[Join]:
-    made: list[Other] = []
+    with ExitStack() as opened:
+        yield lambda **properties: opened.enter_context(closing(Other(client, **properties)))
 
-    def create(**properties: object) -> Other:
-        made.append(Other(client, **properties))
-        return made[-1]
 
-    yield create
-    for member in made:
-        member.close()
+@pytest.fixture
+def release(write: Write, handler: Handler) -> threading.Event:
+    """Write 50 records to each partition, with the keys of two lanes; return what releases the handlers of both "3"."""
+    for partition in (0, 1):
+        write(NUMBERS, keys=KEYS_OF_LANES, partition=partition)
+    return handler.block(b"3")
 
 
 @PROTOCOLS
 def test_revocation_waits_for_running_handlers_and_commits(
-    write: Write,
-    start: Start,
-    handler: Handler,
-    join: Join,
-    committed: Committed,
-    protocol: dict[str, object],
+    release: threading.Event, start: Start, handler: Handler, join: Join, committed: Committed, protocol: dict[str, Any]
 ) -> None:
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    release = handler.block(b"3")
     running = start(handler, order="partition", **protocol, **{"auto.commit.interval.ms": 60_000})
     wait_until(lambda: handler.at_blocks == 2)
     second = join(**protocol)
@@ -96,7 +89,7 @@ def test_revocation_waits_for_running_handlers_and_commits(
     (revoked,) = second.first_offsets
     own = [message.offset for message in handler.begun if message.partition == revoked]
     assert second.first_offsets == {revoked: own[-1] + 1}, "nothing is handled by both, and nothing is left out"
-    wait_until(lambda: len([message for message in handler.begun if message.partition != revoked]) == 50)
+    wait_until(lambda: len(handler.begun) == own[-1] + 1 + 50)
     assert [message.offset for message in handler.begun if message.partition != revoked] == list(range(50))
     running.close()
     assert committed()[1 - revoked] == 50
@@ -104,11 +97,8 @@ def test_revocation_waits_for_running_handlers_and_commits(
 
 @pytest.mark.parametrize("fails", [b"3", b"5"])
 def test_records_behind_a_failed_one_are_left_to_the_next_member(
-    write: Write, start: Start, handler: Handler, join: Join, fails: bytes
+    release: threading.Event, start: Start, handler: Handler, join: Join, fails: bytes
 ) -> None:
-    for partition in (0, 1):
-        write(NUMBERS, keys=KEYS_OF_LANES, partition=partition)
-    release = handler.block(b"3")
     handler.failing[fails] = ValueError("as if")
     running = start(handler, threads=4, retry=RetryPolicy(retries=1_000), **EAGER)
     wait_until(lambda: handler.at_blocks == 2 and len(handler.values) >= 50)
@@ -122,18 +112,15 @@ def test_records_behind_a_failed_one_are_left_to_the_next_member(
 
 @PROTOCOLS
 def test_results_after_the_limit_are_dropped(
-    write: Write,
+    release: threading.Event,
     start: Start,
     handler: Handler,
     join: Join,
     committed: Committed,
-    protocol: dict[str, object],
+    protocol: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A partition that is assigned again waits for its late handler, so that its records stay in order."""
-    for partition in (0, 1):
-        write(NUMBERS, partition=partition)
-    release = handler.block(b"3")
     start(handler, order="partition", drain_timeout_ms=200, **protocol)
     wait_until(lambda: handler.at_blocks == 2)
     second = join(**protocol)
@@ -146,9 +133,8 @@ def test_results_after_the_limit_are_dropped(
     release.set()
     wait_until(lambda: committed() == {revoked: 3, 1 - revoked: 50}, committed, every_s=0.02)
     retained = [message.offset for message in handler.begun if message.partition != revoked]
-    assert retained == list(range(50)) or retained == [*range(4), *range(3, 50)], (
-        "a late record is handled again, in order"
-    )
+    # The late record may be handled again, in order.
+    assert retained in ([*range(50)], [*range(4), *range(3, 50)])
 
 
 def test_lost_partitions_are_neither_waited_for_nor_committed(

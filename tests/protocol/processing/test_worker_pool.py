@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,10 @@ NEVER = RetryPolicy(retries=0)
 
 
 class Setup:
-    """A pool, and one partition with a batch of rows whose offsets and values are their numbers."""
+    """A pool, and one partition with a batch of rows whose offsets and values are their numbers.
+
+    With `recovers`, records that have failed for good are in `recovered`, with their errors.
+    """
 
     def __init__(
         self,
@@ -36,18 +41,14 @@ class Setup:
         threads: int = 1,
         batches: bool = False,
         retry: RetryPolicy = NEVER,
-        recover: Callable[[ConsumerMessage, BaseException], None] | None = None,
+        recovers: bool = False,
     ) -> None:
         self.failures: list[BaseException] = []
+        self.recovered: list[tuple[int, str]] = []
         self.pool = WorkerPool(
-            handler,
-            threads,
-            whole_runs=batches,
-            retry=retry,
-            recover=recover,
-            on_failure=self.failures.append,
-            clock=SYSTEM_CLOCK,
-        )
+            handler, threads, whole_runs=batches, retry=retry, recover=self.recover if recovers else None,
+            on_failure=self.failures.append, clock=SYSTEM_CLOCK,
+        )  # fmt: skip
         self.partition = LanePartition()
         self.tracker = OffsetTracker()
         offsets = np.arange(rows)
@@ -55,6 +56,9 @@ class Setup:
             {"offset": pa.array(offsets), "value": pa.array([b"%d" % offset for offset in offsets], pa.binary())}
         )
         self.batch = PolledBatch(("orders", 0), columns, self.tracker.append(offsets))
+
+    def recover(self, message: ConsumerMessage, error: BaseException) -> None:
+        self.recovered.append((message.offset, repr(error)))
 
     def add(self, *runs: Sequence[int], lane: int | None = None) -> None:
         self.pool.add([Run(self.partition, self.batch, rows, lane) for rows in runs])
@@ -69,6 +73,9 @@ class Setup:
         """Wait until no thread has a run and none waits."""
         wait_until(lambda: self.partition.running == 0 and not self.partition.waiting)
 
+    def stop(self, timeout_ms: int = WAIT_MS) -> None:
+        self.pool.stop(Deadline.after_ms(timeout_ms))
+
     def wait_for(self, committable: int) -> None:
         wait_until(lambda: self.committable == committable, lambda: f"{self.committable} {self.failures}")
 
@@ -79,16 +86,15 @@ Create = Callable[..., Setup]
 @pytest.fixture
 def create() -> Iterator[Create]:
     """Yield `create(handler, rows, ...)`, whose pools are started, and stopped after the test."""
-    made: list[Setup] = []
+    with ExitStack() as made:
 
-    def call(*arguments: Any, **options: Any) -> Setup:
-        made.append(Setup(*arguments, **options))
-        made[-1].pool.start()
-        return made[-1]
+        def call(*arguments: Any, **options: Any) -> Setup:
+            setup = Setup(*arguments, **options)
+            setup.pool.start()
+            made.callback(setup.stop)
+            return setup
 
-    yield call
-    for setup in made:
-        setup.pool.stop(Deadline.after_ms(WAIT_MS))
+        yield call
 
 
 class Calls:
@@ -181,7 +187,7 @@ def test_rows_of_a_dropped_partition_are_not_taken_from_their_thread(create: Cre
     for event in calls.blocked.values():
         event.set()
     second.wait_for(3)
-    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    setup.stop()
     for helper in helpers:
         helper.join(30)
     assert sorted(calls.ended) == [0, 1, 2, 100]
@@ -205,17 +211,14 @@ def test_rows_of_a_lane_wait_for_the_row_before(create: Create) -> None:
 
 @pytest.mark.parametrize("lane", [None, 0])
 def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | None) -> None:
-    recovered: list[tuple[int, str]] = []
     calls = Calls(failing={1: 2, 3: 9})
-    setup = create(
-        calls, 5, retry=AT_ONCE, recover=lambda message, error: recovered.append((message.offset, repr(error)))
-    )
+    setup = create(calls, 5, retry=AT_ONCE, recovers=True)
     setup.add(range(5), lane=lane)
     setup.wait_for(5)
     setup.wait_for_end()
     assert sorted(calls.ended) == [0, 1, 2, 4]
     assert [calls.begun.count([row]) for row in range(5)] == [1, 3, 1, 3, 1]
-    assert recovered == [(3, "ZeroDivisionError(3)")]
+    assert setup.recovered == [(3, "ZeroDivisionError(3)")]
     assert setup.pool.metrics == ProcessorMetrics(handled=4, retries=4)
     if lane is not None:
         assert calls.ended == [0, 1, 2, 4]
@@ -224,35 +227,23 @@ def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | No
 
 def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> None:
     calls = Calls(failing={0: 10_000, 1: 1})
-    recovered: list[int] = []
     retry = RetryPolicy(retries=10_000, timeout_ms=300, backoff_ms=20, backoff_max_ms=20)
-    setup = create(calls, 2, retry=retry, recover=lambda message, error: recovered.append(message.offset))
+    setup = create(calls, 2, retry=retry, recovers=True)
     setup.add([0, 1], lane=0)
     setup.wait_for(2)
-    assert recovered == [0]
+    assert setup.recovered == [(0, "ZeroDivisionError(0)")]
     assert calls.ended == [1], "the time of the second row begins with its own failure"
 
 
 def test_failed_batch_is_retried_whole_then_bisected(create: Create) -> None:
-    recovered: list[int] = []
     calls = Calls(failing={5: 99})
-    setup = create(
-        calls, 8, batches=True, retry=AT_ONCE, recover=lambda message, error: recovered.append(message.offset)
-    )
+    setup = create(calls, 8, batches=True, retry=AT_ONCE, recovers=True)
     setup.add(range(8), lane=0)
     setup.wait_for(8)
     setup.wait_for_end()
-    complete = list(range(8))
-    assert calls.begun == [
-        *([complete] * 3),
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [4, 5],
-        [4],
-        *([[5]] * 3),
-        [6, 7],
-    ]
-    assert recovered == [5]
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4]]
+    assert calls.begun == [*[list(range(8))] * 3, *halves, *[[5]] * 3, [6, 7]]
+    assert setup.recovered == [(5, "ZeroDivisionError(5)")]
     assert setup.pool.metrics == ProcessorMetrics(handled=7, retries=4)
 
 
@@ -264,7 +255,7 @@ def test_failure_without_a_recovery_stops_the_pool(
     setup = create(calls, 6, batches=batches)
     setup.add([0, 1], [2, 3], [4, 5], lane=0)
     wait_until(lambda: setup.failures)
-    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    setup.stop()
     assert [repr(failure) for failure in setup.failures] == ["ZeroDivisionError(2)"]
     assert calls.ended == [0, 1]
     assert setup.committable == 2
@@ -273,11 +264,12 @@ def test_failure_without_a_recovery_stops_the_pool(
     assert f"{place}: the handler has failed, and the processing stops" in caplog.text
 
 
-def test_failure_of_the_recovery_stops_the_pool(create: Create) -> None:
-    def recover(message: ConsumerMessage, error: BaseException) -> None:
+def test_failure_of_the_recovery_stops_the_pool(create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recover(setup: Setup, message: ConsumerMessage, error: BaseException) -> None:
         raise OSError(f"no place for {message.offset}")
 
-    setup = create(Calls(failing={0: 9}), 2, recover=recover)
+    monkeypatch.setattr(Setup, "recover", recover)
+    setup = create(Calls(failing={0: 9}), 2, recovers=True)
     setup.add([0, 1], lane=0)
     wait_until(lambda: setup.failures)
     assert str(setup.failures[0]) == "no place for 0"
@@ -295,14 +287,10 @@ def test_dropped_partition_ends_after_the_present_row(create: Create, lane: int 
     wait_until(lambda: calls.begun)
     setup.pool.drop([setup.partition])
     assert not setup.pool.wait([setup.partition], Deadline.after_ms(20))
-    ended: list[bool] = []
-    waiting = threading.Thread(
-        target=lambda: ended.append(setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS)))
-    )
-    waiting.start()
-    calls.blocked[0].set()
-    waiting.join(30)
-    assert ended == [True]
+    with ThreadPoolExecutor(1) as executor:
+        ended = executor.submit(setup.pool.wait, [setup.partition], Deadline.after_ms(WAIT_MS))
+        calls.blocked[0].set()
+        assert ended.result(30)
     assert setup.committable == 1
     assert calls.ended == [0]
 
@@ -312,14 +300,7 @@ def test_failure_in_a_dropped_partition_is_not_retried(
     create: Create, caplog: pytest.LogCaptureFixture, batches: bool
 ) -> None:
     calls = Calls(failing={0: 99}, blocked=[0])
-    recovered: list[object] = []
-    setup = create(
-        calls,
-        2,
-        batches=batches,
-        retry=RetryPolicy(retries=9, backoff_ms=1),
-        recover=lambda message, error: recovered.append(message),
-    )
+    setup = create(calls, 2, batches=batches, retry=RetryPolicy(retries=9, backoff_ms=1), recovers=True)
     setup.add([0, 1], lane=0)
     wait_until(lambda: calls.begun)
     setup.pool.drop([setup.partition])
@@ -328,7 +309,7 @@ def test_failure_in_a_dropped_partition_is_not_retried(
         assert setup.pool.wait([setup.partition], Deadline.after_ms(WAIT_MS))
     assert "has failed while it was waited for; not retried here" in caplog.text
     assert len(calls.begun) == 1
-    assert (recovered, setup.failures, setup.pool.metrics.retries) == ([], [], 0)
+    assert (setup.recovered, setup.failures, setup.pool.metrics.retries) == ([], [], 0)
     assert setup.committable == 0
 
 
@@ -349,9 +330,9 @@ def test_wait_ends_if_the_partition_is_dropped_during_a_failure(create: Create, 
 
     waiting = threading.Thread(target=wait)
     calls = Calls(failing={0: 99})
-    setup: Setup = create(calls, 2, batches=batches, retry=Dropping(), recover=lambda message, error: None)
+    setup: Setup = create(calls, 2, batches=batches, retry=Dropping(), recovers=True)
     setup.add([0, 1], lane=0)
-    wait_until(lambda: ended, timeout_s=20)
+    wait_until(lambda: ended)
     assert ended == [True]
     assert setup.partition.running == 0
     assert len(calls.begun) == 1
@@ -364,15 +345,15 @@ def test_halted_pool_begins_no_further_record_and_names_threads_left_behind(
     setup = create(calls, 3)
     setup.add([0, 1, 2], lane=0)
     wait_until(lambda: calls.begun)
-    setup.pool.stop(Deadline.after_ms(20))
+    setup.stop(20)
     assert "processor-0: a handler has not returned in time; its thread is left behind" in caplog.text
     calls.blocked[0].set()
-    setup.pool.stop(Deadline.after_ms(WAIT_MS))
+    setup.stop()
     assert calls.ended == [0]
     assert setup.committable == 1
 
 
 def test_pool_that_was_not_started_stops() -> None:
     setup = Setup(Calls(), 1)
-    setup.pool.stop(Deadline.after_ms(0))
+    setup.stop(0)
     assert setup.pool.metrics == ProcessorMetrics()
