@@ -14,6 +14,7 @@ from protocol.admin.topics import NewTopic
 from protocol.admin.users import ScramMechanism, ScramUpsertion, quota_entity
 from protocol.errors import AdminFailed, BrokerError
 from spark_kafka_source.local_kafka.config import version_numbers
+from spark_kafka_source.local_kafka.users import sasl_properties
 from tests.conftest import KAFKA_VERSION
 from tests.protocol.sasl.acls import ALICE, BOB
 from tests.support.secured_kafka import SecuredKafka
@@ -45,15 +46,9 @@ def test_acls_are_created_described_and_deleted_as_by_librdkafka(admin: Admin, s
     assert admin.describe_acls(matching) == [reads]
 
     judge = librdkafka.AdminClient({"bootstrap.servers": secured.kafka.bootstrap_servers})
-    every = librdkafka.AclBindingFilter(
-        librdkafka.ResourceType.ANY,
-        None,
-        librdkafka.ResourcePatternType.ANY,
-        "User:erin",
-        None,
-        librdkafka.AclOperation.ANY,
-        librdkafka.AclPermissionType.ANY,
-    )
+    kinds = librdkafka.ResourceType.ANY, None, librdkafka.ResourcePatternType.ANY
+    operations = librdkafka.AclOperation.ANY, librdkafka.AclPermissionType.ANY
+    every = librdkafka.AclBindingFilter(*kinds, "User:erin", None, *operations)
     assert {
         (acl.name, acl.resource_pattern_type.name, acl.host, acl.operation.name, acl.permission_type.name)
         for acl in judge.describe_acls(every).result(30)
@@ -80,12 +75,7 @@ def test_delegation_token_is_created_used_renewed_and_expired(admin: Admin, secu
     assert (token.owner, token.renewers) == ("User:alice", ("User:bob",))
     assert token.hmac.reveal() not in repr(token)
     wait_until(lambda: token.token_id in {token.token_id for token in admin.describe_delegation_tokens()})
-    (result,) = [
-        token_row
-        for token_row in admin.describe_delegation_tokens(["User:alice"])
-        if token_row.token_id == token.token_id
-    ]
-    assert result == token
+    assert token in admin.describe_delegation_tokens(["User:alice"])
     with Admin(
         {
             **properties_of(secured, ALICE),
@@ -106,11 +96,5 @@ def test_new_scram_user_can_authenticate(admin: Admin, secured: SecuredKafka) ->
     user, password = f"user-{uuid.uuid4().hex[:8]}", "secret-of-a-new-user"
     admin.alter_user_scram_credentials([ScramUpsertion(user, password, ScramMechanism.SCRAM_SHA_512)])
     wait_until(lambda: user in admin.describe_user_scram_credentials())
-    properties = {
-        **properties_of(secured, ALICE),
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        f'username="{user}" password="{password}";',
-    }
-    with Admin(properties) as new:
+    with Admin(properties_of(secured, sasl_properties("SCRAM-SHA-512", user, password))) as new:
         assert new.describe_cluster().brokers
