@@ -61,12 +61,12 @@ def evolved(samples: Samples, schema: Any) -> Any:
         if not isinstance(kind, list) and kind != "null" and r.random() < 0.3:
             kind = ["null", kind]
         field["type"] = kind
-    if r.random() < 0.5:
-        fields.append({"name": "new1", "type": "string", "default": "none"})
-    if r.random() < 0.5:
-        fields.append({"name": "new2", "type": {"type": "array", "items": ["null", "long"]}, "default": []})
-    if r.random() < 0.5:
-        fields.append({"name": "new3", "type": ["null", {"type": "map", "values": "int"}], "default": None})
+    new = [
+        {"name": "new1", "type": "string", "default": "none"},
+        {"name": "new2", "type": {"type": "array", "items": ["null", "long"]}, "default": []},
+        {"name": "new3", "type": ["null", {"type": "map", "values": "int"}], "default": None},
+    ]
+    fields += [field for field in new if r.random() < 0.5]
     r.shuffle(fields)
     return {**schema, "fields": fields}
 

@@ -28,6 +28,14 @@ from tests.protocol.schemas.avro_samples import decode, parse, read, record
         (json.dumps(record(("a", "int"), ("a", "int"))), "has a field name twice"),
         ('{"type": "enum", "name": "E", "symbols": []}', "is an enum without symbols"),
         ('{"type": "array"}', "is an array without items"),
+        *((json.dumps(record(aliases=aliases)), "aliases that are no list of names") for aliases in (None, "old", [1])),
+        *(
+            (
+                json.dumps(record(("a", {"type": "fixed", "name": "F", "size": size}))),
+                "field a, is a fixed without a size from 0 to 2147483647",
+            )
+            for size in (2**31, 2**63 - 1, 2**90, -1, "2")
+        ),
         ("[" * 5000 + "]" * 5000, "is not JSON|union in a union|nested deeper"),
     ],
 )
@@ -67,12 +75,6 @@ def test_large_and_deep_types_through_references_are_refused() -> None:
         parse_avro('"R79"', further)
 
 
-@pytest.mark.parametrize("size", [2**31, 2**63 - 1, 2**90, -1, "2"])
-def test_size_of_a_fixed_that_no_column_can_have_is_refused(size: Any) -> None:
-    with pytest.raises(ConfigurationError, match="field a, is a fixed without a size from 0 to 2147483647"):
-        parse(record(("a", {"type": "fixed", "name": "F", "size": size})))
-
-
 def test_deep_incompatible_types_are_compared_once() -> None:
     """Each nullable type was compared three times: 3^25 comparisons of the innermost one."""
     writer: Any = "string"
@@ -107,12 +109,6 @@ def test_default_beyond_an_int_is_refused_or_a_long() -> None:
         read(writer, [{"a": 1}], record(("a", "int"), ("b", "int", 2**32)))
     column = read(writer, [{"a": 1}], record(("a", "int"), ("b", ["int", "long"], 2**32)))
     assert column.to_pylist() == [{"a": 1, "b": 2**32}]
-
-
-@pytest.mark.parametrize("aliases", [None, "old", [1]])
-def test_aliases_are_a_list_of_names(aliases: Any) -> None:
-    with pytest.raises(ConfigurationError, match="aliases that are no list of names"):
-        parse({"type": "record", "name": "R", "aliases": aliases, "fields": []})
 
 
 def test_invalid_logical_type_is_ignored() -> None:

@@ -221,6 +221,6 @@ def test_topic_is_read_with_decoded_messages(serialize: Serialize, server: FakeS
         broker.create_topic("orders", 1)
         broker.produce("orders", refund)
         properties = {"bootstrap.servers": broker.bootstrap_servers, "schema.registry.url": server.url}
-        options = {"value_format": "confluent-protobuf", "protobuf": ProtobufSettings("Refund")}
+        options: dict[str, Any] = {"value_format": "confluent-protobuf", "protobuf": ProtobufSettings("Refund")}
         reader = protocol.read(properties, "orders", columns=["value"], **options)
         assert reader.read_all().column("value").to_pylist() == [{"id": 5}]

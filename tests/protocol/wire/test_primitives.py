@@ -101,13 +101,6 @@ def test_null_is_accepted_only_where_allowed(name: str) -> None:
         getattr(Reader(null), name)()
 
 
-@pytest.mark.parametrize("name", ["string", "data", "array_length"])
-def test_length_of_minus_two_is_corrupt(name: str) -> None:
-    minus_two = LENGTHS[name][0][:-1] + b"\xfe"
-    with pytest.raises(Corrupt, match="-2"):
-        getattr(Reader(minus_two + bytes(64)), name)(nullable=True)
-
-
 @pytest.mark.parametrize("name", LENGTHS)
 def test_length_beyond_the_bytes_left_is_truncated(name: str) -> None:
     with pytest.raises(Truncated):
@@ -122,16 +115,19 @@ def test_count_is_refused_if_its_smallest_elements_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("uvarint", b"\xff" * 5), ("uvarint", b"\xff\xff\xff\xff\x10"), ("varlong", b"\xff" * 10)]
+    ("read", "data", "words"),
+    [
+        (lambda reader: reader.string(nullable=True), b"\xff\xfe", "-2"),
+        (lambda reader: reader.data(nullable=True), b"\xff\xff\xff\xfe", "-2"),
+        (lambda reader: reader.array_length(nullable=True), b"\xff\xff\xff\xfe", "-2"),
+        *((Reader.uvarint, data, "bits") for data in (b"\xff" * 5, b"\xff\xff\xff\xff\x10")),
+        (Reader.varlong, b"\xff" * 10, "bits"),
+        (Reader.string, b"\x00\x01\xff", "UTF-8"),
+    ],
 )
-def test_endless_or_oversized_varint_is_corrupt(name: str, data: bytes) -> None:
-    with pytest.raises(Corrupt, match="bits"):
-        getattr(Reader(data + bytes(8)), name)()
-
-
-def test_text_that_is_not_utf8_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="UTF-8"):
-        Reader(b"\x00\x01\xff").string()
+def test_wrong_length_varint_or_text_is_corrupt(read: Callable[[Reader], object], data: bytes, words: str) -> None:
+    with pytest.raises(Corrupt, match=words):
+        read(Reader(data + bytes(64)))
 
 
 def test_large_bytes_are_separate_buffers_and_small_ones_are_joined() -> None:
@@ -151,11 +147,7 @@ def test_buffers_of_wider_items_count_in_bytes() -> None:
     assert Reader(memoryview(b"\0\0\0\0\0\0\0\x07").cast("q")).take(8) == bytes(7) + b"\7"
 
 
-def test_uuid_of_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="16"):
-        Writer().uuid(b"short")
-
-
-def test_string_longer_than_kafka_reads_is_refused() -> None:
-    with pytest.raises(ValueError, match="32767"):
-        Writer().compact_string("x" * 2**15)
+@pytest.mark.parametrize(("name", "value", "words"), [("uuid", b"a", "16"), ("compact_string", "x" * 2**15, "32767")])
+def test_value_of_a_size_that_kafka_does_not_read_is_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        getattr(Writer(), name)(value)
