@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from protocol.errors import KafkaError
 from protocol.net.authenticate import Authenticator
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
 from protocol.wire.schema import Api
+from tests.support.wall_clock import WallClock
 
 EVENT_HUBS = "orders.servicebus.windows.net:9093"
 MSK = "b-1.orders.abc123.c2.kafka.eu-north-1.amazonaws.com:9098"
@@ -44,6 +45,16 @@ class SigningIn:
             self.fields = dict(part.split("=", 1) for part in parts)
             self.sent.append(self.fields["auth"].removeprefix("Bearer "))
         return {"error_code": 0, "auth_bytes": b"", "session_lifetime_ms": 0}
+
+
+def tokens_over_time(address: str, options: Mapping[str, str], waits_s: Sequence[float]) -> list[str]:
+    """Return the token that a client sends after each of these waits."""
+    clock = WallClock()
+    client = SigningIn(address, options, clock)
+    for wait_s in waits_s:
+        clock.at_s += wait_s
+        client.again()
+    return client.sent
 
 
 def failure(address: str, options: Mapping[str, str], timeout_s: float = 60) -> KafkaError:

@@ -17,9 +17,8 @@ import pytest
 
 from protocol.clouds import google_managed_kafka_token
 from protocol.errors import AuthenticationFailed, ConnectFailed
-from protocol.testing.fake_kafka.clock import ManualClock
-from tests.protocol.clouds.signing_in import TYPE, SigningIn, all_that_shows, decoded, failure, jwt
-from tests.support.cloud_endpoints import BROKEN, GARBAGE, Answer, CloudEndpoint, Request, echo, json_answer
+from tests.protocol.clouds.signing_in import TYPE, SigningIn, all_that_shows, decoded, failure, jwt, tokens_over_time
+from tests.support.cloud_endpoints import BROKEN, GARBAGE, Answer, CloudEndpoint, echo, json_answer
 
 BROKER = "bootstrap.orders.us-central1.managedkafka.project.cloud.goog:9092"
 GOOGLE = {TYPE: "google_managed_kafka"}
@@ -29,6 +28,7 @@ EMAIL = "orders@project.iam.gserviceaccount.com"
 ACCOUNT = "/computeMetadata/v1/instance/service-accounts"
 FLAVOR = {"Metadata-Flavor": "Google", "Content-Type": "application/text"}
 JSON_FLAVOR = {**FLAVOR, "Content-Type": "application/json"}
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ACCESS_TOKEN = "ya29.c.access-token_of-a.test"
 
 
@@ -50,12 +50,7 @@ def metadata_server(endpoint: CloudEndpoint, monkeypatch: pytest.MonkeyPatch) ->
         "GET /computeMetadata/v1/": (200, FLAVOR, b"instance/"),
         "GET /computeMetadata/v1/project/project-id": (200, FLAVOR, b"project"),
         "GET /computeMetadata/v1/universe/universe-domain": (200, FLAVOR, b"googleapis.com"),
-        f"GET {ACCOUNT}/default/": json_answer(
-            headers=JSON_FLAVOR,
-            email=EMAIL,
-            aliases=["default"],
-            scopes=["https://www.googleapis.com/auth/cloud-platform"],
-        ),
+        f"GET {ACCOUNT}/default/": json_answer(headers=JSON_FLAVOR, email=EMAIL, aliases=["default"], scopes=[SCOPE]),
     }
     for account in ("default", EMAIL):
         endpoint.answers[f"GET {ACCOUNT}/{account}/token"] = metadata_token(ACCESS_TOKEN)
@@ -116,29 +111,15 @@ def test_service_account_file_gives_token_in_the_form_of_brokers(endpoint: Cloud
     (request,) = endpoint.requests
     assert request.form["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
     claims = json.loads(decoded(request.form["assertion"][0].split(".")[1]))
-    assert claims["iss"] == EMAIL
-    assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
+    assert (claims["iss"], claims["scope"]) == (EMAIL, SCOPE)
 
 
 def test_google_token_is_renewed_after_four_fifths(metadata_server: CloudEndpoint) -> None:
-    properties: Iterator[str] = iter(["one", "two"])
-
-    def answer(request: Request) -> Answer:
-        return metadata_token(next(properties), lifetime_s=1_000)
-
+    texts = iter(["one", "two"])
     for account in ("default", EMAIL):
-        metadata_server.answers[f"GET {ACCOUNT}/{account}/token"] = answer
-
-    class Now(ManualClock):
-        def wall_ms(self) -> int:
-            return int(start_ms + 1_000 * self.at_s)
-
-    clock, start_ms = Now(), 1_000 * time.time()
-    client = SigningIn(BROKER, GOOGLE, clock)
-    for wait_s in (0, 700, 200):
-        clock.at_s += wait_s
-        client.again()
-    assert [parts_of(token)[2] for token in client.sent] == ["one", "one", "two"]
+        metadata_server.answers[f"GET {ACCOUNT}/{account}/token"] = lambda request: metadata_token(next(texts), 1_000)
+    tokens = tokens_over_time(BROKER, GOOGLE, (0, 700, 200))
+    assert [parts_of(token)[2] for token in tokens] == ["one", "one", "two"]
 
 
 @pytest.mark.parametrize("answer", [None, BROKEN, GARBAGE, echo], ids=["silence", "500", "garbage", "echo"])

@@ -71,26 +71,7 @@ def parsed_by_java(texts: list[str]) -> list[str]:
 
 def random_texts(count: int) -> list[str]:
     rng = random.Random(7)
-    pieces = [
-        MODULE,
-        " required ",
-        "a",
-        "=",
-        "b",
-        ";",
-        '"',
-        "'",
-        "\\",
-        "\n",
-        "/",
-        "//",
-        "/*",
-        "*/",
-        " ",
-        "\\1",
-        "\\n",
-        "é",
-    ]
+    pieces = [MODULE, " required ", *"a=b;\"'\\\n/ é", "//", "/*", "*/", "\\1", "\\n"]
     complete = list(TEXTS.values())
     made = []
     for _ in range(count):
@@ -108,9 +89,7 @@ def test_texts_are_parsed_as_by_kafka() -> None:
     ours, java = [parsed(text) for text in texts], parsed_by_java(texts)
     assert len(java) == len(texts)
     # Kafka 4.2 accepts words of letters only. Later versions accept all characters except signs, as this parser does.
-    taken = [
-        (text, first, second) for text, first, second in zip(texts, ours, java, strict=True) if second != "refused"
-    ]
+    taken = [triple for triple in zip(texts, ours, java, strict=True) if triple[2] != "refused"]
     assert [triple for triple in taken if triple[1] != triple[2]] == []
     assert 100 < len(taken) < len(java) - 100
 
