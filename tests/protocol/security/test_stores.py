@@ -107,15 +107,14 @@ class TestJavaStores:
         self, jks: Path, authority: CertificateAuthority, password: str | None
     ) -> None:
         properties = {} if password is None else {"truststore_password": password}
-        trust_store = read_trust_store(tls(truststore_location=str(jks), **properties))
-        assert trust_store == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+        assert read_trust_store(tls(truststore_location=str(jks), **properties)) == own_certificate(authority)
 
     def test_pkcs12_is_read_by_keytool_without_cryptography(
         self, store: Path, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
         config = tls(truststore_location=str(store), truststore_password=PASSWORD)
-        assert read_trust_store(config) == (authority.folder / "me.pem").read_text()[found_from(authority) :]
+        assert read_trust_store(config) == own_certificate(authority)
         with pytest.raises(ConfigurationError, match=r"without the package cryptography: .*spark-kafka-source\[tls\]"):
             read_key_pair(tls(keystore_location=str(store), keystore_password=PASSWORD))
 
@@ -123,12 +122,13 @@ class TestJavaStores:
     def test_key_is_read_with_its_chain(
         self, store: Path, jks: Path, authority: CertificateAuthority, kind: str
     ) -> None:
-        pair = read_key_pair(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
+        config = tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD)
+        pair = read_key_pair(config)
         assert pair is not None
         assert pair.chain.count("BEGIN CERTIFICATE") == 2
         assert pair.chain.endswith(authority.certificate.read_text())
         assert "BEGIN PRIVATE KEY" not in repr(pair)
-        new_context(tls(keystore_location=str(store.with_suffix(f".{kind}")), keystore_password=PASSWORD))
+        new_context(config)
 
     @pytest.mark.parametrize("kind", ["jks", "p12"])
     @pytest.mark.parametrize("label", ["truststore", "keystore"])
@@ -196,15 +196,14 @@ class TestJavaStores:
         location = str(request.getfixturevalue(name))
         monkeypatch.setattr(java_stores, "has_cryptography", lambda: False)
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-        with pytest.raises(
-            ConfigurationError, match=r"PKCS12 with the package cryptography .*spark-kafka-source\[tls\]"
-        ):
+        with pytest.raises(ConfigurationError, match=r"PKCS12 with the package cryptography .*spark-kafka-source\[tls"):
             read_trust_store(tls(truststore_location=location, truststore_password=PASSWORD))
 
 
-def found_from(authority: CertificateAuthority) -> int:
-    """Return the position of the certificate of `me` in its file; of an entry with a key, only that is trusted."""
-    return (authority.folder / "me.pem").read_text().index("-----BEGIN CERTIFICATE")
+def own_certificate(authority: CertificateAuthority) -> str:
+    """Return the certificate of `me`, without its key; of an entry with a key, only that is trusted."""
+    text = (authority.folder / "me.pem").read_text()
+    return text[text.index("-----BEGIN CERTIFICATE") :]
 
 
 def test_references_to_external_secrets_are_resolved(
@@ -240,10 +239,7 @@ class TestErrors:
             ({"keystore_key": "x", "keystore_certificate_chain": "y"}, "ssl.keystore.key has no blocks"),
             ({"truststore_certificates": NO_CERTIFICATE}, "ssl.truststore.certificates has a certificate that cannot"),
             ({"cipher_suites": "none"}, "ssl.cipher.suites has no suite that this OpenSSL supports"),
-            (
-                {"cipher_suites": "TLS_AES_256_GCM_SHA384", "enabled_protocols": "TLSv1.2"},
-                "ssl.cipher.suites has no suite of TLSv1.2",
-            ),
+            ({"cipher_suites": "TLS_AES_256_GCM_SHA384", "enabled_protocols": "TLSv1.2"}, "has no suite of TLSv1.2"),
         ],
     )
     def test_invalid_store_fails_when_a_connection_is_opened(self, options: dict[str, str], words: str) -> None:
@@ -265,39 +261,26 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (
-                {"truststore_location": "a", "truststore_certificates": "b"},
-                "^ssl.truststore.location and ssl.truststore.certificates are both set. Remove one of them",
-            ),
-            (
-                {"keystore_location": "a", "keystore_key": "b"},
-                "^ssl.keystore.location and ssl.keystore.key are both set. Remove one of them",
-            ),
-            (
-                {"keystore_location": "a", "keystore_certificate_chain": "b"},
-                "^ssl.keystore.location and ssl.keystore.certificate.chain are both set. Remove one of",
-            ),
-            (
-                {"keystore_key": "b"},
-                "^ssl.keystore.key is set, but ssl.keystore.certificate.chain is not. Set both or neither",
-            ),
-            (
-                {"keystore_certificate_chain": "b"},
-                "^ssl.keystore.certificate.chain is set, but ssl.keystore.key is not. Set both or neither",
-            ),
-            (
-                {"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"},
-                "^ssl.enabled.protocols=TLSv1.3: all are newer than ssl.protocol=TLSv1.2. Remove one of",
-            ),
+            ({"truststore_location": "a", "truststore_certificates": "b"},
+             "^ssl.truststore.location and ssl.truststore.certificates are both set. Remove one of them"),
+            ({"keystore_location": "a", "keystore_key": "b"},
+             "^ssl.keystore.location and ssl.keystore.key are both set. Remove one of them"),
+            ({"keystore_location": "a", "keystore_certificate_chain": "b"},
+             "^ssl.keystore.location and ssl.keystore.certificate.chain are both set. Remove one of"),
+            ({"keystore_key": "b"},
+             "^ssl.keystore.key is set, but ssl.keystore.certificate.chain is not. Set both or neither"),
+            ({"keystore_certificate_chain": "b"},
+             "^ssl.keystore.certificate.chain is set, but ssl.keystore.key is not. Set both or neither"),
+            ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"},
+             "^ssl.enabled.protocols=TLSv1.3: all are newer than ssl.protocol=TLSv1.2. Remove one of"),
             ({"enabled_protocols": "TLSv1.1"}, "these versions are insecure"),
             ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
-    )
+    )  # fmt: skip
     def test_invalid_properties_fail_when_they_are_read(self, options: dict[str, str], words: str) -> None:
-        properties = {f"ssl.{name.replace('_', '.')}": value for name, value in options.items()}
         with pytest.raises(ConfigurationError, match=words):
-            parse_client({**SECURE, **properties})
+            tls(**options)
 
     def test_disabled_checks_and_unused_properties_are_warnings(self) -> None:
         with deferred_warnings() as warnings:

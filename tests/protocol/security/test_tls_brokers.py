@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -46,23 +47,35 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     PROCESS.reset()
 
 
+TLS_1_2 = {"ssl.enabled.protocols": "TLSv1.2"}
+
+
+def changed(added: Mapping[str, str] = MappingProxyType({}), without: str | tuple[str, ...] = "-") -> Change:
+    """Return a change that leaves out the properties with a prefix, and adds others."""
+
+    def change(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
+        return {**{name: value for name, value in options.items() if not name.startswith(without)}, **added}
+
+    return change
+
+
 def inline(secured: SecuredKafka, properties: dict[str, str]) -> dict[str, str]:
-    """Return the same properties without files."""
-    values = {name: value for name, value in properties.items() if not name.startswith("ssl.")}
-    values["ssl.truststore.certificates"] = Path(properties["ssl.truststore.location"]).read_text()
+    """Return the same properties without files, for TLS 1.2."""
     key = Path(properties["ssl.keystore.location"]).read_text()
-    return {**values, "ssl.keystore.certificate.chain": key, "ssl.keystore.key": " ".join(key.split("\n"))}
+    stores = {
+        "ssl.truststore.certificates": Path(properties["ssl.truststore.location"]).read_text(),
+        "ssl.keystore.certificate.chain": key,
+        "ssl.keystore.key": " ".join(key.split("\n")),
+    }
+    return changed(stores | TLS_1_2, without="ssl.")(secured, properties)
 
 
 GOOD: dict[str, tuple[str, Change]] = {
-    "TLS": ("SSL", lambda secured, inputs: inputs),
-    "TLS 1.2": ("SSL", lambda secured, arguments: {**arguments, "ssl.enabled.protocols": "TLSv1.2"}),
-    "any host": ("ELSEWHERE", lambda secured, arguments: {**arguments, "ssl.endpoint.identification.algorithm": ""}),
-    "mutual": ("MUTUAL", lambda secured, inputs: inputs),
-    "mutual, inline, TLS 1.2": (
-        "MUTUAL",
-        lambda secured, inputs: {**inline(secured, inputs), "ssl.enabled.protocols": "TLSv1.2"},
-    ),
+    "TLS": ("SSL", changed()),
+    "TLS 1.2": ("SSL", changed(TLS_1_2)),
+    "any host": ("ELSEWHERE", changed({"ssl.endpoint.identification.algorithm": ""})),
+    "mutual": ("MUTUAL", changed()),
+    "mutual, inline, TLS 1.2": ("MUTUAL", inline),
 }
 
 
@@ -77,57 +90,27 @@ def another_ca(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]
     return {**options, "ssl.truststore.location": str(secured.authority.certificate)}
 
 
-def the_systems_cas(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if not name.startswith("ssl.truststore")}
-
-
-def without_key(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in options.items() if not name.startswith("ssl.keystore")}
-
-
-def without_key_over_tls12(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
-    return {**without_key(secured, options), "ssl.enabled.protocols": "TLSv1.2"}
-
-
 def key_of_another_ca(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
     return {**options, "ssl.keystore.location": str(secured.authority.issue("stranger"))}
-
-
-def in_plain_text(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
-    return {"bootstrap.servers": options["bootstrap.servers"]}
 
 
 def at_the_plain_port(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
     return {**options, "bootstrap.servers": secured.kafka.bootstrap_servers}
 
 
-def as_it_is(secured: SecuredKafka, options: dict[str, str]) -> dict[str, str]:
-    return options
-
-
+NO_CERTIFICATE = "the broker requires a client certificate .*ssl.keystore.location"
+NOT_TLS = "this listener uses TLS .set (kafka.)?security.protocol to SSL"
 WRONG: dict[str, tuple[str, Change, str]] = {
     "unknown CA": ("SSL", another_ca, "is of an untrusted CA .*ca.pem. Set (kafka.)?ssl.truststore"),
-    "the system's CAs": ("SSL", the_systems_cas, r"it is not in the system's trust store \("),
-    "expired": ("EXPIRED", as_it_is, "has expired .*renew it on the broker"),
-    "not valid yet": ("EARLY", as_it_is, "is not valid yet .*check this machine's clock"),
-    "wrong host": ("ELSEWHERE", as_it_is, r"is not for 127.0.0.1, but for broker-1.example.com, 10.1.2.3\."),
-    "no client certificate": (
-        "MUTUAL",
-        without_key,
-        "the broker requires a client certificate .*ssl.keystore.location",
-    ),
-    "no client certificate, TLS 1.2": (
-        "MUTUAL",
-        without_key_over_tls12,
-        "the broker requires a client certificate .*ssl.keystore.location",
-    ),
+    "the system's CAs": ("SSL", changed(without="ssl.truststore"), r"it is not in the system's trust store \("),
+    "expired": ("EXPIRED", changed(), "has expired .*renew it on the broker"),
+    "not valid yet": ("EARLY", changed(), "is not valid yet .*check this machine's clock"),
+    "wrong host": ("ELSEWHERE", changed(), r"is not for 127.0.0.1, but for broker-1.example.com, 10.1.2.3\."),
+    "no client certificate": ("MUTUAL", changed(without="ssl.keystore"), NO_CERTIFICATE),
+    "no client certificate, TLS 1.2": ("MUTUAL", changed(TLS_1_2, without="ssl.keystore"), NO_CERTIFICATE),
     "client certificate of another CA": ("MUTUAL", key_of_another_ca, "the broker refused our certificate"),
-    "TLS 1.1 only": ("OLD", as_it_is, "the broker does not support TLSv1.2 and TLSv1.3"),
-    "plain text at a TLS port": (
-        "SSL",
-        in_plain_text,
-        "this listener uses TLS .set (kafka.)?security.protocol to SSL",
-    ),
+    "TLS 1.1 only": ("OLD", changed(), "the broker does not support TLSv1.2 and TLSv1.3"),
+    "plain text at a TLS port": ("SSL", changed(without=("ssl.", "security.")), NOT_TLS),
     "TLS at a plain port": ("SSL", at_the_plain_port, "the server did not respond with TLS"),
 }
 
@@ -156,12 +139,10 @@ def test_changed_certificates_are_read_again(secured: SecuredKafka, tmp_path: Pa
     # Each request opens a new connection.
     with Client(replace(config, connections_max_idle_ms=0)) as client:
         client.metadata([])
-        store.write_bytes(CertificateAuthority(tmp_path / "another").certificate.read_bytes())
-        with pytest.raises(KafkaError, match="untrusted CA"):
-            client.metadata([])
-        store.write_text("half a file")
-        with pytest.raises(KafkaError, match="untrusted CA"):
-            client.metadata([])
+        for content in (CertificateAuthority(tmp_path / "another").certificate.read_text(), "half a file"):
+            store.write_text(content)
+            with pytest.raises(KafkaError, match="untrusted CA"):
+                client.metadata([])
         store.write_bytes(ours.read_bytes())
         client.metadata([])
 
