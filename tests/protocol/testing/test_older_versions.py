@@ -54,9 +54,3 @@ def test_cluster_offers_no_newer_versions_than_asked() -> None:
 )
 def test_fenced_producer_has_the_code_that_the_version_knows(api: Api, version: int, code: int) -> None:
     assert reply_in(api, version, {"error_code": ErrorCode.PRODUCER_FENCED})["error_code"] == code
-
-
-def test_unknown_version_is_refused_by_the_frame() -> None:
-    request = b"".join(frame.encode_request(END_TXN, 5, 7, "client", {}))[4:]
-    with pytest.raises(UnsupportedVersion):
-        frame.decode_request(request[:2] + (99).to_bytes(2, "big") + request[4:])

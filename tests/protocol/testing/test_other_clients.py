@@ -16,6 +16,7 @@ from tests.support.wait_until import wait_until
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+GROUP = {"group.id": "g", "auto.offset.reset": "earliest"}
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
@@ -49,15 +50,13 @@ class TestLibrdkafka:
         self, fake: FakeKafka, client: dict[str, object], protocol: str
     ) -> None:
         fake.produce("orders", *map(str, range(30)))
-        group = {"group.id": "g", "auto.offset.reset": "earliest", "group.protocol": protocol}
-        members = [confluent_kafka.Consumer({**client, **group}) for _ in "12"]
+        members = [confluent_kafka.Consumer({**client, **GROUP, "group.protocol": protocol}) for _ in "12"]
         collected: list[int] = []
 
         def shared() -> bool:
             for member in members:
-                collected.extend(
-                    int(message.value()) for message in member.consume(100, 0.05) if message.error() is None
-                )
+                messages = member.consume(100, 0.05)
+                collected.extend(int(message.value()) for message in messages if message.error() is None)
             return sorted(len(member.assignment()) for member in members) == [1, 2] and len(set(collected)) == 30
 
         for member in members:
@@ -76,15 +75,14 @@ class TestLibrdkafka:
             producer.flush(30)
             end(30)
         assert [record.value for record in fake.records("orders")] == [b"kept"]
-        reader = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
+        reader = confluent_kafka.Consumer({**client, **GROUP})
         reader.subscribe(["orders"])
         assert [message.value() for message in reader.consume(1, 30)] == [b"kept"]
         reader.close()
 
     def test_offsets_are_committed_in_a_transaction(self, fake: FakeKafka, client: dict[str, object]) -> None:
         fake.produce("orders", "1", partition=0)
-        group = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        consumer = confluent_kafka.Consumer({**client, **group})
+        consumer = confluent_kafka.Consumer({**client, **GROUP, "enable.auto.commit": False})
         consumer.subscribe(["orders"])
         (record,) = consumer.consume(1, 30)
         producer = confluent_kafka.Producer({**client, "transactional.id": "t"})

@@ -12,16 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import protocol
-from protocol.admin import (
-    AclBinding,
-    AclFilter,
-    AclOperation,
-    AclPermission,
-    PatternType,
-    ResourceType,
-    ScramMechanism,
-    ScramUpsertion,
-)
+from protocol.admin import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
+from protocol.admin.users import ScramMechanism, ScramUpsertion
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import PRODUCE, Client
 from protocol.errors import AuthenticationFailed, ConnectFailed, KafkaError, TransportError
@@ -75,10 +67,8 @@ def test_clients_authenticate_with_each_mechanism(fake: FakeKafka, user: str, me
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("wrong", [{"sasl.password": "wrong"}, {"sasl.username": "nobody"}])
 def test_wrong_credentials_are_refused(fake: FakeKafka, mechanism: str, wrong: dict[str, str]) -> None:
-    with (
-        protocol.Admin({**fake.client_properties("alice", mechanism), **wrong}) as admin,
-        pytest.raises(AuthenticationFailed, match="Authentication failed"),
-    ):
+    admin = protocol.Admin({**fake.client_properties("alice", mechanism), **wrong})
+    with admin, pytest.raises(AuthenticationFailed, match="Authentication failed"):
         admin.list_topics()
 
 
@@ -88,10 +78,7 @@ def test_unknown_mechanism_is_refused_with_the_known_ones() -> None:
 
 
 def test_client_without_sasl_is_disconnected(fake: FakeKafka) -> None:
-    with (
-        protocol.Admin(bootstrap_servers=fake.bootstrap_servers) as admin,
-        pytest.raises(TransportError),
-    ):
+    with protocol.Admin(bootstrap_servers=fake.bootstrap_servers) as admin, pytest.raises(TransportError):
         admin.list_topics(timeout_ms=1_000)
 
 
@@ -109,6 +96,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @pytest.fixture
+def trust(authority: CertificateAuthority) -> dict[str, str]:
+    return {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
+
+
+@pytest.fixture
 def context(authority: CertificateAuthority) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.issue("broker", ["127.0.0.1"]))
@@ -118,28 +110,27 @@ def context(authority: CertificateAuthority) -> ssl.SSLContext:
 class TestTLS:
     @pytest.mark.parametrize("users", [None, USERS])
     def test_clients_speak_tls(
-        self, authority: CertificateAuthority, context: ssl.SSLContext, users: dict[str, str] | None
+        self, trust: dict[str, str], context: ssl.SSLContext, users: dict[str, str] | None
     ) -> None:
         with FakeKafka(2, users=users, tls=context) as fake:
             fake.create_topic("orders", 2)
-            trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
-            properties = {**fake.client_properties(), **trusts}
+            properties = {**fake.client_properties(), **trust}
             assert properties["security.protocol"] == ("SASL_SSL" if users else "SSL")
             assert round_trip(fake, properties) == [b"ours", b"theirs"]
             fake.drop_connections()
             assert round_trip(fake, properties)[:2] == [b"ours", b"ours"]
 
     def test_client_without_certificate_is_refused(
-        self, authority: CertificateAuthority, context: ssl.SSLContext
+        self, authority: CertificateAuthority, trust: dict[str, str], context: ssl.SSLContext
     ) -> None:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(authority.certificate)
         with FakeKafka(tls=context) as fake:
-            trusts = {"ssl.truststore.location": str(authority.certificate), "ssl.truststore.type": "PEM"}
-            with protocol.Admin({**fake.client_properties(), **trusts}) as admin, pytest.raises(KafkaError):
+            properties = {**fake.client_properties(), **trust}
+            with protocol.Admin(properties) as admin, pytest.raises(KafkaError):
                 admin.list_topics(timeout_ms=2_000)
             key = {"ssl.keystore.location": str(authority.issue("client")), "ssl.keystore.type": "PEM"}
-            with protocol.Admin({**fake.client_properties(), **trusts, **key}) as admin:
+            with protocol.Admin({**properties, **key}) as admin:
                 assert admin.list_topics() == {}
 
     def test_plaintext_client_is_disconnected(self, context: ssl.SSLContext) -> None:
@@ -169,30 +160,21 @@ class TestACLs:
 
     def test_deny_wins_over_allow(self, authorized: FakeKafka) -> None:
         authorized.create_topic("orders")
-        bindings = [
-            AclBinding(ResourceType.TOPIC, "*", "User:*", AclOperation.ALL),
-            AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.WRITE, AclPermission.DENY),
-        ]
+        allowed = AclBinding(ResourceType.TOPIC, "*", "User:*", AclOperation.ALL)
+        denied = AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.WRITE, AclPermission.DENY)
         with protocol.Admin(authorized.client_properties("alice")) as admin:
-            admin.create_acls(bindings)
-        with (
-            protocol.Producer(authorized.client_properties("bob")) as producer,
-            pytest.raises(protocol.BrokerError, match="TOPIC_AUTHORIZATION_FAILED"),
-        ):
+            admin.create_acls([allowed, denied])
+        producer = protocol.Producer(authorized.client_properties("bob"))
+        with producer, pytest.raises(protocol.BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
             producer.send_and_wait("orders", b"1")
 
     def test_only_the_super_user_may_change_acls(self, authorized: FakeKafka) -> None:
-        with (
-            protocol.Admin(authorized.client_properties("bob")) as admin,
-            pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"),
-        ):
+        admin = protocol.Admin(authorized.client_properties("bob"))
+        with admin, pytest.raises(KafkaError, match="CLUSTER_AUTHORIZATION_FAILED"):
             admin.create_acls([AclBinding(ResourceType.TOPIC, "orders", "User:bob", AclOperation.ALL)])
 
     def test_cluster_without_authorizer_has_no_acls(self, fake: FakeKafka) -> None:
-        with (
-            protocol.Admin(fake.client_properties()) as admin,
-            pytest.raises(KafkaError, match="SECURITY_DISABLED"),
-        ):
+        with protocol.Admin(fake.client_properties()) as admin, pytest.raises(KafkaError, match="SECURITY_DISABLED"):
             admin.describe_acls(AclFilter())
 
     def test_methods_of_the_cluster_need_no_acl(self, authorized: FakeKafka) -> None:
