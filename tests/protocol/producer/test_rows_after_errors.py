@@ -245,6 +245,7 @@ class TestTransaction:
         with pytest.raises(KafkaError):
             producer.commit_transaction()
         assert isinstance(future.exception(WAIT_S), KafkaError)
+        wait_until(lambda: states)  # a future's callbacks run after its waiting threads are notified
         assert states == [TransactionState.ABORTABLE_ERROR]
 
 

@@ -303,7 +303,7 @@ class TestClose:
         with ThreadPoolExecutor(2) as threads:
             committed = threads.submit(producer.commit_transaction)
             wait_until(lambda: bool(fake.request_bodies(PRODUCE)))
-            assert producer.transaction_state is TransactionState.FLUSHING
+            wait_until(lambda: producer.transaction_state is TransactionState.FLUSHING)
             closed = threads.submit(producer.close)
             wait_until(lambda: producer.transaction_state is TransactionState.ABORTING_TRANSACTION)
             clock.advance(1.0)

@@ -432,6 +432,7 @@ def test_commit_refused_for_a_stale_generation_fails_if_partitions_were_lost(
     manager.set_member(before)
     manager.stage(MARKS, before)
     assert not manager.flush(client.deadline(1_000))
+    wait_until(lambda: manager.counts.failed)
     manager.set_member(GroupMember(joined.member_id, joined.generation))
     assert flushed(client, manager)
     assert isinstance(manager.failure(MARKS), UsageError)
