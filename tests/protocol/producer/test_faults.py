@@ -18,13 +18,14 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.producer.producing import (
+    SkippingClock,
     assert_all_once_in_order,
     numbered,
     producer_of,
     send_numbered,
     servers,
 )
-from tests.protocol.producer.test_sender import SkippingClock, trouble
+from tests.protocol.producer.test_sender import trouble
 from tests.support.internals import sender_of
 from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK

@@ -31,7 +31,7 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.producer.producing import numbered, producer_of
+from tests.protocol.producer.producing import SkippingClock, end_linger, numbered, producer_of
 from tests.support.internals import assembler_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
 
@@ -172,14 +172,17 @@ def test_producer_collected_in_its_own_thread_ends(broker: FakeKafka, monkeypatc
         create(*arguments)
 
     monkeypatch.setattr(item, "__init__", collect)
-    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 100, "compression.type": "lz4"})
+    clock = SkippingClock()
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "compression.type": "lz4"}, clock)
     futures = [producer.send(TOPIC, b"value", partition=number) for number in (0, 1)]
-    thread, alive, cycle = thread_of(producer), weakref.ref(producer), [producer]
+    sender, thread, alive, cycle = sender_of(producer), thread_of(producer), weakref.ref(producer), [producer]
     cycle.append(cycle)  # type: ignore[arg-type]
     gc.disable()
     try:
         armed.set()
         del producer, cycle
+        clock.skip(60)
+        sender.wake()
         thread.join(WAIT_S)
     finally:
         gc.enable()
@@ -414,9 +417,11 @@ def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
     broker: FakeKafka, call: str, both: bool
 ) -> None:
     """Their rows are in one record batch."""
-    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 100})
+    clock = SkippingClock()
+    producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock)
     broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD)
     sent = [producer.send_columns(TOPIC, numbered(0, 1), np.zeros(1, np.int32)) for _ in range(2)]
+    end_linger(producer, clock)
     for columns in sent[: 1 + both]:
         with pytest.raises(KafkaError, match="INVALID_RECORD"):
             columns.result()

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from protocol.base.clock import Clock
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, SendFailed, UsageError
 from protocol.producer.messages import ProducerMessage
@@ -20,19 +19,10 @@ from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.protocol.producer.producing import producer_of
+from tests.protocol.producer.producing import SkippingClock, producer_of
 
 TOPIC, WAIT_S = "orders", 30
 MISSING_SOON: dict[str, object] = {"max.block.ms": 300, "retry.backoff.max.ms": 20_000}
-
-
-class SkippingClock(Clock):
-    """Real time plus the skipped time."""
-
-    skipped_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.skipped_s
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protocol.base.clock import Clock, Deadline
+from protocol.base.clock import Deadline
 from protocol.base.condition import Event
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
@@ -36,25 +36,13 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from tests.protocol.producer.producing import numbered, producer_of
+from tests.protocol.producer.producing import SkippingClock, end_linger, numbered, producer_of
 from tests.support.forked_child import check_in_child
 from tests.support.internals import assembler_of, pending_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
 WAIT_S = 20.0
-
-
-class SkippingClock(Clock):
-    """Real time plus the skipped time."""
-
-    skipped_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.skipped_s
-
-    def skip(self, seconds: float) -> None:
-        self.skipped_s += seconds
 
 
 @pytest.fixture
@@ -272,8 +260,7 @@ class TestMemory:
             choice = assembler_of(producer).choice
             choice.choose = looked_at(choice.choose)  # type: ignore[method-assign]
             assembler_of(producer).encode = looked_at(assembler_of(producer).encode)
-            clock.skip(60)
-            sender_of(producer).wake()
+            end_linger(producer, clock)
             wait_until(lambda: broker.log(TOPIC).end_offset == rows)
             wait_until(lambda: producer.held_bytes == 0)
         assert pending
@@ -282,7 +269,7 @@ class TestMemory:
     def test_released_rows_do_not_wait_for_memory_again(self, broker: FakeKafka) -> None:
         """They already have memory: waiting for replies would slow the producer down."""
         broker.handlers[PRODUCE] = lambda body, version: None
-        brief = {"linger.ms": 5_000, "request.timeout.ms": 2_000, "delivery.timeout.ms": 7_000}
+        brief = {"linger.ms": 5_000, "delivery.timeout.ms": 40_000}
         small = {"batch.size": 4_000, "buffer.memory": 9_000}
         with producer_of(broker.bootstrap_servers, {**brief, **small}) as producer:
             unanswered = producer.send_columns(TOPIC, numbered(0, 39), np.zeros(39, np.int32))
@@ -657,9 +644,11 @@ class TestStop:
         def no_memory(*_: object) -> None:
             raise MemoryError("as if")
 
-        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 500})
+        clock = SkippingClock()
+        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock)
         monkeypatch.setattr("protocol.producer.accumulator._take_rows", no_memory)
         futures = [producer.send(TOPIC, b"value", partition=number) for number in (0, 1)]
+        end_linger(producer, clock)
         assert [type(future.exception(WAIT_S)) for future in futures] == [UsageError] * 2
         with pytest.raises(UsageError, match="cannot continue"):
             producer.close()
@@ -785,14 +774,16 @@ def test_half_a_reply_of_one_broker_stalls_no_write_to_another() -> None:
         kafka.create_topic(TOPIC, 2)
         for number in (0, 1):
             kafka.move_leader(TOPIC, number, number + 1)
-        with producer_of(kafka.bootstrap_servers, {"request.timeout.ms": 3_000}) as producer:
+        clock = SkippingClock()
+        with producer_of(kafka.bootstrap_servers, clock=clock) as producer:
             for number in (0, 1):
                 producer.send(TOPIC, b"first", partition=number).result(WAIT_S)
             kafka.edit_replies(PRODUCE, lambda body: b"\0\0", 1, broker=2)
             stalled = producer.send(TOPIC, b"stalled", partition=1)
             wait_until(lambda: len(kafka.log(TOPIC, 1).batches) == 2)
-            began_s = time.monotonic()
             for _ in range(5):
                 producer.send(TOPIC, b"healthy", partition=0).result(WAIT_S)
-            assert time.monotonic() - began_s < 2.5
+            assert not stalled.done()
+            clock.skip(60)  # above request.timeout.ms
+            sender_of(producer).wake()
             stalled.result(WAIT_S)
