@@ -167,11 +167,8 @@ def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
     ],
 )
 def test_peer_that_is_no_broker_is_recognised_at_once(greeting: bytes, words: str) -> None:
-    with no_broker(greeting) as server:
-        started = time.monotonic()
-        with pytest.raises(FrameTooLarge, match=words):
-            connect(server)
-        assert time.monotonic() - started < 4
+    with no_broker(greeting) as server, pytest.raises(FrameTooLarge, match=words):  # no `RequestTimedOut` after 5 s
+        connect(server)
 
 
 def test_reply_to_another_request_is_refused(fake: FakeKafka) -> None:

@@ -34,7 +34,6 @@ def values_of(broker: FakeKafka) -> list[bytes]:
     return [record.value or b"" for record in broker.records(TOPIC, isolation_level="read_uncommitted")]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("call", ["flush", "send"])
 def test_call_of_a_signal_handler_within_send_succeeds_or_is_refused(broker: FakeKafka, call: str) -> None:
     refused: list[UsageError] = []
@@ -58,7 +57,6 @@ def test_call_of_a_signal_handler_within_send_succeeds_or_is_refused(broker: Fak
     assert [value for value in values_of(broker) if value != b"of the handler"] == [b"%d" % n for n in range(1, place)]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
 def test_call_of_a_signal_handler_within_commit_is_refused_or_comes_before_or_after(call: str) -> None:
     refused: list[UsageError] = []

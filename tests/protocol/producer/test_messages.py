@@ -109,7 +109,7 @@ def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     with nothing_written(broker):
         producer.send(TOPIC, b"first").add_done_callback(on_written)
     wait_until(lambda: len(raised) == 2)
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15, "max.block.ms is 60 s"
     assert "partition 9 was requested, but topic t has 1" in str(raised[0])
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
 
@@ -129,7 +129,6 @@ def test_callback_cannot_end_the_producers_thread(
     assert "SystemExit: enough" in caplog.text
 
 
-@pytest.mark.timeout(8)
 @pytest.mark.parametrize("call", [Producer.flush, Producer.close, Producer.abort])
 def test_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[Producer], None]) -> None:
     """A signal handler may interrupt `send_columns` anywhere; a partitioner always runs inside it."""
@@ -196,7 +195,7 @@ class TestMemory:
 
     @pytest.fixture
     def full(self, broker: FakeKafka) -> Iterator[Producer]:
-        small = {"buffer.memory": 20_000, "max.request.size": 10_000, "max.block.ms": 1_000}
+        small = {"buffer.memory": 20_000, "max.request.size": 10_000, "max.block.ms": 2_000}
         with producer_of(broker.bootstrap_servers, small) as producer:
             producer.send(TOPIC, b"first").result(WAIT_S)
             with nothing_written(broker):

@@ -22,7 +22,7 @@ from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import SkippingClock, producer_of
 
 TOPIC, WAIT_S = "orders", 30
-MISSING_SOON: dict[str, object] = {"max.block.ms": 300, "retry.backoff.max.ms": 20_000}
+MISSING_SOON: dict[str, object] = {"max.block.ms": 1_000, "retry.backoff.max.ms": 20_000}
 
 
 @pytest.fixture

@@ -300,7 +300,7 @@ class TestRecordsInFlight:
     ) -> None:
         send_without_reply(fake, producer)
         if transaction_version == "2":
-            producer.close(400)
+            producer.close(2_000)
             assert [body["committed"] for body in fake.request_bodies(END_TXN)] == [False]
         else:
             with pytest.raises(DeadlineExceeded, match="batches in flight"):
@@ -347,7 +347,7 @@ class TestUnknownOutcomes:
         producer.flush()
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
-            producer.commit_transaction(200)
+            producer.commit_transaction(500)
         with pytest.raises(UsageError, match="is committing; call commit_transaction again"):
             producer.abort_transaction()
         fake.faults.clear()
@@ -365,7 +365,7 @@ class TestUnknownOutcomes:
         producer.flush()
         fake.lose_requests(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
-            getattr(producer, end)(200)
+            getattr(producer, end)(500)
         fake.faults.clear()
         clock.advance(TIMEOUT_S)
         assert visible(client) == []
@@ -387,7 +387,7 @@ class TestUnknownOutcomes:
         producer.flush()
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
-            producer.commit_transaction(200)
+            producer.commit_transaction(500)
         fake.faults.clear()
         started(client, "etl-0")
         for _ in range(2):

