@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
 
 import protocol
 from protocol.errors import ConfigurationError, UsageError
+from tests.support.process_connections import connections_to
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
-
-
-def connections_to(fake: SmallCluster) -> int:
-    port = int(fake.bootstrap_servers.rpartition(":")[2])
-    return sum(
-        bool(connection.raddr) and connection.raddr[1] == port for connection in psutil.Process().net_connections()
-    )
 
 
 def assign(consumer: protocol.KafkaConsumer) -> None:
@@ -41,12 +34,12 @@ PROPERTIES = {"ConsumerGroup": {"group.id": "g"}, "TransactionalProducer": {"tra
 @pytest.mark.parametrize("name", USES)
 def test_own_client_is_closed_with_its_user(name: str) -> None:
     with SmallCluster() as fake:
-        before = connections_to(fake)  # a connection of an earlier test may come from a port with this number
+        connections = connections_to(fake.bootstrap_servers)
         properties = {"bootstrap.servers": fake.bootstrap_servers, **PROPERTIES.get(name, {})}
         with getattr(protocol, name)(properties) as user:
             USES[name](user)
-            wait_until(lambda: connections_to(fake) > before or name == "ConsumerGroup")
-        wait_until(lambda: connections_to(fake) <= before)
+            wait_until(lambda: connections() or name == "ConsumerGroup")
+        wait_until(lambda: not connections())
 
 
 @pytest.mark.parametrize("name", USES)

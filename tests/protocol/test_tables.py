@@ -12,7 +12,6 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
-import psutil
 import pyarrow as pa
 import pytest
 
@@ -31,6 +30,7 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import client_of, produce, records
+from tests.support.process_connections import connections_to
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, PARTITIONS, SmallCluster
 from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
@@ -46,13 +46,6 @@ def offsets(reader: pa.RecordBatchReader) -> dict[int, list[int]]:
     for row in reader.read_all().select(["partition", "offset"]).to_pylist():
         values_by_key.setdefault(row["partition"], []).append(row["offset"])
     return values_by_key
-
-
-def connections_to(address: str) -> int:
-    port = int(address.rpartition(":")[2])
-    return sum(
-        bool(connection.raddr) and connection.raddr[1] == port for connection in psutil.Process().net_connections()
-    )
 
 
 def test_read_returns_all_records_with_topic_and_partition() -> None:
@@ -280,11 +273,12 @@ def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
 
 def test_dropped_reader_closes_its_connections() -> None:
     with SmallCluster() as fake:
+        connections = connections_to(fake.bootstrap_servers)
         unread = protocol.read(properties(fake), "orders")
-        assert connections_to(fake.bootstrap_servers) > 0
+        assert connections()
         del unread
         gc.collect()
-        wait_until(lambda: connections_to(fake.bootstrap_servers) == 0)
+        wait_until(lambda: not connections())
 
 
 def test_read_from_committed_offsets_of_group(kafka: LocalKafka, topic: TopicFactory) -> None:

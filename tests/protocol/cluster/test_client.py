@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -441,9 +442,11 @@ class TestBadBootstrapAddresses:
         assert all(f"{host}:{port}" in str(caught.value).partition("): ")[2] for host, port in servers)
 
     def test_fifty_unreachable_brokers_are_grouped_by_cause(self) -> None:
-        servers = tuple(("127.0.0.1", port) for port in range(1, 51))
-        with Client(ClientConfig(servers)) as client, pytest.raises(DeadlineExceeded) as caught:
-            client.metadata(["orders"], client.deadline(3_000))
+        with ExitStack() as ports:
+            servers = tuple(ports.enter_context(kept_port()).getsockname() for _ in range(50))
+            client = ports.enter_context(Client(ClientConfig(servers)))
+            with pytest.raises(DeadlineExceeded) as caught:
+                client.metadata(["orders"], client.deadline(3_000))
         text = str(caught.value)
         assert re.search(r"\): (127\.0\.0\.1:\d+, ){2}127\.0\.0\.1:\d+ and 47 more: cannot connect", text), text
         assert len(text) < 500, text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +14,7 @@ import pytest
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.producer.producing import numbered, producer_of
+from tests.support.forked_child import check_in_child
 from tests.support.wait_until import wait_until
 
 TOPIC = "t"
@@ -49,15 +48,17 @@ def broker() -> Iterator[FakeKafka]:
         yield kafka
 
 
-def producer_with_compressors(broker: FakeKafka) -> Producer:
+def producer_with_compressors(broker: FakeKafka) -> tuple[Producer, set[threading.Thread]]:
+    before = compressors()
     producer = producer_of(broker.bootstrap_servers, {"compression.type": "lz4"})
     producer.send_columns(TOPIC, numbered(0, MANY), PARTITION).result()
-    assert compressors()
-    return producer
+    started = compressors() - before
+    assert started
+    return producer, started
 
 
-def compressors() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("produce-compress")]
+def compressors() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("produce-compress")}
 
 
 def test_rows_sent_at_exit_are_written(broker: FakeKafka) -> None:
@@ -66,25 +67,18 @@ def test_rows_sent_at_exit_are_written(broker: FakeKafka) -> None:
 
 
 def test_compressors_end_with_their_garbage_collected_producer(broker: FakeKafka) -> None:
-    producer = producer_with_compressors(broker)
+    producer, started = producer_with_compressors(broker)
     gc.collect()
     gc.freeze()  # as in a Spark worker: live objects are never collected
     try:
         del producer
-        wait_until(lambda: not compressors())
+        wait_until(lambda: not any(thread.is_alive() for thread in started))
     finally:
         gc.unfreeze()
 
 
 def test_abort_in_a_child_ends_although_a_compressor_lock_was_held_at_fork(broker: FakeKafka) -> None:
-    producer = producer_with_compressors(broker)
+    producer, _ = producer_with_compressors(broker)
     with producer._compressors._threads._shutdown_lock:
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout's handler would end the test, not the child
-            signal.alarm(20)
-            producer.abort()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        check_in_child(producer.abort)
     producer.abort()

@@ -284,12 +284,15 @@ def test_member_failed_by_a_bug_leaves_when_it_is_closed(
 
 
 def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     owner = joined()
     owner.membership.close()
     owner.membership.close()
-    wait_until(lambda: threading.active_count() <= before + 6)  # the model's threads, at most two per broker
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("member ")]
+
+    def further_threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread not in before and "(_serve)" not in thread.name]
+
+    wait_until(lambda: not further_threads(), lambda: str(further_threads()))
     with pytest.raises(UsageError, match="was closed"):
         owner.poll_rebalance()
 
