@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from protocol.base.condition import Condition, Lock, locked
+from tests.support.background import background
 from tests.support.interrupts import interrupted_at
 
 CODE = (
@@ -39,11 +40,15 @@ def test_interrupted_wait_hands_its_notification_on() -> None:
             condition.notify()
         raise TimeoutError
 
+    def interrupt() -> None:
+        with condition:  # free only while the main thread waits
+            pass
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
     other: list[Future[bool]] = []
     former = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(TimeoutError), condition:
+        with pytest.raises(TimeoutError), condition, background(interrupt):
             condition.wait(20)
         assert other[0].result()
     signal.signal(signal.SIGALRM, former)
