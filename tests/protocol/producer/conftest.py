@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture(autouse=True)
 def _no_sender_is_left() -> Iterator[None]:
     """Assert that producers that a test did not close end when they are garbage."""
-    before = set(threading.enumerate())
+    before = _senders()
     yield
-    deadline_s = time.monotonic() + 20
-    while remaining := [sender.name for sender in _senders() if sender not in before]:
+
+    def ended() -> bool:
+        if not (remaining := _senders() - before):
+            return True
         gc.collect()
-        assert time.monotonic() < deadline_s, remaining
-        time.sleep(0.01)
+        return not any(sender.is_alive() for sender in remaining)
+
+    wait_until(ended, lambda: str(_senders() - before))
 
 
-def _senders() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("produce-")]
+def _senders() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("produce-")}

@@ -21,6 +21,7 @@ from protocol.base.clock import Deadline
 from protocol.base.condition import Event
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
+from protocol.producer import sender
 from protocol.producer.accumulator import Accumulator
 from protocol.producer.messages import TopicMessages
 from protocol.producer.partition_producer import PartitionProducer
@@ -205,18 +206,18 @@ class TestWhileCallersAreAway:
         assert broker.log(TOPIC).end_offset == 3
 
     def test_sender_sleeps_without_work(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        waits: list[object] = []
-        before_each_wait(monkeypatch, lambda *moments: waits.append(moments))
+        monkeypatch.setattr(sender, "_MAX_WAIT_S", 0.1)
+        waits_at_s: list[float] = []
+        before_each_wait(monkeypatch, lambda *moments: waits_at_s.append(time.monotonic()))
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
             producer.flush()
             broker.handlers[PRODUCE] = lambda body, version: None
             producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
             wait_until(lambda: producer.requests == 2)
-            before, began_s = len(waits), time.monotonic()
-            time.sleep(0.5)
-            new, whole_seconds = len(waits) - before, int(time.monotonic() - began_s)
-            assert new <= 2 + whole_seconds, "one request is in flight, and no thread calls"
+            before = len(waits_at_s)
+            wait_until(lambda: len(waits_at_s) > before + 6)
+            assert waits_at_s[-1] - waits_at_s[before] > 0.4, "one request is in flight, and no thread calls"
             producer.abort()
 
     def test_threads_send_in_their_own_order(self, broker: FakeKafka) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,10 +44,7 @@ def test_records_are_copied_once_while_copiers_join_and_leave(kafka1: LocalKafka
 
     def write_and_wait(first: int) -> None:
         produce(kafka1, source, range(first, first + COUNT), PARTITIONS, settings={"batch.size": 2_000})
-        deadline_s = time.monotonic() + 60
-        while len(copied()) < first + COUNT:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+        wait_until(lambda: len(copied()) >= first + COUNT, timeout_s=60, every_s=0.1)
 
     threads = [start(ids[0])]
     try:
