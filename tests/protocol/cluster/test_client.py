@@ -474,7 +474,7 @@ class TestStartingBrokers:
     def test_lasting_error_code_is_named_at_the_deadline(self, kafka_of_two: FakeKafka) -> None:
         kafka_of_two.edit_replies("ApiVersions", REPLIES_OF_A_STARTING_BROKER["error code"])
         with client_of(kafka_of_two) as client, pytest.raises(DeadlineExceeded, match="ApiVersions: UNKNOWN_SERVER_"):
-            client.metadata(None, client.deadline(300))
+            client.metadata(None, client.deadline(1_000))
 
     def test_malformed_metadata_replies_are_retried(self, kafka_of_two: FakeKafka) -> None:
         kafka_of_two.edit_replies("Metadata", lambda body: b"\0\0\0\x05\0\0\0\x01\0", times=2)

@@ -106,7 +106,7 @@ def test_message_of_another_thread_is_sent_although_a_flush_fails(
         return due_s
 
     monkeypatch.setattr(BatchAssembler, "hand_over_due", counted)
-    with producer_of(broker.bootstrap_servers, {"linger.ms": 200}) as producer:
+    with producer_of(broker.bootstrap_servers, {"linger.ms": 1_000}) as producer:
         assembler = assembler_of(producer)
         encode = assembler.encode
         for partition in (0, 1):

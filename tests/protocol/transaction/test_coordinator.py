@@ -105,4 +105,4 @@ def test_offset_of_a_deleted_topic_is_retried_until_the_deadline(fake: FakeKafka
     client.metadata({"bills"}, client.deadline())
     fake.delete_topic("bills")
     with pytest.raises(DeadlineExceeded, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        add_offsets(client, identity, "etl", offsets, Deadline.after_ms(500, client.clock))
+        add_offsets(client, identity, "etl", offsets, Deadline.after_ms(1_000, client.clock))

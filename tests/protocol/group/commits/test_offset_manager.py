@@ -546,9 +546,11 @@ def test_slow_reply_to_a_commit_counts_until_request_timeout(
     fake: FakeKafka, client: Client, manager: OffsetManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a coordinator needs eight seconds for ten thousand partitions."""
-    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 100)
-    fake.delay_replies(OFFSET_COMMIT, 0.4, times=2)
+    manager.stage({("orders", 0): CommittedOffset(4)})
+    assert flushed(client, manager), "the coordinator is known"
+    monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 500)
+    fake.delay_replies(OFFSET_COMMIT, 1.0, times=2)
     manager.stage(MARKS)
     assert flushed(client, manager)
-    assert (manager.counts.succeeded, manager.counts.failed) == (1, 0)
-    assert committed_partitions(fake) == [[0]]
+    assert (manager.counts.succeeded, manager.counts.failed) == (2, 0)
+    assert committed_partitions(fake) == [[0], [0]]
