@@ -26,7 +26,7 @@ def _no_thread_is_left() -> Iterator[None]:
         producer.abort()
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("produce-"):
-            thread.join(10)
+            thread.join(25)
             assert not thread.is_alive()
 
 

@@ -41,7 +41,7 @@ class Owner:
         return sorted(number for _, number in self.membership.owned)
 
 
-def rebalance(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 20_000) -> None:
+def rebalance(*owners: Owner, until: Callable[[], bool], timeout_ms: float = 40_000) -> None:
     """Let all owners handle pending rebalances until the condition holds."""
     deadline = owners[0].client.deadline(timeout_ms)
     while True:

@@ -50,7 +50,7 @@ def test_member_survives_a_killed_coordinator(
     (kafka.kill if how == "killed" else kafka.pause)(broker)
     try:
         commit_as_member(client, group, name, owner.numbers[0], owner)
-        rebalance(owner, two, until=lambda: sorted(owner.numbers + two.numbers) == PARTITIONS, timeout_ms=15_000)
+        rebalance(owner, two, until=lambda: sorted(owner.numbers + two.numbers) == PARTITIONS)
         assert not any(revocation.lost for revocation in owner.revoked + two.revoked)
     finally:
         (kafka.start if how == "killed" else kafka.resume)(broker)
