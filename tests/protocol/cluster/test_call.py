@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -63,21 +62,16 @@ class Cluster(FakeKafka):
         return [body for name, _, body in every if name == api_of(kind).name]
 
 
-@contextmanager
-def cluster_of_three(**settings: int) -> Iterator[tuple[Cluster, Client]]:
-    cluster = Cluster()
-    servers = tuple(cluster.addresses.values())
-    with cluster, Client(ClientConfig(servers, retry_backoff_ms=1, **settings)) as client:
-        yield cluster, client
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def both() -> Iterator[tuple[Cluster, Client]]:
-    with cluster_of_three() as cluster_and_client:
-        yield cluster_and_client
-
-
-Both = tuple[Cluster, Client]
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(ClientConfig(tuple(cluster.addresses.values()), retry_backoff_ms=1)) as client:
+        yield client
 
 
 # -- routing --------------------------------------------------------------------------------------
@@ -94,8 +88,9 @@ Both = tuple[Cluster, Client]
     ],
     ids=["a group", "a list of one", "a transactional id", "a transactional id again", "the controller"],
 )
-def test_message_determines_the_broker(both: Both, api: Api, body: dict[str, Any], requested: int) -> None:
-    cluster, client = both
+def test_message_determines_the_broker(
+    cluster: Cluster, client: Client, api: Api, body: dict[str, Any], requested: int
+) -> None:
     cluster.handlers[api] = lambda *_: {}
     for _ in range(3):
         call(client, api, body, client.deadline())
@@ -103,8 +98,7 @@ def test_message_determines_the_broker(both: Both, api: Api, body: dict[str, Any
     assert len(cluster.brokers_asked(FIND_COORDINATOR)) == (requested != ONE)
 
 
-def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
-    cluster, client = both
+def test_caller_may_choose_broker_or_coordinator(cluster: Cluster, client: Client) -> None:
     cluster.handlers[LIST_GROUPS] = lambda *_: {}
     cluster.handlers[OFFSET_FETCH] = lambda *_: {}
     with pytest.raises(UsageError, match="ListGroups goes to one broker"):
@@ -121,20 +115,18 @@ def test_caller_may_choose_broker_or_coordinator(both: Both) -> None:
     assert cluster.brokers_asked(OFFSET_FETCH) == [TWO]
 
 
-def test_producer_id_without_transactions_comes_from_any_broker(both: Both) -> None:
-    cluster, client = both
+def test_producer_id_without_transactions_comes_from_any_broker(cluster: Cluster, client: Client) -> None:
     cluster.handlers[INIT_PRODUCER_ID] = lambda *_: {"producer_id": 5}
     assert call(client, INIT_PRODUCER_ID, {"transactional_id": None}, client.deadline())["producer_id"] == 5
     assert cluster.brokers_asked(FIND_COORDINATOR) == []
 
 
-def test_call_about_partitions_needs_call_partitions(both: Both) -> None:
+def test_call_about_partitions_needs_call_partitions(client: Client) -> None:
     with pytest.raises(UsageError, match="ListOffsets goes to the leader of the partition"):
-        call(both[1], LIST_OFFSETS, {}, both[1].deadline())
+        call(client, LIST_OFFSETS, {}, client.deadline())
 
 
-def test_remaining_time_is_sent_as_timeout_ms(both: Both) -> None:
-    cluster, client = both
+def test_remaining_time_is_sent_as_timeout_ms(cluster: Cluster, client: Client) -> None:
     cluster.handlers[CREATE_TOPICS] = lambda *_: {}
     call(client, CREATE_TOPICS, {"topics": []}, client.deadline(9_000))
     assert 1_000 < cluster.request_bodies(CREATE_TOPICS)[0]["timeout_ms"] <= 9_000
@@ -143,8 +135,7 @@ def test_remaining_time_is_sent_as_timeout_ms(both: Both) -> None:
 # -- a group and a transactional id with the same name --------------------------------------------
 
 
-def test_coordinators_of_group_and_transactional_id_are_cached_separately(both: Both) -> None:
-    cluster, client = both
+def test_coordinators_of_group_and_transactional_id_are_cached_separately(cluster: Cluster, client: Client) -> None:
     group, transaction = group_coordinator("etl"), transaction_coordinator("etl")
     deadline = client.deadline()
     assert client.coordinator(group, deadline).node_id == TWO
@@ -156,8 +147,7 @@ def test_coordinators_of_group_and_transactional_id_are_cached_separately(both: 
     assert client.coordinator(transaction, deadline).node_id == THREE
 
 
-def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both) -> None:
-    cluster, client = both
+def test_coordinator_that_moved_is_looked_up_again_without_the_other(cluster: Cluster, client: Client) -> None:
     client.coordinator(group_coordinator("etl"), client.deadline())
     cluster.handlers[END_TXN] = lambda *_: {}
 
@@ -171,8 +161,7 @@ def test_coordinator_that_moved_is_looked_up_again_without_the_other(both: Both)
     assert [body["key_type"] for body in cluster.request_bodies(FIND_COORDINATOR)].count(GROUP) == 1
 
 
-def test_coordinator_errors_name_the_group_or_transactional_id(both: Both) -> None:
-    cluster, client = both
+def test_coordinator_errors_name_the_group_or_transactional_id(cluster: Cluster, client: Client) -> None:
     refused = {"key": "etl", "error_code": int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)}
     cluster.handlers[FIND_COORDINATOR] = lambda *_: {"coordinators": [refused]}
     with pytest.raises(BrokerError, match="coordinator of transactional id etl") as caught:
@@ -183,9 +172,8 @@ def test_coordinator_errors_name_the_group_or_transactional_id(both: Both) -> No
     assert caught.value.context["group"] == "etl"
 
 
-def test_old_broker_is_not_asked_for_a_transaction_coordinator(both: Both) -> None:
+def test_old_broker_is_not_asked_for_a_transaction_coordinator(cluster: Cluster, client: Client) -> None:
     """It would return the coordinator of the group with that name."""
-    cluster, client = both
     kinds = [(api, 0, api.last) for api in (API_VERSIONS, METADATA, END_TXN)] + [(FIND_COORDINATOR, 0, 0)]
     rows = [{"api_key": api.key, "min_version": first, "max_version": last} for api, first, last in kinds]
     cluster.handlers[API_VERSIONS] = lambda *_: {"api_keys": rows}
@@ -196,8 +184,7 @@ def test_old_broker_is_not_asked_for_a_transaction_coordinator(both: Both) -> No
 # -- error codes ----------------------------------------------------------------------------------
 
 
-def test_error_code_in_a_row_is_raised_with_its_topic(both: Both) -> None:
-    cluster, client = both
+def test_error_code_in_a_row_is_raised_with_its_topic(cluster: Cluster, client: Client) -> None:
     rows = [
         {"name": "bills", "error_code": 0},
         {"name": "orders", "error_code": int(ErrorCode.TOPIC_ALREADY_EXISTS), "error_message": "there it is"},
@@ -210,8 +197,7 @@ def test_error_code_in_a_row_is_raised_with_its_topic(both: Both) -> None:
     assert caught.value.context["topic"] == "orders"
 
 
-def test_accepted_error_code_is_returned(both: Both) -> None:
-    cluster, client = both
+def test_accepted_error_code_is_returned(cluster: Cluster, client: Client) -> None:
     answer = {"error_code": int(ErrorCode.MEMBER_ID_REQUIRED), "member_id": "m-1", "members": []}
     cluster.handlers[JOIN_GROUP] = lambda *_: answer
     with pytest.raises(BrokerError, match=r"JoinGroup for group etl at .*: MEMBER_ID_REQUIRED"):
@@ -241,15 +227,13 @@ def listed(client: Client, **options: Any) -> dict[tuple[str, int], int]:
     return {key: row["offset"] for key, row in rows.items()}
 
 
-def test_leaders_get_one_request_for_all_their_partitions(both: Both) -> None:
-    cluster, client = both
+def test_leaders_get_one_request_for_all_their_partitions(cluster: Cluster, client: Client) -> None:
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
     assert listed(client) == {("orders", 0): 10, ("orders", 1): 11, ("orders", 2): 12}
     assert cluster.brokers_asked(LIST_OFFSETS) == [ONE, TWO]
 
 
-def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
-    cluster, client = both
+def test_failed_partitions_alone_are_asked_again(cluster: Cluster, client: Client) -> None:
     refusals = [{"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER)}, {"p1": int(ErrorCode.KAFKA_STORAGE_ERROR)}]
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
     cluster.listeners[TWO].handlers[LIST_OFFSETS] = lambda body, version: offsets_of(
@@ -264,8 +248,7 @@ def test_failed_partitions_alone_are_asked_again(both: Both) -> None:
     assert len(cluster.brokers_asked(METADATA)) == 3, "one request, and one for each refusal"
 
 
-def test_handler_may_refuse_a_row(both: Both) -> None:
-    cluster, client = both
+def test_handler_may_refuse_a_row(cluster: Cluster, client: Client) -> None:
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body)
 
     def handle(key: tuple[str, int], row: Any, broker: Broker, error: BrokerError | None) -> KafkaError | None:
@@ -276,8 +259,7 @@ def test_handler_may_refuse_a_row(both: Both) -> None:
         listed(client, handle=handle)
 
 
-def test_handler_may_accept_an_error_as_the_answer(both: Both) -> None:
-    cluster, client = both
+def test_handler_may_accept_an_error_as_the_answer(cluster: Cluster, client: Client) -> None:
     codes = {"p1": int(ErrorCode.NOT_LEADER_OR_FOLLOWER), "p2": int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
     handled = []
@@ -296,8 +278,7 @@ def test_handler_may_accept_an_error_as_the_answer(both: Both) -> None:
     ]
 
 
-def test_partition_error_has_topic_and_partition_in_its_context(both: Both) -> None:
-    cluster, client = both
+def test_partition_error_has_topic_and_partition_in_its_context(cluster: Cluster, client: Client) -> None:
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(
         body, p2=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     )
@@ -306,8 +287,7 @@ def test_partition_error_has_topic_and_partition_in_its_context(both: Both) -> N
     assert (caught.value.context["topic"], caught.value.context["partition"]) == ("orders", 2)
 
 
-def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
-    cluster, client = both
+def test_fenced_call_sends_the_current_leader_epoch(cluster: Cluster, client: Client) -> None:
 
     def ends(body: dict[str, Any], version: int) -> dict[str, Any]:
         return {"topics": [{"topic": "orders", "partitions": [{"partition": 0, "end_offset": 5}]}]}
@@ -320,8 +300,7 @@ def test_fenced_call_sends_the_current_leader_epoch(both: Both) -> None:
     assert row == {"partition": 0, "current_leader_epoch": 7, "leader_epoch": 3}
 
 
-def test_coordinator_is_asked_about_all_and_then_failed_partitions(both: Both) -> None:
-    cluster, client = both
+def test_coordinator_is_asked_about_all_and_then_failed_partitions(cluster: Cluster, client: Client) -> None:
     busy = [int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)]
 
     def committed(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -337,8 +316,7 @@ def test_coordinator_is_asked_about_all_and_then_failed_partitions(both: Both) -
     assert [len(body["topics"][0]["partitions"]) for body in cluster.request_bodies(OFFSET_COMMIT)] == [3, 1]
 
 
-def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both) -> None:
-    cluster, client = both
+def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(cluster: Cluster, client: Client) -> None:
     added = {"partition_index": 9, "offset": 1, "error_code": int(ErrorCode.UNKNOWN_SERVER_ERROR)}
 
     def offsets(body: dict[str, Any], version: int) -> dict[str, Any]:
@@ -353,8 +331,7 @@ def test_partition_missing_in_a_reply_is_named_and_extra_one_ignored(both: Both)
         listed(client)
 
 
-def test_deadline_error_names_the_call_and_its_partitions(both: Both) -> None:
-    cluster, client = both
+def test_deadline_error_names_the_call_and_its_partitions(cluster: Cluster, client: Client) -> None:
     codes = {f"p{number}": int(ErrorCode.NOT_LEADER_OR_FOLLOWER) for number in range(3)}
     cluster.handlers[LIST_OFFSETS] = lambda body, version: offsets_of(body, **codes)
     with pytest.raises(DeadlineExceeded, match=r"ListOffsets of orders-0, orders-1, orders-2 did not succeed in .*"):

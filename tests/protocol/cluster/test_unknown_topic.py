@@ -28,41 +28,26 @@ def after(answers: list[tuple[float, Answer]]) -> UnknownTopicTimer:
     return patience
 
 
-def each_second(begin: int, end: int, answer: Answer = None) -> list[tuple[float, Answer]]:
+def replies(begin: int, end: int, answer: Answer = None) -> list[tuple[float, Answer]]:
     return [(float(at_s), answer or unknown()) for at_s in range(begin, end + 1)]
 
 
 @pytest.mark.parametrize(
     ("answers", "over"),
     [
-        (each_second(0, 10), True),
-        (each_second(0, 9), False),
-        ([(0.0, unknown()), (10.0, unknown())], False),
-        ([*each_second(0, 8), (30.0, unknown()), (31.0, unknown())], False),
-        ([*each_second(0, 8), *each_second(30, 40)], True),
-        ([*each_second(0, 8), (9.0, None), *each_second(10, 19)], False),
-        ([*each_second(0, 8), (9.0, NO_LEADER), *each_second(10, 19)], False),
-        ([*each_second(0, 8), (9.0, NOBODY), *each_second(10, 11)], True),
-        ([*each_second(0, 8), *each_second(9, 17, NOBODY), (18.0, unknown())], False),
-        ([*each_second(0, 8, unknown("a")), *each_second(9, 12, unknown("a", "b"))], False),
-        ([*each_second(0, 8, unknown("a")), *each_second(9, 19, unknown("a", "b"))], True),
-        ([*each_second(0, 8, unknown("a")), *each_second(9, 17, unknown("b"))], False),
-        ([], False),
-    ],
-    ids=[
-        "ten seconds of answers",
-        "less",
-        "two answers",
-        "a silence",
-        "after the silence",
-        "known in between",
-        "another answer in between",
-        "one question without an answer",
-        "many questions without an answer",
-        "one that became unknown later",
-        "both for long enough",
-        "one after the other",
-        "nothing heard",
+        pytest.param(replies(0, 10), True, id="ten seconds of answers"),
+        pytest.param(replies(0, 9), False, id="less"),
+        pytest.param([(0.0, unknown()), (10.0, unknown())], False, id="two answers"),
+        pytest.param([*replies(0, 8), (30.0, unknown()), (31.0, unknown())], False, id="a silence"),
+        pytest.param([*replies(0, 8), *replies(30, 40)], True, id="after the silence"),
+        pytest.param([*replies(0, 8), (9.0, None), *replies(10, 19)], False, id="known in between"),
+        pytest.param([*replies(0, 8), (9.0, NO_LEADER), *replies(10, 19)], False, id="another error in between"),
+        pytest.param([*replies(0, 8), (9.0, NOBODY), *replies(10, 11)], True, id="one without an answer"),
+        pytest.param([*replies(0, 8), *replies(9, 17, NOBODY), (18.0, unknown())], False, id="many without an answer"),
+        pytest.param([*replies(0, 8, unknown("a")), *replies(9, 12, unknown("a", "b"))], False, id="another one later"),
+        pytest.param([*replies(0, 8, unknown("a")), *replies(9, 19, unknown("a", "b"))], True, id="both for long"),
+        pytest.param([*replies(0, 8, unknown("a")), *replies(9, 17, unknown("b"))], False, id="one after the other"),
+        pytest.param([], False, id="nothing heard"),
     ],
 )
 def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[float, Answer]], over: bool) -> None:
@@ -71,9 +56,9 @@ def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[flo
 
 def test_timer_has_the_time_of_the_first_unknown_reply() -> None:
     assert after([]).began_s is None
-    assert after([*each_second(5, 8), (40.0, unknown())]).began_s == 5.0
-    assert after([*each_second(5, 8), (9.0, NOBODY)]).began_s == 5.0
-    assert after([*each_second(5, 8), (9.0, NO_LEADER)]).began_s is None
+    assert after([*replies(5, 8), (40.0, unknown())]).began_s == 5.0
+    assert after([*replies(5, 8), (9.0, NOBODY)]).began_s == 5.0
+    assert after([*replies(5, 8), (9.0, NO_LEADER)]).began_s is None
 
 
 def test_back_off_is_shortened_while_a_topic_is_unknown() -> None:
