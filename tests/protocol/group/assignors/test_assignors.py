@@ -37,7 +37,6 @@ def test_partitions_have_one_subscribed_member_each(assignor: Assignor) -> None:
         subscribed = {topic for member in group.subscriptions.values() for topic in member.topics}
         present = [(topic, number) for topic in subscribed for number in range(len(group.topics.get(topic, ())))]
         assigned = group.assign()
-
         assert assigned.keys() == group.subscriptions.keys()
         for name, partitions in assigned.items():
             assert {topic for topic, _ in partitions} <= group.subscriptions[name].topics
@@ -79,7 +78,6 @@ def test_cooperative_assignment_is_the_sticky_one_without_partitions_owned_by_ot
 def test_contested_partition_is_lost_by_both_members(assignor: Assignor) -> None:
     both = {"a": owning(assignor, ("t", 0), ("t", 1)), "b": owning(assignor, ("t", 0), ("t", 2))}
     assigned = assignor.assign(both, topics(t=4))
-
     assert ("t", 1) in assigned["a"]
     assert ("t", 2) in assigned["b"]
     everywhere = assigned["a"] + assigned["b"]
@@ -92,7 +90,6 @@ def test_ownership_of_a_newer_generation_wins(assignor: Assignor) -> None:
         a, b = (owning(assignor, ("t", 0), ("t", 1), generation=generation) for generation in generations)
         assigned = assignor.assign({"a": a, "b": b, "c": owning(assignor)}, topics(t=3))
         newer, older = ("b", "a") if generations == (1, 2) else ("a", "b")
-
         assert assigned[newer] == [("t", 0)]
         assert ("t", 0) not in assigned[older]
 
@@ -119,7 +116,6 @@ def test_member_with_an_exclusive_topic_releases_shared_topics() -> None:
         "b": Subscription(frozenset({"both"})),
     }
     stable = group_of(members, topics(own=2, both=2)).stable()
-
     assert stable == {"a": [("own", 0), ("own", 1)], "b": [("both", 0), ("both", 1)]}
 
 
@@ -131,7 +127,6 @@ def test_members_do_not_swap_partitions_of_one_topic() -> None:
         "c": Subscription(frozenset({"t"})),
     }
     stable = group_of(members, topics(t=4, u=1)).stable()
-
     assert stable == {"a": [("t", 2), ("t", 3)], "b": [("t", 0), ("u", 0)], "c": [("t", 1)]}
 
 
@@ -143,7 +138,6 @@ def test_moved_partition_goes_to_an_earlier_owner() -> None:
         "c": Subscription(frozenset({"t"})),
     }
     assigned = replace(group_of(members, topics(t=6, u=1)), assignor=STICKY).assign()
-
     assert ("t", 0) in assigned["b"]
     assert [len(partitions) for partitions in assigned.values()] == [3, 2, 2]
 
@@ -154,7 +148,6 @@ def test_partitions_move_to_their_rack_if_loads_stay_balanced() -> None:
         "a": Subscription(frozenset({"t"}), frozenset({("t", 0)}), 1, "east"),
         "b": Subscription(frozenset({"t", "not-there"}), frozenset({("t", 1)}), 1, "west"),
     }
-
     assert group_of(members, racks).stable() == {"a": [("t", 1)], "b": [("t", 0)]}
 
 
@@ -163,7 +156,6 @@ def test_cooperative_rebalances_end_with_all_partitions_assigned() -> None:
         group = random_group(COOPERATIVE_STICKY, random.Random(seed))
         subscriptions = {name: replace(member, rack=None) for name, member in group.subscriptions.items()}
         stable = replace(group, subscriptions=subscriptions).stable()
-
         subscribed = {topic for member in subscriptions.values() for topic in member.topics}
         count = sum(len(partitions) for topic, partitions in group.topics.items() if topic in subscribed)
         assert sum(map(len, stable.values())) == count
@@ -177,7 +169,6 @@ def test_cooperative_rebalances_end_if_racks_are_full(seed: int) -> None:
 
 def test_strategy_is_a_list_of_names_or_java_classes() -> None:
     names = [assignor.name for assignor in parse_strategy(" org.apache.kafka.clients.consumer.RangeAssignor, sticky")]
-
     assert names == ["range", "sticky"]
     default = ConsumerConfig().partition_assignment_strategy
     assert [assignor.name for assignor in parse_strategy(default)] == ["range", "cooperative-sticky"]

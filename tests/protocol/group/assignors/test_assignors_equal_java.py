@@ -67,7 +67,6 @@ def test_assignment_of_2000_partitions_to_200_members_takes_a_second_or_two(
     remainder = group.after(assigned)
     smaller = Group(remainder.assignor, topics, dict(list(remainder.subscriptions.items())[20:]), remainder.versions)
     _, second_s = timed(smaller)
-
     assert max(first_s, second_s) < 5
     if SOAK:
         java_first_s, java_second_s = java.timed(group)[1], java.timed(smaller)[1]

@@ -39,7 +39,6 @@ def test_subscription_round_trips_with_the_fields_of_its_version() -> None:
 
 def test_newer_subscription_is_read_with_the_known_fields() -> None:
     data = encode_subscription(SUBSCRIPTION)
-
     assert decode_subscription(b"\0\7" + data[2:] + b"what comes then", "static-1") == SUBSCRIPTION
 
 
@@ -77,7 +76,6 @@ def test_implausible_number_of_partitions_is_refused() -> None:
 
 def test_sticky_user_data_equals_javas() -> None:
     owned = [("t", 2), ("t", 0)]
-
     assert STICKY.user_data(owned, 5) == bytes.fromhex("00000001 0001 74 00000002 00000000 00000002 00000005")
     assert COOPERATIVE_STICKY.user_data(owned, 5) == bytes.fromhex("00000005")
 
@@ -89,14 +87,12 @@ def test_unreadable_user_data_is_ignored(assignor: Assignor) -> None:
     assert data is not None
     for bad in [b"", data[:3], b"\x7f" * 9, *(corrupted(data, rng, [data]) for rng in cases("user data", 50))]:
         member = Subscription(frozenset({"t"}), user_data=bad)
-
         assert assignor.assign({"a": member}, {"t": [frozenset()] * 2}) == {"a": [("t", 0), ("t", 1)]}
 
 
 def test_older_sticky_member_has_no_generation() -> None:
     older = bytes.fromhex("00000001 0001 74 00000001 00000000")
     members = {"a": Subscription(frozenset({"t"})), "b": Subscription(frozenset({"t"}), user_data=older)}
-
     assert STICKY.assign(members, {"t": [frozenset()] * 2}) == {"a": [("t", 1)], "b": [("t", 0)]}
 
 
@@ -106,5 +102,4 @@ def test_cooperative_member_without_generation_field_has_it_in_user_data() -> No
         name: Subscription(frozenset({"t"}), both, user_data=COOPERATIVE_STICKY.user_data(both, generation))
         for name, generation in (("a", 3), ("b", 4))
     }
-
     assert COOPERATIVE_STICKY.assign(members, {"t": [frozenset()] * 2}) == {"a": [], "b": [("t", 0)]}

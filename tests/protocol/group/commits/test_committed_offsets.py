@@ -76,33 +76,17 @@ def test_topic_that_cannot_exist_is_refused() -> None:
         TopicSubscription(frozenset({"orders", "caf\udce9"}))
 
 
-def coordinator_answering_for(partitions: list[int]) -> FakeKafka:
-    """Return a cluster whose replies omit the other partitions of a topic with two."""
-    kafka = FakeKafka()
-    kafka.create_topic("orders", 2)
-
-    def only_some(topics: list[dict[str, Any]]) -> None:
-        for topic in topics:
-            topic["partitions"] = [row for row in topic["partitions"] if row["partition_index"] in partitions]
-
-    def edit(body: dict[str, Any]) -> dict[str, Any]:
+def test_partition_missing_in_the_reply_is_named() -> None:
+    def only_first(body: dict[str, Any]) -> dict[str, Any]:
         for group_body in body.get("groups", [body]):
-            only_some(group_body["topics"])
+            for topic in group_body["topics"]:
+                topic["partitions"] = [row for row in topic["partitions"] if row["partition_index"] == 0]
         return body
 
-    for api in (OFFSET_COMMIT, OFFSET_FETCH):
-        kafka.edit_replies(api, edit)
-    return kafka
-
-
-def test_partitions_in_the_reply_are_committed_and_fetched() -> None:
-    with coordinator_answering_for([0, 1]) as kafka, client_of(kafka.bootstrap_servers) as client:
-        commit_offsets(client, GROUP, BOTH, client.deadline())
-        assert fetch_offsets(client, GROUP, BOTH, client.deadline()) == BOTH
-
-
-def test_partition_missing_in_the_reply_is_named() -> None:
-    with coordinator_answering_for([0]) as kafka, client_of(kafka.bootstrap_servers) as client:
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("orders", 2)
+        for api in (OFFSET_COMMIT, OFFSET_FETCH):
+            kafka.edit_replies(api, only_first)
         with pytest.raises(Corrupt, match=r"OffsetCommit for group etl at .*: the reply omits orders-1"):
             commit_offsets(client, GROUP, BOTH, client.deadline())
         with pytest.raises(Corrupt, match=r"OffsetFetch for group etl at .*: the reply omits orders-1"):

@@ -13,6 +13,8 @@ from protocol.config import parse_consumer
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
+from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing.fake_kafka.cluster import Cluster
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION
 
@@ -93,3 +95,11 @@ def new_member(owners: list[Owner], protocol: str, group: str) -> NewMember:
         return owners[-1]
 
     return create
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Return a model of one broker, without sockets; topic `orders` has four partitions."""
+    cluster = Cluster(1, clock=ManualClock())
+    cluster.create_topic("orders", 4)
+    return cluster

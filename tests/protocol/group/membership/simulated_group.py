@@ -19,13 +19,15 @@ from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.membership.member_state import MemberState, RefreshMetadata, SendRequest, Wait
 from protocol.kafka_terms import TopicPartition
-from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.requests import Pending, Request
 from protocol.wire.messages.m03_metadata import METADATA
 
 GROUP = "etl"
 ORDERS = TopicSubscription(frozenset({"orders"}))
+CLASSIC = {"protocol": "classic", "session_timeout_ms": 10_000, "max_poll_interval_ms": 60_000}
+COOPERATIVE = {**CLASSIC, "partition_assignment_strategy": "cooperative-sticky"}
+CONSUMER = {"protocol": "consumer", "max_poll_interval_ms": 60_000}
 CLIENT = parse_client({"bootstrap.servers": "127.0.0.1:9092", "retry.backoff.ms": 10, "metadata.max.age.ms": 1_000})
 
 
@@ -51,6 +53,9 @@ class SimulatedMember:
     @property
     def now_s(self) -> float:
         return self.cluster.clock.now_s()
+
+    def advance(self, seconds: float) -> None:
+        self.cluster.clock.advance(seconds)  # type: ignore[attr-defined]
 
     def act(self, *, lose: bool = False, refuse: ErrorCode | None = None) -> bool:
         """Run one step of the member's thread; return whether there was any. `lose`: the request is handled, the
@@ -124,14 +129,6 @@ class SimulatedMember:
         return self.revoking is not None
 
     @property
-    def may_commit(self) -> bool:
-        """Return whether the coordinator accepts the commits, unless it has forgotten this member."""
-        group, member = self.cluster.groups.groups.get(GROUP), self.machine.member
-        if self.revoking is None or self.machine.state is MemberState.LOST or group is None:
-            return True
-        return member.member_id not in group.members or group.generation == member.generation_id
-
-    @property
     def assumed_owned(self) -> frozenset[TopicPartition]:
         """Return the partitions that the owner may assume to own: none after the session timeout by its own clock."""
         self.machine.tick(self.now_s)
@@ -165,13 +162,39 @@ def until_stable(
             complete = (is_complete or each_has_one_owner)()
             if complete and all(member.machine.is_reconciled for member in members):
                 return
-            members[0].cluster.clock.advance(0.5)  # type: ignore[attr-defined]
+            members[0].advance(0.5)
     raise AssertionError(
         [(member.machine.state, str(member.machine.reason), member.machine.owned) for member in members]
     )
 
 
-def new_cluster(partitions: int = 4) -> Cluster:
-    cluster = Cluster(1, clock=ManualClock())
-    cluster.create_topic("orders", partitions)
-    return cluster
+def member_of(cluster: Cluster, **arguments: Any) -> SimulatedMember:
+    """Return a member that owns all four partitions."""
+    member = SimulatedMember(cluster, machine(now_s=cluster.clock.now_s(), **arguments))
+    until_stable(member)
+    return member
+
+
+def next_request(member: SimulatedMember) -> SendRequest:
+    """Return the next request, sent when it is due."""
+    while True:
+        step = member.machine.next_step(member.now_s)
+        if isinstance(step, SendRequest):
+            return step
+        if isinstance(step, RefreshMetadata):
+            member.act()
+        else:
+            member.advance(step.until_s - member.now_s)
+
+
+def act_for(member: SimulatedMember, seconds: float) -> None:
+    """Let the member act every half second."""
+    end_s = member.now_s + seconds
+    while member.now_s < end_s:
+        member.advance(0.5)
+        member.act()
+
+
+def heartbeat_reply(member: SimulatedMember) -> dict[str, Any]:
+    """Return a reply of the consumer protocol in the present epoch, without another assignment."""
+    return {"member_epoch": member.machine.member.member_epoch, "heartbeat_interval_ms": 5_000, "assignment": None}

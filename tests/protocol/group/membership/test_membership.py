@@ -283,7 +283,7 @@ def test_member_failed_by_a_bug_leaves_when_it_is_closed(
     assert not groups[group].members
 
 
-def test_closed_member_leaves_no_threads(fake: FakeKafka, client: Client, joined: Callable[..., Owner]) -> None:
+def test_closed_member_leaves_no_threads(joined: Callable[..., Owner]) -> None:
     before = set(threading.enumerate())
     owner = joined()
     owner.membership.close()

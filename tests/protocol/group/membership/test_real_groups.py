@@ -16,7 +16,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, rebalance
+from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def fast_metadata_client(kafka1: LocalKafka) -> Iterator[Client]:
 
 
 def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
-    fast_metadata_client: Client, kafka1: LocalKafka, topic1: TopicFactory, new_member: NewMember
+    fast_metadata_client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     first = topic1(1)
     pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
@@ -72,14 +72,20 @@ def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
     rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
 
 
+def static_members(client: Client, topic: str, new_member: NewMember) -> tuple[Owner, Owner]:
+    """Return members with the instance ids a, the leader, and b, which own two partitions each."""
+    first, second = (new_member(client, topic, group_instance_id=instance_id) for instance_id in "ab")
+    first.poll_rebalance(20_000)
+    second.poll_rebalance()
+    rebalance(first, second, until=lambda: len(first.numbers) == len(second.numbers) == 2)
+    return first, second
+
+
 def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
     client: Client, topic1: TopicFactory, new_member: NewMember
 ) -> None:
     name = topic1(4)
-    owner, two = (new_member(client, name, group_instance_id=instance_id) for instance_id in "ab")
-    owner.poll_rebalance(20_000)
-    two.poll_rebalance()
-    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
+    owner, two = static_members(client, name, new_member)
     had, revoked, generation = owner.numbers, len(two.revoked), two.membership.member.generation_id
     owner.membership.close()
     again = new_member(client, name, group_instance_id="a")
@@ -94,10 +100,7 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
 ) -> None:
     """Also with a topic that it keeps; a follower of the classic protocol then waits for the next rebalance."""
     shared, new = topic1(4), topic1(2)
-    first, two = (new_member(client, shared, group_instance_id=instance_id) for instance_id in "ab")
-    first.poll_rebalance(20_000)
-    two.poll_rebalance()
-    rebalance(first, two, until=lambda: len(first.numbers) == len(two.numbers) == 2)
+    first, two = static_members(client, shared, new_member)
     owner, stays = (first, two) if returns == "leader" else (two, first)
     owner.membership.close()
     topics = [shared, new] if keeps else [new]
