@@ -30,16 +30,13 @@ from tests.support.wait_until import wait_until
 @pytest.fixture
 def consumer() -> Iterator[KafkaConsumer]:
     """A consumer that has read all 20 records of `orders`."""
-    with SmallCluster() as fake, KafkaConsumer(_servers(fake), client_id="etl", auto_offset_reset="earliest") as opened:
+    properties = {"client.id": "etl", "auto.offset.reset": "earliest"}
+    with SmallCluster() as fake, KafkaConsumer(properties, bootstrap_servers=fake.bootstrap_servers) as opened:
         opened.assign([("orders", partition) for partition in range(PARTITIONS)])
         rows = 0
         while rows < PARTITIONS * END:
             rows += opened.poll(1_000).num_rows
         yield opened
-
-
-def _servers(fake: SmallCluster) -> dict[str, str]:
-    return {"bootstrap.servers": fake.bootstrap_servers}
 
 
 # -- callback ---------------------------------------------------------------------------------
@@ -77,6 +74,12 @@ def test_failing_callback_is_logged_and_called_again(consumer: KafkaConsumer, ca
 # -- Prometheus -------------------------------------------------------------------------------
 
 
+def _exported(*sources: Client | KafkaConsumer) -> str:
+    registry = CollectorRegistry()
+    registry.register(MetricsCollector(*sources))
+    return generate_latest(registry).decode()
+
+
 def _samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -107,9 +110,7 @@ def test_prometheus_endpoint_serves_metrics_of_consumer(consumer: KafkaConsumer)
 
 
 def test_prometheus_has_no_series_twice(consumer: KafkaConsumer) -> None:
-    registry = CollectorRegistry()
-    registry.register(MetricsCollector(consumer))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    lines = [line for line in _exported(consumer).splitlines() if not line.startswith("#")]
     series = [line.rsplit(" ", 1)[0] for line in lines]
     assert len(series) == len(set(series)) > 50
     names = [prometheus_name(definition) for definition in DEFINITIONS]
@@ -117,15 +118,10 @@ def test_prometheus_has_no_series_twice(consumer: KafkaConsumer) -> None:
 
 
 def test_prometheus_refuses_two_clients_of_the_same_name() -> None:
-    clients = [Client({"bootstrap.servers": "127.0.0.1:1"}) for _ in range(2)]
-    registry = CollectorRegistry()
-    registry.register(MetricsCollector(*clients))
-    with pytest.raises(UsageError, match=r"client\.id=spark-kafka-source"):
-        generate_latest(registry)
-    clients[1] = Client({"bootstrap.servers": "127.0.0.1:1"}, client_id="other")
-    registry = CollectorRegistry()
-    registry.register(MetricsCollector(*clients))
-    assert b'client_id="other"' in generate_latest(registry)
+    first, namesake, third = (Client(bootstrap_servers="127.0.0.1:1", client_id=name) for name in ("a", "a", "b"))
+    with pytest.raises(UsageError, match=r"client\.id=a"):
+        _exported(first, namesake)
+    assert 'client_id="b"' in _exported(first, third)
 
 
 # -- OpenTelemetry ----------------------------------------------------------------------------
@@ -168,9 +164,10 @@ def test_opentelemetry_does_not_keep_its_source_alive() -> None:
     provider.shutdown()
 
 
-@pytest.mark.parametrize("module", ["prometheus", "opentelemetry"])
-def test_missing_extra_is_named(module: str) -> None:
-    package = {"prometheus": "prometheus_client", "opentelemetry": "opentelemetry"}[module]
+@pytest.mark.parametrize(
+    ("module", "package"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
+)
+def test_missing_extra_is_named(module: str, package: str) -> None:
     program = f"import sys; sys.modules[{package!r}] = None; import protocol.metrics.{module}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert f"pip install 'spark-kafka-source[{module}]'" in ended.stderr
