@@ -127,11 +127,25 @@ def test_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert properties == ["token0", "token1"]
 
 
-@pytest.mark.parametrize("failure", [ConnectionLost("gone"), RequestTimedOut("late")])
-def test_lost_connection_does_not_count_as_refusal(failure: Exception) -> None:
-    clock, broker = ManualClock(), Broker(failure)
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (ConnectionLost("gone"), ConnectionLost, "gone"),
+        (RequestTimedOut("late"), RequestTimedOut, "late"),
+        (
+            {**TAKEN, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR},
+            ConnectFailed,
+            "broker:9093: not authenticated: the broker replied UNKNOWN_SERVER_ERROR",
+        ),
+    ],
+    ids=["lost connection", "timeout", "failure of the broker"],
+)
+def test_failure_while_authenticating_does_not_count_as_refusal(
+    answer: Mapping[str, Any] | Exception, error: type[Exception], words: str
+) -> None:
+    clock, broker = ManualClock(), Broker(answer)
     authenticator = Authenticator(ALICE, clock)
-    with pytest.raises(type(failure)):
+    with pytest.raises(error, match=words):
         sign_in(authenticator, broker, clock)
     broker.answer = TAKEN
     assert sign_in(authenticator, broker, clock) is None
@@ -180,12 +194,3 @@ def test_missing_package_is_named(extra: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigurationError, match=rf"pip install 'spark-kafka-source\[{extra}\]'"):
         sign_in(Authenticator(EXTRAS[extra], clock), broker, clock)
     assert broker.tries == 0
-
-
-def test_failure_of_the_broker_while_authenticating_is_no_refusal() -> None:
-    clock, broker = ManualClock(), Broker({**TAKEN, "error_code": ErrorCode.UNKNOWN_SERVER_ERROR})
-    authenticator = Authenticator(ALICE, clock)
-    with pytest.raises(ConnectFailed, match="broker:9093: not authenticated: the broker replied UNKNOWN_SERVER_ERROR"):
-        sign_in(authenticator, broker, clock)
-    broker.answer = TAKEN
-    assert sign_in(authenticator, broker, clock) is None

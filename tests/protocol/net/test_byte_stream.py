@@ -131,19 +131,22 @@ class TestBytes:
 
 
 class TestDeadlines:
-    def test_deadline_during_receive_times_out(self, pair: Pair) -> None:
+    @pytest.mark.parametrize(
+        ("words", "wait"),
+        [
+            ("did not come", lambda stream, deadline: received(stream, 8, deadline)),
+            ("could not be sent", lambda stream, deadline: stream.send([bytes(64 * MIB)], deadline)),
+        ],
+        ids=["receive", "send"],
+    )
+    def test_call_times_out_at_its_deadline(
+        self, pair: Pair, words: str, wait: Callable[[ByteStream, Deadline], object]
+    ) -> None:
         ours, peers = pair()
         peers.send([b"half"], after(5_000))
         started_s = time.monotonic()
-        with pytest.raises(RequestTimedOut, match="peer:9092: the bytes did not come before the deadline"):
-            received(ours, 8, after(300))
-        assert 0.25 < time.monotonic() - started_s < 15
-
-    def test_deadline_during_send_times_out(self, pair: Pair) -> None:
-        ours, _ = pair()
-        started_s = time.monotonic()
-        with pytest.raises(RequestTimedOut, match="peer:9092: the bytes could not be sent before the deadline"):
-            ours.send([bytes(64 * MIB)], after(300))
+        with pytest.raises(RequestTimedOut, match=f"peer:9092: the bytes {words} before the deadline"):
+            wait(ours, after(300))
         assert 0.25 < time.monotonic() - started_s < 15
 
     def test_silence_calls_the_handler_of_the_stream(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +215,7 @@ class TestReplies:
     def test_two_replies_that_arrive_together_are_both_ready(self, pair: Pair) -> None:
         """Over TLS the second reply leaves the socket with the first: no poll would ever report it."""
         ours, peers = pair()
-        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
-        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2)]
-        for _ in replies:
-            received(peers, int.from_bytes(received(peers, 4), "big"))
+        replies = asked(ours, peers, times=2)
         peers.send([b"".join(metadata(reply) for reply in replies)], after(5_000))
         for reply in replies:
             assert ready([reply], 5.0) == [reply]
@@ -225,9 +225,7 @@ class TestReplies:
     def test_part_of_a_reply_is_not_ready(self, pair: Pair, part_bytes: int) -> None:
         """Over TLS this is part of a TLS record, which cannot be decrypted yet."""
         ours, peers = pair()
-        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
-        reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
-        received(peers, int.from_bytes(received(peers, 4), "big"))
+        (reply,) = asked(ours, peers)
         sent = raw_bytes(peers, metadata(reply))
         peers.socket.sendall(sent[:part_bytes])
         assert readable(ours, 5)
@@ -240,8 +238,7 @@ class TestReplies:
 
     def test_failure_in_the_middle_of_a_reply_is_ready_and_raised(self, pair: Pair) -> None:
         ours, peers = pair()
-        connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
-        reply = connection.send(METADATA, 9, {"topics": []}, after(5_000))
+        (reply,) = asked(ours, peers)
         peers.send([(2 * MIB).to_bytes(4, "big")], after(5_000))
         wait_until(lambda: ready([reply], 0.02) == [reply])
         with pytest.raises(FrameTooLarge, match="announces 2097152 bytes"):
@@ -271,6 +268,15 @@ def test_receive_answers_a_tls_key_update(ends: Ends) -> None:
                     assert any(line == f"thanks {number}\n" for line in server.stdout)
         finally:
             server.terminate()
+
+
+def asked(ours: ByteStream, peers: ByteStream, times: int = 1) -> list[Reply]:
+    """Send Metadata requests, which the peer receives."""
+    connection = Connection(ours, "test", clock=SYSTEM_CLOCK, max_response_bytes=MIB)
+    replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(times)]
+    for _ in replies:
+        received(peers, int.from_bytes(received(peers, 4), "big"))
+    return replies
 
 
 def raw_bytes(stream: ByteStream, data: bytes) -> bytes:

@@ -8,16 +8,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from protocol.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.config import ClientConfig
 from protocol.errors import ConnectFailed, ConnectionLost, Corrupt, FrameTooLarge, RequestTimedOut
 from protocol.net import byte_stream
-from protocol.net.connection import BrokerIdentity, Connection
+from protocol.net.connection import BrokerIdentity, Connection, Reply
 from protocol.net.pool import ConnectionPool
 from protocol.net.reachability import Reachability
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -29,13 +30,6 @@ from protocol.wire.messages.m18_api_versions import API_VERSIONS
 from tests.support.no_broker import no_broker
 from tests.support.older_brokers import limit_handshake
 from tests.support.wait_until import wait_until
-
-
-class StandingClock(Clock):
-    at_s = 1_000.0
-
-    def now_s(self) -> float:
-        return self.at_s
 
 
 def pool(**settings: Any) -> ConnectionPool:
@@ -63,15 +57,20 @@ def silent_kafka() -> FakeKafka:
     return fake
 
 
-def connect(fake: FakeKafka, **settings: Any) -> Connection:
-    return pool(**settings).get(*fake.addresses[1], "control", after(5000))
+def connect(fake: FakeKafka) -> Connection:
+    return pool().get(*fake.addresses[1], "control", after(5000))
+
+
+def ask(connection: Connection, *topics: str, timeout_ms: float = 5_000) -> Reply:
+    """Send a Metadata request."""
+    return connection.send(METADATA, 9, {"topics": [{"name": name} for name in topics]}, after(timeout_ms))
 
 
 def test_pipelined_replies_match_their_requests_in_any_order_of_waiting(fake: FakeKafka) -> None:
     counter = iter(range(100))
     fake.handlers[METADATA] = lambda body, version: metadata(f"c{next(counter)}")
     connection = connect(fake)
-    replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(20)]
+    replies = [ask(connection) for _ in range(20)]
     answers = {i: replies[i].result(after(5000))["cluster_id"] for i in reversed(range(20))}
     assert answers == {i: f"c{i}" for i in range(20)}
 
@@ -97,60 +96,52 @@ def test_handshake_falls_back_to_the_brokers_newest_version_and_remembers_it(
     fake: FakeKafka, last: int, names_versions: bool, first_connection: list[int]
 ) -> None:
     limit_handshake(fake, last, names_versions=names_versions)
-    connections, intended = pool(), BrokerIdentity("fake", 1)
-    connections.get(*fake.addresses[1], "control", after(5_000))
-    features = [
-        connections.get(*fake.addresses[1], purpose, after(5_000), intended).features
-        for purpose in ("fetch", "produce")
-    ]
+    connect_to, intended = partial(pool().get, *fake.addresses[1]), BrokerIdentity("fake", 1)
+    connect_to("control", after(5_000))
+    features = [connect_to(purpose, after(5_000), intended).features for purpose in ("fetch", "produce")]
     assert versions_of_handshakes(fake) == [*first_connection, last, last]
     assert features == [{"group.version": 1} if last >= 3 else {}] * 2
 
 
 def test_upgraded_and_downgraded_brokers_are_noticed_and_their_ids_compared(fake: FakeKafka) -> None:
-    connections, another = pool(reconnect_backoff_ms=0), BrokerIdentity("fake", 2)
+    connect_to = partial(pool(reconnect_backoff_ms=0).get, *fake.addresses[1])
     limit_handshake(fake, 4)
-    connections.get(*fake.addresses[1], "control", after(5_000), another)
+    connect_to("control", after(5_000), BrokerIdentity("fake", 2))
     del fake.handlers[API_VERSIONS]
     for _ in range(2):
         with pytest.raises(ConnectFailed, match=r"this is not broker 2 of cluster fake \(REBOOTSTRAP_REQUIRED\)"):
-            connections.get(*fake.addresses[1], "fetch", after(5_000), another)
-    connections.get(*fake.addresses[1], "fetch", after(5_000), BrokerIdentity("fake", 1))
+            connect_to("fetch", after(5_000), BrokerIdentity("fake", 2))
+    connect_to("fetch", after(5_000), BrokerIdentity("fake", 1))
     limit_handshake(fake, 4)
-    connections.get(*fake.addresses[1], "produce", after(5_000), another)
+    connect_to("produce", after(5_000), BrokerIdentity("fake", 2))
     assert versions_of_handshakes(fake) == [4, *[4, 5] * 3, 5, 4]
 
 
 def test_connection_serves_only_the_broker_that_it_was_opened_for(fake: FakeKafka) -> None:
     limit_handshake(fake, 4)
-    connections = pool()
-
-    def opened() -> list[Connection]:
-        brokers = (BrokerIdentity("fake", 1), BrokerIdentity("fake", 2))
-        return [connections.get(*fake.addresses[1], "control", after(5_000), broker) for broker in brokers]
-
-    first, second = opened()
+    connect_to = partial(pool().get, *fake.addresses[1], "control", after(20_000))
+    first, second, *again = (connect_to(BrokerIdentity("fake", broker_id)) for broker_id in (1, 2, 1, 2))
     assert first is not second
-    assert opened() == [first, second]
+    assert again == [first, second]
 
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_connection_to_a_bootstrap_server_serves_a_broker_after_comparison(fake: FakeKafka, is_older: bool) -> None:
     if is_older:
         limit_handshake(fake, 4)
-    address, connections = fake.addresses[1], pool(reconnect_backoff_ms=0)
-    bootstrap = connections.get(*address, "control", after(5_000))
+    connect_to = partial(pool(reconnect_backoff_ms=0).get, *fake.addresses[1], "control", after(20_000))
+    bootstrap = connect_to()
     with nullcontext() if is_older else pytest.raises(ConnectFailed, match="this is not broker 2 of"):
-        assert connections.get(*address, "control", after(5_000), BrokerIdentity("fake", 2)) is bootstrap
+        assert connect_to(BrokerIdentity("fake", 2)) is bootstrap
     assert bootstrap.closed is not is_older
-    bootstrap = connections.get(*address, "control", after(5_000))
-    assert connections.get(*address, "control", after(5_000), BrokerIdentity("fake", 1)) is bootstrap
+    bootstrap = connect_to()
+    assert connect_to(BrokerIdentity("fake", 1)) is bootstrap
     assert versions_of_handshakes(fake) == ([4, 4] if is_older else [4, 5, 5, 5])
 
 
 def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
     connection = connect(fake)
-    replies = [connection.send(METADATA, 9, {"topics": []}, after(5000)) for _ in range(3)]
+    replies = [ask(connection) for _ in range(3)]
     fake.drop_connections()
     for reply in replies:
         with pytest.raises(ConnectionLost):
@@ -161,7 +152,7 @@ def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
     ("greeting", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "TLS"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "TLS.*set security.protocol to SSL or SASL_SSL"),
         (b"\x7f\xff\xff\xff" + b"\0" * 16, "2147483647 bytes; the limit is 104857600"),
         (b"\xff\xff\xff\xff" + b"\0" * 16, "announces -1 bytes"),
     ],
@@ -175,7 +166,7 @@ def test_reply_to_another_request_is_refused(fake: FakeKafka) -> None:
     fake.handlers[METADATA] = lambda body, version: b"\0\0\0\x08" + b"\0\0\x7f\xff" + b"\0" * 4
     connection = connect(fake)
     with pytest.raises(Corrupt, match="reply 32767 came, 1"):
-        connection.send(METADATA, 9, {"topics": []}, after(2000)).result(after(2000))
+        ask(connection).result(after(5000))
     assert connection.closed
 
 
@@ -194,7 +185,7 @@ def test_connection_idle_for_too_long_is_closed_when_another_one_is_used(fake: F
         connections = ConnectionPool(ClientConfig(bootstrap_servers=(("127.0.0.1", 1),)), clock)
         idle = connections.get(*departed.addresses[1], "fetch", after(2000))
         busy = connections.get(*departed.addresses[1], "group", after(2000))
-        busy.send(METADATA, 9, {"topics": []}, after(60_000))  # gets no reply
+        ask(busy, timeout_ms=60_000)  # gets no reply
         for _ in range(10):
             clock.advance(60)
             used = connections.get(*fake.addresses[1], "fetch", after(2000))
@@ -212,7 +203,7 @@ class TestWaitingThreads:
 
     def test_waiter_times_out_while_another_thread_reads_longer(self, fake: FakeKafka) -> None:
         connection = connect(fake)
-        patient, hasty = (connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(2))
+        patient, hasty = (ask(connection) for _ in range(2))
         with ThreadPoolExecutor() as threads:
             reading = threads.submit(patient.result, after(20_000))
             wait_for_a_reader(connection)
@@ -234,8 +225,8 @@ class TestWaitingThreads:
 
         fake.handlers[METADATA] = answer
         connection = connect(fake)
-        first = connection.send(METADATA, 9, {"topics": []}, after(5_000))
-        last = connection.send(METADATA, 9, {"topics": [{"name": "t"}]}, after(5_000))
+        first = ask(connection)
+        last = ask(connection, "t")
         with ThreadPoolExecutor() as threads:
             reading = threads.submit(last.result, after(20_000))
             wait_for_a_reader(connection)
@@ -253,7 +244,7 @@ class TestWaitingThreads:
 
         fake.handlers[METADATA] = answer
         connection = connect(fake)
-        replies = [connection.send(METADATA, 9, {"topics": []}, after(5_000)) for _ in range(5)]
+        replies = [ask(connection) for _ in range(5)]
         with ThreadPoolExecutor() as threads:
             waiting = [threads.submit(reply.result, after(20_000)) for reply in replies]
             wait_for_a_reader(connection)
@@ -264,16 +255,16 @@ class TestWaitingThreads:
         release = threading.Event()
         fake.handlers[METADATA] = lambda body, version: metadata(str(release.wait(20)))
         connection = connect(fake)
-        connection.send(METADATA, 9, {"topics": []}, after(5_000))
-        large = {"topics": [{"name": "t" * 20_000} for _ in range(2_000)]}
+        ask(connection)
+        large = ["t" * 20_000] * 2_000
         with ThreadPoolExecutor() as threads:
             begun, send = threading.Event(), connection.stream.send
             monkeypatch.setattr(connection.stream, "send", lambda *arguments: (begun.set(), send(*arguments))[1])
-            sending = threads.submit(connection.send, METADATA, 9, large, after(20_000))
+            sending = threads.submit(ask, connection, *large, timeout_ms=20_000)
             assert begun.wait(20)
             started_s = time.monotonic()
             with pytest.raises(RequestTimedOut, match=r"127\.0\.0\.1:\d+: Metadata v9 could not be sent in time"):
-                connection.send(METADATA, 9, {"topics": []}, after(300))
+                ask(connection, timeout_ms=300)
             assert 0.25 < time.monotonic() - started_s < 15
             assert not connection.closed
             release.set()
@@ -285,12 +276,6 @@ def wait_for_a_reader(connection: Connection) -> None:
     event = threading.Event()
     connection.stream.on_silence = lambda deadline: event.set()
     assert event.wait(10)
-
-
-def test_plaintext_to_a_tls_listener_names_security_protocol() -> None:
-    with no_broker(b"\x15\x03\x03\x00\x02\x02\x46") as server, pytest.raises(FrameTooLarge) as caught:
-        connect(server)
-    assert "set security.protocol to SSL or SASL_SSL" in str(caught.value)
 
 
 class TestReconnecting:
@@ -319,7 +304,7 @@ class TestReconnecting:
         self, dead_address: tuple[str, int]
     ) -> None:
         host, port = dead_address
-        clock = StandingClock()
+        clock = ManualClock(1_000)
         connections = ConnectionPool(
             ClientConfig((("127.0.0.1", 1),), reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=120_000), clock
         )
@@ -329,10 +314,10 @@ class TestReconnecting:
             ConnectFailed, match=rf"{host}:{port}: in back-off for another \d+ ms after a failure .*refused"
         ):
             connections.get(host, port, "fetch", after(5_000))
-        clock.at_s += 75
+        clock.advance(75)
         with pytest.raises(ConnectFailed, match="cannot connect"):
             connections.get(host, port, "fetch", after(5_000))
-        clock.at_s += 90
+        clock.advance(90)
         with pytest.raises(ConnectFailed, match="in back-off for another"):
             connections.get(host, port, "fetch", after(5_000))
 
@@ -343,25 +328,24 @@ class TestReconnecting:
         lost = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         fake.drop_connections()
         with pytest.raises(ConnectionLost):
-            lost.send(METADATA, 9, {"topics": []}, after(5_000)).result(after(5_000))
+            ask(lost).result(after(5_000))
         assert connections.failed_at_s(*address) > 0
         clock.advance(1)
         connections.get(*address, "control", Deadline.after_ms(5_000, clock))
         assert connections.failed_at_s(*address) < 0
 
 
-class TestDepartedBrokers:
-    def test_idle_connection_to_a_departed_broker_is_closed_soon(self, fake: FakeKafka) -> None:
-        clock, address = ManualClock(), fake.addresses[1]
-        connections = ConnectionPool(ClientConfig((address,)), clock)
-        connection = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
-        clock.advance(4)
-        assert connections.close_departed([address]) == {address}, "a caller may be about to use the connection"
-        clock.advance(2)
-        assert connections.close_departed([]) == set()
-        assert not connection.closed
-        assert connections.close_departed([address]) == set()
-        assert (connection.closed, len(connections)) == (True, 0)
+def test_idle_connection_to_a_departed_broker_is_closed_soon(fake: FakeKafka) -> None:
+    clock, address = ManualClock(), fake.addresses[1]
+    connections = ConnectionPool(ClientConfig((address,)), clock)
+    connection = connections.get(*address, "control", Deadline.after_ms(5_000, clock))
+    clock.advance(4)
+    assert connections.close_departed([address]) == {address}, "a caller may be about to use the connection"
+    clock.advance(2)
+    assert connections.close_departed([]) == set()
+    assert not connection.closed
+    assert connections.close_departed([address]) == set()
+    assert (connection.closed, len(connections)) == (True, 0)
 
 
 def test_connection_on_which_a_fake_broker_was_silent_is_reset() -> None:
@@ -369,10 +353,10 @@ def test_connection_on_which_a_fake_broker_was_silent_is_reset() -> None:
     with FakeKafka() as fake:
         connection = connect(fake)
         fake.silence(1)
-        first = connection.send(METADATA, 9, {"topics": []}, after(5000))
+        first = ask(connection)
         wait_until(lambda: any(api == "Metadata" for api, _, _ in fake.requests))
         fake.silence(1, silent=False)
         with pytest.raises(ConnectionLost):
-            connection.send(METADATA, 9, {"topics": []}, after(5000)).result(after(5000))
+            ask(connection).result(after(5000))
         with pytest.raises(ConnectionLost):
             first.result(after(5000))
