@@ -1,4 +1,4 @@
-"""A check after each test of a producer."""
+"""A fake broker, and a check after each test of a producer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from protocol.testing.fake_kafka.server import FakeKafka
+from tests.protocol.producer.on_fake import TOPIC
 from tests.support.wait_until import wait_until
 
 
@@ -24,6 +26,13 @@ def _no_sender_is_left() -> Iterator[None]:
         return not any(sender.is_alive() for sender in remaining)
 
     wait_until(ended, lambda: str(_senders() - before))
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 2)
+        yield kafka
 
 
 def _senders() -> set[threading.Thread]:

@@ -14,29 +14,13 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.producer.producer import Producer
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.internals import sender_of
 from tests.support.read_back import read_back
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-class SkippingClock(Clock):
-    """Real time plus the skipped time."""
-
-    skipped_s = 0.0
-
-    def now_s(self) -> float:
-        return super().now_s() + self.skipped_s
-
-    def skip(self, seconds: float) -> None:
-        self.skipped_s += seconds
-
-
 def producer_of(
-    bootstrap_servers: str,
-    properties: Mapping[str, object] | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-    **options: Any,
+    bootstrap_servers: str, properties: Mapping[str, object] | None = None, clock: Clock = SYSTEM_CLOCK, **options: Any
 ) -> Producer:
     """Return a producer with small record batches by default, so that a few thousand rows are many requests."""
     remembered = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
@@ -45,12 +29,6 @@ def producer_of(
 
 def servers(addresses: Sequence[tuple[str, int]]) -> str:
     return ",".join(f"{host}:{port}" for host, port in addresses)
-
-
-def end_linger(producer: Producer, clock: SkippingClock) -> None:
-    """Let a minute pass for a producer with this clock."""
-    clock.skip(60)
-    sender_of(producer).wake()
 
 
 def numbered(first: int, count: int, size: int = 100) -> pa.RecordBatch:

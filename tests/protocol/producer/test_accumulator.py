@@ -18,6 +18,7 @@ from protocol.records.batch_header import HEADER_BYTES
 pytestmark = pytest.mark.soak
 
 SIZE = 100
+KEYED = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"])})
 
 
 def columns(first: int, count: int) -> pa.RecordBatch:
@@ -30,9 +31,15 @@ def accumulator_of(rows: int) -> Accumulator:
 
 
 def append(
-    accumulator: Accumulator, first: int, partitions: list[int], size: int = SIZE, now_s: float = 0.0
+    accumulator: Accumulator,
+    first: int,
+    partitions: list[int],
+    size: int | list[int] = SIZE,
+    now_s: float = 0.0,
+    rows: pa.RecordBatch | None = None,
 ) -> list[ReadyBatches]:
-    rows = columns(first, len(partitions))
+    """Append rows with numbers from `first` on, or these rows."""
+    rows = columns(first, len(partitions)) if rows is None else rows
     sizes = np.full(len(partitions), size, np.int64)
     return accumulator.append("t", rows, np.array(partitions, np.int32), sizes, now_s)
 
@@ -40,11 +47,8 @@ def append(
 def batches(ready: Iterable[ReadyBatches]) -> Iterator[tuple[BatchSlice, list[int]]]:
     """Yield the record batches, each with its values."""
     for batches in ready:
-        rows = iter(
-            (batches.rows() if batches.order is None else batches.rows().take(pa.array(batches.order)))[
-                "value"
-            ].to_pylist()
-        )
+        in_order = batches.rows() if batches.order is None else batches.rows().take(pa.array(batches.order))
+        rows = iter(in_order["value"].to_pylist())
         yield from ((batch, [int(value) for value in islice(rows, batch.count)]) for batch in batches.batch_slices)
         assert next(rows, None) is None
 
@@ -97,10 +101,9 @@ def test_long_rows_are_sorted_during_encoding_unless_most_of_them_wait() -> None
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)
     (out,) = append(accumulator, 0, partitions, size=300)
     assert out.rows().num_rows == 3_000
-    result = values([out])
-    for partition, rows in values(accumulator.drain()).items():
-        result.setdefault(partition, []).extend(rows)
-    assert result == {p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)}
+    assert values([out, *accumulator.drain()]) == {
+        p: [n for n in range(3_000) if partitions[n] == p] for p in set(partitions)
+    }
     few = append(Accumulator(HEADER_BYTES + 1_000 * 300), 0, [0] * 1_100 + [n % 10 + 1 for n in range(1_900)], size=300)
     assert [batches.order for batches in few] == [None], "sorting would copy the other rows needlessly"
 
@@ -117,15 +120,12 @@ def test_rows_of_one_partition_are_not_copied() -> None:
     accumulator = accumulator_of(4)
     rows = columns(0, 7)
     address = rows.column("value").buffers()[2].address
-    (ready,) = accumulator.append("t", rows, np.zeros(7, np.int32), np.full(7, SIZE, np.int64), 0.0)
+    (ready,) = append(accumulator, 0, [0] * 7, rows=rows)
     assert ready.rows().column("value").buffers()[2].address == address
 
 
 def test_row_larger_than_the_limit_gets_a_separate_record_batch() -> None:
-    accumulator = accumulator_of(2)
-    sizes = np.array([10, 1_000, 10], np.int64)
-    full = accumulator.append("t", columns(0, 3), np.zeros(3, np.int32), sizes, 0.0)
-    assert counts(full) == [1, 1, 1]
+    assert counts(append(accumulator_of(2), 0, [0, 0, 0], size=[10, 1_000, 10])) == [1, 1, 1]
 
 
 def test_batch_size_0_means_one_row_per_record_batch() -> None:
@@ -135,8 +135,7 @@ def test_batch_size_0_means_one_row_per_record_batch() -> None:
 def test_columns_of_different_schemas_do_not_share_a_record_batch() -> None:
     accumulator = accumulator_of(10)
     append(accumulator, 0, [0, 0])
-    keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"])})
-    full = accumulator.append("t", keyed, np.zeros(1, np.int32), np.array([SIZE], np.int64), 0.0)
+    full = append(accumulator, 2, [0], rows=KEYED)
     assert values(full) == {0: [0, 1]}
     append(accumulator, 3, [1])
     assert [batches.rows().schema.names for batches in accumulator.drain()] == [["key", "value"], ["value"]]
@@ -167,8 +166,7 @@ def test_bytes_of_waiting_rows_are_counted_until_they_are_output() -> None:
     assert accumulator.waiting_bytes == 4 * SIZE
     (full,) = append(accumulator, 4, [0, 0, 1])
     assert (accumulator.waiting_bytes, full.held_bytes) == (4 * SIZE, 3 * SIZE)
-    keyed = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"7"])})
-    accumulator.append("t", keyed, np.array([4], np.int32), np.array([SIZE], np.int64), 0.0)
+    append(accumulator, 7, [4], rows=KEYED)
     assert [batches.held_bytes for batches in accumulator.drain()] == [4 * SIZE, SIZE]
     assert accumulator.waiting_bytes == 0
 

@@ -19,11 +19,11 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
+from tests.protocol.producer.on_fake import TOPIC, send_rows
 from tests.protocol.producer.producing import numbered, producer_of, send_numbered
 from tests.support.internals import broker_producers_of
 from tests.support.older_brokers import limit_version
 
-TOPIC = "t"
 TOPIC_ID = b"0123456789abcdef"
 
 
@@ -48,7 +48,7 @@ def headers_of(body: dict[str, Any]) -> list[Any]:
 class TestRequests:
     def test_record_batches_have_identity_and_consecutive_sequence_numbers(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"batch.size": 1_000}) as producer:
-            producer.send_columns(TOPIC, numbered(0, 30), np.full(30, 5, np.int32))
+            send_rows(producer, 0, 30, partition=5)
         headers = [header for _, body in produce_requests(broker) for header in headers_of(body)]
         ((producer_id, epoch),) = {(int(header["producer_id"]), int(header["producer_epoch"])) for header in headers}
         assert (producer_id > 0, epoch) == (True, 0)
@@ -59,7 +59,7 @@ class TestRequests:
 
     def test_producer_without_idempotence_requests_no_producer_id(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
         assert broker.request_bodies(INIT_PRODUCER_ID) == []
         ((_, body),) = produce_requests(broker)
         assert [int(header["producer_id"]) for header in headers_of(body)] == [-1]
@@ -79,7 +79,7 @@ class TestRequests:
     def test_topics_are_named_by_id_if_the_broker_supports_ids(self, broker: FakeKafka, last: int, key: str) -> None:
         limit_version(broker, PRODUCE, last)
         with producer_of(broker.bootstrap_servers) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
         ((version, body),) = produce_requests(broker)
         assert version == last
         assert body["topic_data"][0][key] == {"topic_id": TOPIC_ID, "name": TOPIC}[key]
@@ -87,7 +87,7 @@ class TestRequests:
     def test_zstd_is_refused_for_a_broker_without_zstd(self, broker: FakeKafka) -> None:
         limit_version(broker, PRODUCE, 6)
         producer = producer_of(broker.bootstrap_servers, {"compression.type": "zstd"})
-        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        send_rows(producer, 0, 3)
         with pytest.raises(UnsupportedVersion, match="Produce"):
             producer.flush()
 
@@ -125,7 +125,7 @@ class TestTransactionSession:
         begun.started_s = broker.clock.now_s()
         broker.transactions.transactions["orders-1"] = begun
         with producer_of(broker.bootstrap_servers, session=session) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.full(3, 2, np.int32))
+            send_rows(producer, 0, 3, partition=2)
         ((version, body),) = produce_requests(broker)
         assert version == 11
         assert body["transactional_id"] == "orders-1"
@@ -141,25 +141,24 @@ class TestReplies:
         broker.edit_replies(PRODUCE, lambda body: {**body, "throttle_time_ms": 300})
         with producer_of(broker.bootstrap_servers) as producer:
             started_s = time.monotonic()
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
             producer.flush()
-            producer.send_columns(TOPIC, numbered(3, 3), np.zeros(3, np.int32))
+            send_rows(producer, 3, 3)
             producer.flush()
             assert time.monotonic() - started_s > 0.3
 
-    def test_partition_missing_in_the_reply_is_retried(self, broker: FakeKafka) -> None:
-        broker.edit_replies(PRODUCE, lambda body: {"responses": []}, 1)
+    @pytest.mark.parametrize(
+        "reply", [{"responses": []}, b"\0\0\0\x0a" + b"\xff" * 10], ids=["without the partition", "undecodable"]
+    )
+    def test_batch_with_an_incomplete_reply_is_retried_and_written_once(
+        self, broker: FakeKafka, reply: dict[str, Any] | bytes
+    ) -> None:
+        broker.edit_replies(PRODUCE, lambda body: reply, 1)
         with producer_of(broker.bootstrap_servers) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
         first, second = [headers_of(body)[0] for _, body in produce_requests(broker)]
         assert first["base_sequence"] == second["base_sequence"] == 0
-        assert broker.log(TOPIC).end_offset == 3, "the records are written once"
-
-    def test_batch_with_undecodable_reply_is_retried(self, broker: FakeKafka) -> None:
-        broker.edit_replies(PRODUCE, lambda body: b"\0\0\0\x0a" + b"\xff" * 10, 1)
-        with producer_of(broker.bootstrap_servers) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        assert len(produce_requests(broker)) == 2
+        assert broker.log(TOPIC).end_offset == 3
 
     def test_connection_that_ends_with_a_tls_alert_fails_no_other_broker(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +176,7 @@ class TestReplies:
 
         monkeypatch.setattr(Reply, "result", fail_once)
         with producer_of(broker.bootstrap_servers) as producer:
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
             producer.flush()
         assert not alerts
         assert broker.log(TOPIC).end_offset == 3
@@ -190,10 +189,10 @@ class TestReplies:
         broker.before[PRODUCE] = forget
         with producer_of(broker.bootstrap_servers) as producer:
             for first in (0, 3):
-                producer.send_columns(TOPIC, numbered(first, 3), np.zeros(3, np.int32))
+                send_rows(producer, first, 3)
                 producer.flush()
             # Another partition without errors keeps its epoch.
-            producer.send_columns(TOPIC, numbered(6, 3), np.ones(3, np.int32))
+            send_rows(producer, 6, 3, partition=1)
         observed = [
             (part["index"], int(header["producer_epoch"]), int(header["base_sequence"]))
             for _, body in produce_requests(broker)
@@ -204,7 +203,7 @@ class TestReplies:
     def test_batches_without_a_reply_until_delivery_timeout_have_an_unknown_outcome(self, broker: FakeKafka) -> None:
         broker.handlers[PRODUCE] = lambda body, version: None
         producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
-        producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        send_rows(producer, 0, 3)
         with pytest.raises(DeadlineExceeded, match="3 records have an unknown outcome") as raised:
             producer.flush()
         assert raised.value.context["unknown_records"] == 3

@@ -13,11 +13,11 @@ import pytest
 
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
+from tests.protocol.producer.on_fake import TOPIC
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.forked_child import check_in_child
 from tests.support.wait_until import wait_until
 
-TOPIC = "t"
 MANY, PARTITION = 200, np.zeros(200, np.int32)  # several record batches
 ENDS = f"""
 import atexit, sys, threading
@@ -62,7 +62,7 @@ def compressors() -> set[threading.Thread]:
 
 
 def test_rows_sent_at_exit_are_written(broker: FakeKafka) -> None:
-    subprocess.run([sys.executable, "-c", ENDS, broker.bootstrap_servers], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", ENDS, broker.bootstrap_servers], check=True, timeout=120)
     assert broker.log(TOPIC).end_offset == 4 * MANY
 
 

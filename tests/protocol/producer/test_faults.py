@@ -17,15 +17,8 @@ from protocol.producer.producer import Producer
 from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.producer.producing import (
-    SkippingClock,
-    assert_all_once_in_order,
-    numbered,
-    producer_of,
-    send_numbered,
-    servers,
-)
-from tests.protocol.producer.test_sender import trouble
+from tests.protocol.producer.on_fake import SkippingClock, trouble
+from tests.protocol.producer.producing import assert_all_once_in_order, numbered, producer_of, send_numbered, servers
 from tests.support.internals import sender_of
 from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
@@ -155,9 +148,7 @@ class TestEpochs:
         assert_all_once_in_order(kafka, name, 100, 1)
 
 
-def test_flush_without_brokers_ends_at_the_delivery_timeout(
-    kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
-) -> None:
+def test_flush_without_brokers_ends_at_the_delivery_timeout(topic: TopicFactory, proxy: KafkaProxy) -> None:
     name = topic(2)
     clock = SkippingClock()
     properties = {"linger.ms": 0, "request.timeout.ms": 1_000}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -39,36 +38,27 @@ class Recorded(ProducerInterceptor):
         changed = [value + self.name.encode() for value in columns.column("value").to_pylist()]
         return pa.RecordBatch.from_pydict({"value": pa.array(changed)})
 
-    def on_acknowledgement(self, metadata: RecordMetadata, error: KafkaError | None) -> None:
+    def on_acknowledgement(self, metadata: RecordMetadata | BatchMetadata, error: KafkaError | None) -> None:
         self.calls.append((self.name, metadata, error, threading.current_thread().name.split("-")[0]))
 
-    def on_acknowledgement_columns(self, metadata: BatchMetadata, error: KafkaError | None) -> None:
-        self.calls.append((self.name, metadata, error, threading.current_thread().name.split("-")[0]))
+    on_acknowledgement_columns = on_acknowledgement
 
     def close(self) -> None:
         self.calls.append((self.name, "close"))
 
 
+class FailingAfterSends(ProducerInterceptor):
+    def fail(self, *_: object) -> Any:
+        raise SystemExit(1)
+
+    on_acknowledgement = on_acknowledgement_columns = close = fail
+
+
 class Failing(ProducerInterceptor):
-    """Fails in every hook."""
+    def fail(self, *_: object) -> Any:
+        raise ValueError("broken interceptor")
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error or ValueError("broken interceptor")
-
-    def on_send(self, message: ProducerMessage) -> ProducerMessage:
-        raise self.error
-
-    def on_send_columns(self, topic: str, columns: pa.RecordBatch) -> pa.RecordBatch:
-        raise self.error
-
-    def on_acknowledgement(self, metadata: RecordMetadata, error: KafkaError | None) -> None:
-        raise self.error
-
-    def on_acknowledgement_columns(self, metadata: BatchMetadata, error: KafkaError | None) -> None:
-        raise self.error
-
-    def close(self) -> None:
-        raise self.error
+    on_send = on_send_columns = on_acknowledgement = on_acknowledgement_columns = close = fail
 
 
 @pytest.fixture
@@ -107,23 +97,17 @@ def test_columns_pass_the_chain_as_columns(fake: FakeKafka) -> None:
     assert values_in(fake) == [b"1ab", b"2ab", b"3ab"]
 
 
-@pytest.mark.parametrize("error", [ValueError("broken interceptor"), SystemExit(1)], ids=["exception", "exit"])
+@pytest.mark.parametrize(
+    ("failing", "hooks"),
+    [(Failing, {"on_send", "on_send_columns"}), (FailingAfterSends, set())],
+    ids=["exception", "exit"],
+)
 def test_exceptions_of_interceptors_are_logged_and_change_nothing(
-    fake: FakeKafka, caplog: pytest.LogCaptureFixture, error: BaseException
+    fake: FakeKafka, caplog: pytest.LogCaptureFixture, failing: type[ProducerInterceptor], hooks: set[str]
 ) -> None:
-    class FailingLater(Failing):
-        def on_send(self, message: ProducerMessage) -> ProducerMessage:
-            return message if isinstance(self.error, SystemExit) else super().on_send(message)
-
-        def on_send_columns(self, topic: str, columns: pa.RecordBatch) -> pa.RecordBatch:
-            return columns if isinstance(self.error, SystemExit) else super().on_send_columns(topic, columns)
-
     calls: list[Any] = []
-    chain = [FailingLater(error), Recorded("a", calls)]
-    with (
-        caplog.at_level(logging.WARNING, "protocol"),
-        producer_of(fake.bootstrap_servers, interceptors=chain) as producer,
-    ):
+    chain = [failing(), Recorded("a", calls)]
+    with producer_of(fake.bootstrap_servers, interceptors=chain) as producer:
         assert producer.send("orders", "v").result(30).offset == 0
         producer.send_columns("orders", COLUMNS)
         producer.flush()
@@ -131,8 +115,7 @@ def test_exceptions_of_interceptors_are_logged_and_change_nothing(
     assert values_in(fake) == [b"va", b"1a", b"2a", b"3a", b"wa"]
     assert calls[-1] == ("a", "close")
     result = {record.message.split(" of ")[0] for record in caplog.records}
-    before = set() if isinstance(error, SystemExit) else {"on_send", "on_send_columns"}
-    assert result == {"on_acknowledgement", "on_acknowledgement_columns", "close", *before}
+    assert result == {"on_acknowledgement", "on_acknowledgement_columns", "close", *hooks}
 
 
 @pytest.mark.parametrize("returned", [None, COLUMNS.slice(1), "columns"], ids=["none", "fewer rows", "text"])
@@ -140,11 +123,10 @@ def test_wrong_results_of_interceptors_are_ignored(
     fake: FakeKafka, caplog: pytest.LogCaptureFixture, returned: Any
 ) -> None:
     class Wrong(ProducerInterceptor):
-        def on_send(self, message: ProducerMessage) -> ProducerMessage:
+        def result(self, *_: object) -> Any:
             return returned
 
-        def on_send_columns(self, topic: str, columns: pa.RecordBatch) -> pa.RecordBatch:
-            return returned
+        on_send = on_send_columns = result
 
     with producer_of(fake.bootstrap_servers, interceptors=[Wrong()]) as producer:
         producer.send("orders", b"0").result(30)

@@ -12,12 +12,12 @@ from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
+from tests.protocol.producer.on_fake import TOPIC, values_of
 from tests.support import read_committed
 from tests.support.interrupts import interrupted_at
 
 pytestmark = pytest.mark.soak
 
-TOPIC = "t"
 _CODE = ("protocol.producer", "protocol.transaction", "protocol.base.interrupts", "contextlib")
 
 _S = TransactionState
@@ -28,10 +28,6 @@ def broker() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC)
         yield kafka
-
-
-def values_of(broker: FakeKafka) -> list[bytes]:
-    return [record.value or b"" for record in broker.records(TOPIC, isolation_level="read_uncommitted")]
 
 
 @pytest.mark.parametrize("call", ["flush", "send"])

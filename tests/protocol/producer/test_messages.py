@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +21,8 @@ from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.testing.fake_kafka.server import FakeKafka
+from tests.protocol.producer.on_fake import TOPIC, WAIT_S, columns_of, nothing_written, values_of
 from tests.protocol.producer.producing import producer_of
-from tests.protocol.producer.test_sender import TOPIC, WAIT_S, nothing_written, values_of
 from tests.support.internals import assembler_of, pending_of
 from tests.support.wait_until import wait_until
 
@@ -32,7 +31,6 @@ from tests.support.wait_until import wait_until
 def broker() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         kafka.create_topic(TOPIC, 1)
-        kafka.create_topic("gone", 1)
         yield kafka
 
 
@@ -63,7 +61,7 @@ def producer(broker: FakeKafka) -> Iterator[Producer]:
     ],
 )
 def test_invalid_message_is_refused_and_others_are_written(
-    broker: FakeKafka, producer: Producer, fields: dict[str, Any], words: str
+    producer: Producer, fields: dict[str, Any], words: str
 ) -> None:
     first = producer.send(TOPIC, b"first")
     with pytest.raises(UsageError, match=words):
@@ -72,9 +70,7 @@ def test_invalid_message_is_refused_and_others_are_written(
     assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
 
 
-def test_failure_reported_by_futures_is_not_raised_again(
-    broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_reported_by_futures_is_not_raised_again(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out_of_memory(*_: object) -> None:
         raise MemoryError("as if")
 
@@ -114,19 +110,23 @@ def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
 
 
+@pytest.mark.parametrize("error", [SystemExit("enough"), ZeroDivisionError("enough")], ids=["exit", "error"])
 def test_callback_cannot_end_the_producers_thread(
-    broker: FakeKafka, producer: Producer, caplog: pytest.LogCaptureFixture
+    broker: FakeKafka, producer: Producer, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
+    def fail(_: object) -> None:
+        raise error
+
     offsets: list[int] = []
     with nothing_written(broker):
         futures = [producer.send(TOPIC, b"%d" % number) for number in range(3)]
-        futures[0].add_done_callback(lambda _: sys.exit("enough"))
+        futures[0].add_done_callback(fail)
         for future in futures:
             future.add_done_callback(lambda done: offsets.append(done.result().offset))
     assert [future.result(WAIT_S).offset for future in futures] == [0, 1, 2]
     assert producer.send(TOPIC, b"3").result(WAIT_S).offset == 3
     assert offsets == [0, 1, 2]
-    assert "SystemExit: enough" in caplog.text
+    assert f"{type(error).__name__}: enough" in caplog.text
 
 
 @pytest.mark.parametrize("call", [Producer.flush, Producer.close, Producer.abort])
@@ -148,7 +148,7 @@ def test_call_within_send_columns_is_refused(broker: FakeKafka, call: Callable[[
 
 
 def test_send_after_one_that_ctrl_c_has_ended_before_its_wake_up_is_written(
-    broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupted message is in the buffer, and only the first message of a buffer wakes the sender."""
     interrupts = [KeyboardInterrupt()]
@@ -219,7 +219,3 @@ class TestMemory:
             full.send_columns(TOPIC, columns_of(bytes(12_000)))
             assert "more than max.request.size" in str(sent.exception(WAIT_S))
         assert full.held_bytes <= 20_000
-
-
-def columns_of(*values: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})

@@ -47,19 +47,17 @@ class TestHashes:
         assert murmur2(keys).view(np.int32).tolist() == [int(value) for _, value, _ in rows]
         assert by_murmur2(keys, 7).tolist() == [int(partition) for _, _, partition in rows]
 
-    def test_murmur2_equals_kafka_python_for_ten_thousand_keys(self) -> None:
-        keys = random_keys(10_000)
-        assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
-
-    def test_other_hashes_equal_reference_implementations(self) -> None:
-        keys = random_keys(3_000)
-        assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
-        assert crc32(binary(keys)).tolist() == [zlib.crc32(key) for key in keys]
-
-    def test_very_long_keys_among_short_ones_are_hashed_correctly(self) -> None:
-        keys = [*random_keys(100), *(random.Random(2).randbytes(size) for size in (70_003, 300_000, 40_001))]
-        assert murmur2(binary(keys)).tolist() == [murmur2_of_kafka_python(key) & 0xFFFFFFFF for key in keys]
-        assert fnv1a(binary(keys)).tolist() == [fnv1a_plain(key) for key in keys]
+    @pytest.mark.parametrize(
+        ("hashed", "reference"),
+        [(murmur2, lambda key: murmur2_of_kafka_python(key) & 0xFFFFFFFF), (fnv1a, fnv1a_plain), (crc32, zlib.crc32)],
+        ids=["murmur2", "fnv1a", "crc32"],
+    )
+    @pytest.mark.parametrize("long", [(), (70_003, 300_000, 40_001)], ids=["short keys", "long ones among them"])
+    def test_hash_equals_the_reference_implementation(
+        self, hashed: Callable[..., np.ndarray], reference: Callable[[bytes], int], long: tuple[int, ...]
+    ) -> None:
+        keys = [*random_keys(100 if long else 10_000), *(random.Random(2).randbytes(size) for size in long)]
+        assert hashed(binary(keys)).tolist() == [reference(key) for key in keys]
 
     def test_slice_of_an_array_is_hashed_correctly(self) -> None:
         keys = random_keys(1_000)
@@ -93,21 +91,17 @@ class TestRowsWithoutKey:
         parts = [partitioner.choose(None, ones(count), 4) for count in (3, 17, 30, 14)]
         assert np.concatenate(parts).tolist() == complete.tolist()
 
-    def test_rows_are_spread_evenly_in_the_long_run(self) -> None:
+    def test_rows_are_spread_evenly_and_every_16_kib_by_default_as_in_java(self) -> None:
         chosen = Partitioner(sticky_bytes=1_000).choose(None, ones(12_000), 12)
         assert np.bincount(chosen, minlength=12).tolist() == [1_000] * 12
-
-    def test_partition_changes_every_16_kib_by_default_as_in_java(self) -> None:
         chosen = Partitioner(rng=random.Random(3)).choose(None, ones(320, 1_024), 20)
         assert np.bincount(chosen, minlength=20).tolist() == [16] * 20
 
-    def test_rows_go_only_to_partitions_with_a_leader(self) -> None:
-        chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 6, available=[1, 4])
-        assert set(chosen.tolist()) == {1, 4}
-
-    def test_rows_go_to_all_partitions_if_none_has_a_leader(self) -> None:
-        chosen = Partitioner(sticky_bytes=100).choose(None, ones(100), 3, available=[])
-        assert set(chosen.tolist()) == {0, 1, 2}
+    @pytest.mark.parametrize(("available", "chosen"), [([1, 2], {1, 2}), ([], {0, 1, 2})], ids=["some", "none"])
+    def test_rows_go_only_to_partitions_with_a_leader_if_there_are_any(
+        self, available: list[int], chosen: set[int]
+    ) -> None:
+        assert set(Partitioner(sticky_bytes=100).choose(None, ones(100), 3, available=available).tolist()) == chosen
 
     def test_rows_with_a_key_keep_their_partition_among_others(self) -> None:
         keys: list[bytes | None] = [None if n % 3 == 0 else b"key-%d" % n for n in range(999)]

@@ -17,13 +17,7 @@ from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.producer.producing import (
-    HEADERS,
-    assert_all_once_in_order,
-    numbered,
-    producer_of,
-    send_numbered,
-)
+from tests.protocol.producer.producing import HEADERS, assert_all_once_in_order, numbered, producer_of, send_numbered
 from tests.support.internals import assembler_of
 from tests.support.read_back import read_back
 
@@ -63,23 +57,15 @@ class TestRowsRead:
             (1, b"", None),
             (1, b"\xff" * 300, b"x" * 5_000),
         ]
-        assert [record.headers for record in records] == [
-            (("a", b"1"), ("a", None)),
-            None,
-            None,
-            (("ü", b""),),
-        ]
+        assert [record.headers for record in records] == [(("a", b"1"), ("a", None)), None, None, (("ü", b""),)]
         assert [records[n].timestamp_ms for n in (0, 2, 3)] == [1_700_000_000_000, 0, 1_700_000_000_001]
         assert before_ms <= records[1].timestamp_ms <= time.time() * 1000
 
     def test_keys_go_to_the_partitions_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         rng = random.Random(5)
         keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
-        for ours, reference in (
-            ("murmur2", "murmur2_random"),
-            ("fnv1a", "fnv1a_random"),
-            ("crc32", "consistent_random"),
-        ):
+        same = {"murmur2": "murmur2_random", "fnv1a": "fnv1a_random", "crc32": "consistent_random"}
+        for ours, reference in same.items():
             name = topic(7)
             second = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": reference})
             for key in keys:
@@ -145,13 +131,8 @@ class TestRefusals:
             sent = producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}), partitions)
             errors, result = sent.errors(), sent.columns()
         assert list(errors) == [50, 70]
-        for part in (
-            name,
-            "(row 50 of its batch, which has 1 more: 70)",
-            "20",
-            "more than max.request.size (10000)",
-            "max.message.bytes",
-        ):
+        message = "(row 50 of its batch, which has 1 more: 70)", "20", "more than max.request.size (10000)"
+        for part in (name, *message, "max.message.bytes"):
             assert part in str(errors[50])
         offsets = iter(range(48)), iter(range(50))
         expected = [(-1, -1) if row in errors else (row % 2, next(offsets[row % 2])) for row in range(100)]
@@ -184,22 +165,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("columns", "message"),
         [
-            ({"key": pa.array([b"k"])}, "column value is missing"),
-            ({"value": pa.array([b"v"]), "offset": pa.array([1])}, "offset is not a column of a record"),
-            ({"value": pa.array([1])}, "column value is int64; it must be binary"),
-            ({"value": pa.array([b"v"]), "timestamp_ms": pa.array([1.5])}, "timestamp_ms is double"),
+            ([("key", b"k")], "column value is missing"),
+            ([("value", b"v"), ("offset", 1)], "offset is not a column of a record"),
+            ([("value", 1)], "column value is int64; it must be binary"),
+            ([("value", b"v"), ("timestamp_ms", 1.5)], "timestamp_ms is double"),
+            ([("value", b"v"), ("value", b"w")], "value is the name of 2 columns"),
         ],
     )
-    def test_invalid_columns_are_named(self, columns: dict[str, pa.Array], message: str) -> None:
-        self._is_refused(pa.RecordBatch.from_pydict(columns), message)
-
-    def test_repeated_column_is_named(self) -> None:
-        twice = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([b"w"])], names=["value", "value"])
-        self._is_refused(twice, "value is the name of 2 columns")
-
-    def _is_refused(self, columns: pa.RecordBatch, message: str) -> None:
-        with (
-            pytest.raises(UsageError, match=message),
-            producer_of("127.0.0.1:1") as producer,
-        ):
-            producer.send_columns("t", columns)
+    def test_invalid_columns_are_named(self, columns: list[tuple[str, object]], message: str) -> None:
+        names, values = zip(*columns, strict=True)
+        rows = pa.RecordBatch.from_arrays([pa.array([value]) for value in values], names=list(names))
+        with pytest.raises(UsageError, match=message), producer_of("127.0.0.1:1") as producer:
+            producer.send_columns("t", rows)

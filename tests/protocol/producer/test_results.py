@@ -116,11 +116,7 @@ class TestMessages:
             assert "I do not like it" in str(futures[0].exception(WAIT_S))
             assert "more than max.request.size" in str(futures[3].exception(WAIT_S))
             written = [futures[number].result(WAIT_S) for number in (1, 2, 4)]
-            assert [(metadata.partition, metadata.offset) for metadata in written] == [
-                (1, 1),
-                (0, 0),
-                (1, 2),
-            ]
+            assert [(metadata.partition, metadata.offset) for metadata in written] == [(1, 1), (0, 0), (1, 2)]
             assert columns.result().column("offset").to_pylist() == [0]
             with pytest.raises(type(error), match="I do not like it"):
                 producer.send_columns(name, pa.RecordBatch.from_pydict({"value": [b"bad"]}))

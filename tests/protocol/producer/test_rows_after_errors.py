@@ -24,40 +24,26 @@ from protocol.producer.batch_assembler import BatchAssembler
 from protocol.producer.partition_choice import PartitionChoice
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.pending_rows import PendingRows
-from protocol.producer.results import BatchResult, RecordMetadata, SentColumns
+from protocol.producer.results import RecordMetadata, SentColumns
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.producer.producing import SkippingClock, end_linger, numbered, producer_of
+from tests.protocol.producer.on_fake import (
+    TOPIC,
+    WAIT_S,
+    SkippingClock,
+    columns_of,
+    fail_first_calls,
+    nothing_written,
+    send_rows,
+    skip_a_minute,
+)
+from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.internals import assembler_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
-
-TOPIC = "t"
-WAIT_S = 20.0
-
-
-@pytest.fixture
-def broker() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        kafka.create_topic(TOPIC, 2)
-        yield kafka
-
-
-def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, times: int = 1) -> None:
-    """Let a method raise MemoryError at its first calls."""
-    call, remaining = getattr(owner, name), times
-
-    def method(*arguments: Any, **named: Any) -> Any:
-        nonlocal remaining
-        if remaining:
-            remaining -= 1
-            raise MemoryError("as if")
-        return call(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, method)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +64,11 @@ def test_failed_sender_ends_a_call_that_waits_for_memory(
             except UsageError as error:
                 outcomes.append(error)
 
-        go_on = threading.Event()
-        broker.before[PRODUCE] = lambda body: go_on.wait(WAIT_S)
         sending = threading.Thread(target=send, daemon=True)
-        sending.start()
-        wait_until(lambda: producer.held_bytes > 5_000 and broker.request_bodies(PRODUCE))
-        raise_once(monkeypatch, owner, name)
-        go_on.set()
+        with nothing_written(broker):
+            sending.start()
+            wait_until(lambda: producer.held_bytes > 5_000 and broker.request_bodies(PRODUCE))
+            fail_first_calls(monkeypatch, owner, name)
         sending.join(WAIT_S)
         assert not sending.is_alive()
         assert "its sender has failed" in str(outcomes[-1])
@@ -149,8 +133,8 @@ def test_close_reports_rows_that_failed_after_its_flush(broker: FakeKafka, monke
 
     monkeypatch.setattr(PendingRows, "fail_late_calls", slowly)
     monkeypatch.setattr(PendingRows, "wait", flushed)
-    sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-    raise_once(monkeypatch, Sender, "_take_in")
+    sent = send_rows(producer, 0, 3)
+    fail_first_calls(monkeypatch, Sender, "_take_in")
     sender_of(producer).wake()
     assert begun.wait(WAIT_S)
     with pytest.raises(UsageError, match="its sender has failed"):
@@ -207,9 +191,9 @@ class TestTransaction:
     def test_interrupted_abort_gives_each_row_a_result(
         self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
     ) -> None:
-        sent = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+        sent = send_rows(producer, 0, 3)
         futures = [producer.send(TOPIC, b"value", partition=number) for number in (0, 1)]
-        raise_once(monkeypatch, owner, name)
+        fail_first_calls(monkeypatch, owner, name)
         with pytest.raises((MemoryError, UsageError)):
             producer.abort_transaction()
         assert len(sent.errors(20_000)) == 3
@@ -244,7 +228,7 @@ class TestTransaction:
         states: list[TransactionState] = []
         future = producer.send(TOPIC, b"value", partition=0)
         future.add_done_callback(lambda _: states.append(producer.transaction_state))
-        raise_once(monkeypatch, Sender, "_take_in")
+        fail_first_calls(monkeypatch, Sender, "_take_in")
         with pytest.raises(KafkaError):
             producer.commit_transaction()
         assert isinstance(future.exception(WAIT_S), KafkaError)
@@ -290,7 +274,7 @@ def test_callback_may_take_a_lock_of_a_thread_that_sends(
         with lock:
             event.set()
             assert begun.wait(WAIT_S)
-            producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
+            send_rows(producer, 0, 3)
 
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
         future = producer.send(TOPIC, b"fails")
@@ -319,20 +303,16 @@ def test_error_while_rows_fail_stops_the_producer(
         producer_of(broker.bootstrap_servers, {"linger.ms": 60_000, "max.request.size": 1_000}) as producer,
     ):
         producer.send_and_wait(TOPIC, b"known", partition=0)
-        lingering = producer.send_columns(TOPIC, numbered(0, 3), np.zeros(3, np.int32))
-        raise_once(monkeypatch, owner, name)
+        lingering = send_rows(producer, 0, 3)
+        fail_first_calls(monkeypatch, owner, name)
         if kind == "message":
             producer.send(TOPIC, b"x" * 2_000)
         with pytest.raises((MemoryError, UsageError)):
-            producer.flush() if kind == "message" else producer.send_columns(TOPIC, too_large())
+            producer.flush() if kind == "message" else producer.send_columns(TOPIC, columns_of(b"x" * 2_000))
         assert len(lingering.errors(20_000)) == 3
         with pytest.raises(UsageError, match="cannot continue"):
             producer.flush()
         wait_until(lambda: producer.held_bytes == 0)
-
-
-def too_large() -> pa.RecordBatch:
-    return pa.record_batch({"value": pa.array([b"x" * 2_000], pa.binary())})
 
 
 def refuse(*_: object) -> None:
@@ -346,69 +326,12 @@ def test_sender_ends_in_spite_of_errors(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
-    sent = [producer.send_columns(TOPIC, numbered(number, 3), np.zeros(3, np.int32)) for number in range(2)]
+    sent = [send_rows(producer, number, 3) for number in range(2)]
     future = producer.send(TOPIC, b"value", partition=1)
-    raise_once(monkeypatch, owner, name)
+    fail_first_calls(monkeypatch, owner, name)
     producer.abort()
     assert [len(columns.errors(20_000)) for columns in sent] == [3, 3]
     assert isinstance(future.exception(WAIT_S), UsageError)
-
-
-class TestFailRest:
-    """The rows 0 to 3 have the partitions 0, 1, 0 and 0."""
-
-    @pytest.fixture
-    def counted(self) -> list[tuple[int, int]]:
-        return []
-
-    @pytest.fixture
-    def sent(self, counted: list[tuple[int, int]]) -> SentColumns:
-        def on_result(topic: str, partition: int, count: int, result: BatchResult) -> None:
-            counted.append((partition, count))
-            if len(counted) == 2:
-                raise MemoryError("as if")
-
-        return SentColumns(TOPIC, np.array([0, 1, 0, 0], np.int32), np.zeros(4, np.int64), on_result=on_result)
-
-    def test_keeps_results_and_may_be_repeated(self, sent: SentColumns, counted: list[tuple[int, int]]) -> None:
-        error = UsageError("as if")
-        sent.complete(0, 1, 1, BatchResult(base_offset=7))
-        with pytest.raises(MemoryError):
-            sent.fail_rest(error)
-        assert sent.done
-        sent.fail_rest(error)
-        sent.fail_rest(UsageError("too late"))
-        assert sent.errors(0) == {0: error, 1: error, 3: error}
-        assert sent.columns()["offset"].to_pylist() == [-1, -1, 7, -1]
-        assert counted == [(0, 1), (1, 1), (0, 1), (0, 1)]
-
-    def test_later_results_have_no_effect(self, sent: SentColumns) -> None:
-        with suppress(MemoryError):
-            sent.fail_rest(UsageError("as if"))
-        sent.fail_rest(UsageError("as if"))
-        sent.complete(0, 0, 3, BatchResult(base_offset=7))
-        assert sorted(sent.errors(0)) == [0, 1, 2, 3]
-        assert sent.columns()["offset"].to_pylist() == [-1] * 4
-
-    def test_two_threads_give_each_row_one_result(self) -> None:
-        begun, go_on, counted = threading.Event(), threading.Event(), list[int]()
-
-        def on_result(topic: str, partition: int, count: int, result: BatchResult) -> None:
-            begun.set()
-            assert go_on.wait(WAIT_S)
-            counted.append(count)
-
-        sent = SentColumns(TOPIC, np.zeros(4, np.int32), np.zeros(4, np.int64), on_result=on_result)
-        writing = threading.Thread(target=lambda: sent.complete(0, 0, 3, BatchResult(base_offset=7)))
-        failing = threading.Thread(target=lambda: sent.fail_rest(UsageError("as if")))
-        writing.start()
-        assert begun.wait(WAIT_S)
-        failing.start()
-        go_on.set()
-        for thread in (writing, failing):
-            thread.join(WAIT_S)
-        assert sorted(counted) == [1, 3]
-        assert list(sent.errors(0)) == [3]
 
 
 @pytest.mark.parametrize("call", ["flush", "close", "send_columns"])
@@ -420,8 +343,8 @@ def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
     clock = SkippingClock()
     producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}, clock)
     broker.refuse(PRODUCE, ErrorCode.INVALID_RECORD)
-    sent = [producer.send_columns(TOPIC, numbered(0, 1), np.zeros(1, np.int32)) for _ in range(2)]
-    end_linger(producer, clock)
+    sent = [send_rows(producer, 0, 1) for _ in range(2)]
+    skip_a_minute(producer, clock)
     for columns in sent[: 1 + both]:
         with pytest.raises(KafkaError, match="INVALID_RECORD"):
             columns.result()
@@ -442,7 +365,7 @@ def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
 def test_flush_names_all_rows_above_the_request_size(broker: FakeKafka) -> None:
     values = [b"x" * (2_000 if row in (1, 3, 4) else 10) for row in range(6)]
     with producer_of(broker.bootstrap_servers, {"max.request.size": 1_000}) as producer:
-        producer.send_columns(TOPIC, pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())}))
+        producer.send_columns(TOPIC, columns_of(*values))
         with pytest.raises(UsageError, match=r"row 1 of its batch, which has 2 more: 3, 4\)"):
             producer.flush()
 
@@ -451,12 +374,11 @@ def test_close_at_its_deadline_raises_for_the_rows_it_drops_and_logs_an_earlier_
     broker: FakeKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Dropped rows may fail only after `close`, if the sender's thread is busy."""
-    too_large = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * 2_000], pa.binary())})
     busy = threading.Event()
     producer = producer_of(broker.bootstrap_servers, {"max.request.size": 1_000, "linger.ms": 0})
     producer.send(TOPIC, b"1").add_done_callback(lambda _: busy.wait(20))
     sent = producer.send_columns(TOPIC, numbered(0, 1))
-    producer.send_columns(TOPIC, too_large)
+    producer.send_columns(TOPIC, columns_of(b"x" * 2_000))
     with pytest.raises(DeadlineExceeded, match=f"{TOPIC}-"):
         producer.close(0)
     busy.set()
@@ -468,7 +390,7 @@ def test_close_raises_for_a_call_that_began_after_the_sender_had_failed(
     broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def partitioner(topic: str, rows: pa.RecordBatch, count: int) -> pa.Array:
-        raise_once(monkeypatch, Sender, "_take_in")
+        fail_first_calls(monkeypatch, Sender, "_take_in")
         sender_of(producer).wake()
         thread_of(producer).join(WAIT_S)
         return pa.array([0] * rows.num_rows, pa.int32())

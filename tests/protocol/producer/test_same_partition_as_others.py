@@ -38,11 +38,16 @@ def ours(strategy: PartitionStrategy, count: int, keys: list[bytes | None] | Non
     return Partitioner(strategy).choose(column, np.full(len(column), 100), count).tolist()
 
 
-def test_murmur2_partitions_equal_javas() -> None:
-    command = java_command(Path(__file__).with_name("JavaPartitioner.java"))
+def partitions_of_program(command: list[str]) -> list[list[int]]:
+    """Return the numbers that a program prints for each key."""
     output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-    reference = [[int(number) for number in line.split()] for line in output.splitlines()]
-    assert len(reference) == len(KEYS)
+    partitions = [[int(number) for number in line.split()] for line in output.splitlines()]
+    assert len(partitions) == len(KEYS)
+    return partitions
+
+
+def test_murmur2_partitions_equal_javas() -> None:
+    reference = partitions_of_program(java_command(Path(__file__).with_name("JavaPartitioner.java")))
     for nth, count in enumerate(COUNTS):
         assert ours("murmur2", count) == [row[nth] for row in reference]
     assert [partition_of(key, 7) for key in KEYS[:50]] == [row[0] for row in reference[:50]]
@@ -52,10 +57,7 @@ def test_partitions_equal_saramas() -> None:
     program = sarama.build()
     strategies: tuple[PartitionStrategy, ...] = ("fnv1a", "fnv1a_reference", "crc32", "murmur2")
     for count in COUNTS:
-        command = [str(program), "partition", str(count)]
-        output = subprocess.run(command, input=LINES, capture_output=True, text=True, check=True, timeout=60).stdout
-        reference = [[int(number) for number in line.split()] for line in output.splitlines()]
-        assert len(reference) == len(KEYS)
+        reference = partitions_of_program([str(program), "partition", str(count)])
         for nth, strategy in enumerate(strategies):
             assert ours(strategy, count) == [row[nth] for row in reference], strategy
 

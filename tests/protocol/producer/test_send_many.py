@@ -19,7 +19,8 @@ from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.protocol.producer.producing import SkippingClock, producer_of
+from tests.protocol.producer.on_fake import SkippingClock
+from tests.protocol.producer.producing import producer_of
 
 TOPIC, WAIT_S = "orders", 30
 MISSING_SOON: dict[str, object] = {"max.block.ms": 1_000, "retry.backoff.max.ms": 20_000}
@@ -38,14 +39,8 @@ class TestSendMany:
         with producer_of(fake.bootstrap_servers, {"linger.ms": 600_000}) as producer:
             written = producer.send_many(messages)
             assert producer.send_many([]) == []
-        assert [(record_metadata.partition, record_metadata.offset) for record_metadata in written] == [
-            (0, 0),
-            (1, 0),
-            (0, 1),
-            (1, 1),
-            (0, 2),
-            (1, 2),
-        ]
+        expected = [(number % 2, number // 2) for number in range(6)]
+        assert [(metadata.partition, metadata.offset) for metadata in written] == expected
 
     def test_waiting_iterable_is_interrupted_and_other_values_are_refused(self, fake: FakeKafka) -> None:
         """The former in a timer's signal: the call must not defer it."""
@@ -199,62 +194,63 @@ class TestBackoffFunction:
 
 
 class TestMissingTopics:
-    def test_sends_after_the_first_fail_at_once_until_the_topic_exists(self, fake: FakeKafka) -> None:
-        clock = SkippingClock()
+    @pytest.fixture
+    def clock(self) -> SkippingClock:
+        return SkippingClock()
+
+    @pytest.fixture
+    def producer(self, fake: FakeKafka, clock: SkippingClock) -> Iterator[Producer]:
         with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+            yield producer
 
-            def refused() -> tuple[str, int]:
-                before = len(fake.request_bodies(METADATA))
-                with pytest.raises(DeadlineExceeded, match=r"Create the topic later first") as raised:
-                    producer.send("later", "v")
-                return str(raised.value), len(fake.request_bodies(METADATA)) - before
+    @pytest.fixture
+    def refused(self, fake: FakeKafka, producer: Producer) -> Callable[[], tuple[str, int]]:
+        """Return a function that sends to a missing topic, and returns the error and the number of its requests."""
 
-            first, requests = refused()
-            assert requests > 1
-            with pytest.raises(KafkaError, match="Create the topic later first"):
-                producer.send_columns("later", pa.RecordBatch.from_pydict({"value": [b"v"]}))
-            assert [refused() for _ in range(3)] == [(first, 0)] * 3
-            assert producer.send_and_wait(TOPIC, "other topics are not affected").offset == 0
-            clock.skipped_s += 21
-            assert [refused() for _ in range(3)] == [(first, 1), (first, 0), (first, 0)]
-            fake.create_topic("later", 1)
-            clock.skipped_s += 21
-            assert producer.send_and_wait("later", "v").offset == 0
-
-    def test_topic_is_waited_for_again_after_a_minute(self, fake: FakeKafka) -> None:
-        clock = SkippingClock()
-        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
-            for _ in range(2):
-                before = len(fake.request_bodies(METADATA))
-                with pytest.raises(DeadlineExceeded):
-                    producer.send("later", "v")
-                assert len(fake.request_bodies(METADATA)) - before > 1
-                clock.skipped_s += 61
-
-    def test_missing_partition_fails_at_once_and_others_are_written(self, fake: FakeKafka) -> None:
-        clock = SkippingClock()
-        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
-            for _ in range(2):
-                before = len(fake.request_bodies(METADATA))
-                with pytest.raises(UsageError, match=r"partition 2 was requested, but topic orders has 2"):
-                    producer.send(TOPIC, "v", partition=2)
-                assert producer.send_and_wait(TOPIC, "v", partition=1).partition == 1
-            assert len(fake.request_bodies(METADATA)) == before
-            fake.create_partitions(TOPIC, 3)
-            clock.skipped_s += 21
-            assert producer.send_and_wait(TOPIC, "v", partition=2).partition == 2
-
-    def test_topic_that_is_being_created_is_waited_for(self, fake: FakeKafka) -> None:
-        clock = SkippingClock()
-        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
-            with pytest.raises(DeadlineExceeded):
+        def send() -> tuple[str, int]:
+            before = len(fake.request_bodies(METADATA))
+            with pytest.raises(DeadlineExceeded, match=r"Create the topic later first") as raised:
                 producer.send("later", "v")
-            fake.create_topic("later", 1)
-            clock.skipped_s += 21
-            leaderless = {"error_code": ErrorCode.LEADER_NOT_AVAILABLE, "partitions": []}
-            fake.edit_replies(
-                METADATA,
-                lambda body: {**body, "topics": [{**topic, **leaderless} for topic in body["topics"]]},
-                2,
-            )
-            assert producer.send_and_wait("later", "v").offset == 0
+            return str(raised.value), len(fake.request_bodies(METADATA)) - before
+
+        return send
+
+    def test_sends_after_the_first_fail_at_once_until_the_topic_exists(
+        self, fake: FakeKafka, clock: SkippingClock, producer: Producer, refused: Callable[[], tuple[str, int]]
+    ) -> None:
+        first, requests = refused()
+        assert requests > 1
+        with pytest.raises(KafkaError, match="Create the topic later first"):
+            producer.send_columns("later", pa.RecordBatch.from_pydict({"value": [b"v"]}))
+        assert [refused() for _ in range(3)] == [(first, 0)] * 3
+        assert producer.send_and_wait(TOPIC, "other topics are not affected").offset == 0
+        clock.skip(21)
+        assert [refused() for _ in range(3)] == [(first, 1), (first, 0), (first, 0)]
+        clock.skip(61)
+        assert refused()[1] > 1, "after a minute the topic is waited for again"
+        fake.create_topic("later", 1)
+        clock.skip(21)
+        assert producer.send_and_wait("later", "v").offset == 0
+
+    def test_missing_partition_fails_at_once_and_others_are_written(
+        self, fake: FakeKafka, clock: SkippingClock, producer: Producer
+    ) -> None:
+        for _ in range(2):
+            before = len(fake.request_bodies(METADATA))
+            with pytest.raises(UsageError, match=r"partition 2 was requested, but topic orders has 2"):
+                producer.send(TOPIC, "v", partition=2)
+            assert producer.send_and_wait(TOPIC, "v", partition=1).partition == 1
+        assert len(fake.request_bodies(METADATA)) == before
+        fake.create_partitions(TOPIC, 3)
+        clock.skip(21)
+        assert producer.send_and_wait(TOPIC, "v", partition=2).partition == 2
+
+    def test_topic_that_is_being_created_is_waited_for(
+        self, fake: FakeKafka, clock: SkippingClock, producer: Producer, refused: Callable[[], tuple[str, int]]
+    ) -> None:
+        refused()
+        fake.create_topic("later", 1)
+        clock.skip(21)
+        leaderless = {"error_code": ErrorCode.LEADER_NOT_AVAILABLE, "partitions": []}
+        fake.edit_replies(METADATA, lambda body: {**body, "topics": [body["topics"][0] | leaderless]}, 2)
+        assert producer.send_and_wait("later", "v").offset == 0
