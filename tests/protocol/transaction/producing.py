@@ -58,5 +58,19 @@ def visible(client: Client) -> list[int]:
 
 
 def send_and_flush(producer: TransactionalProducer, first: int, count: int) -> None:
+    """Write numbers to the three partitions of `orders`."""
     send_numbered(producer, "orders", first, count, 3)
     producer.flush()
+
+
+def begin_with(producer: TransactionalProducer, first: int, count: int) -> None:
+    """Begin a transaction, and write numbers."""
+    producer.begin_transaction()
+    send_and_flush(producer, first, count)
+
+
+def commit_numbers(producer: TransactionalProducer, first: int, count: int) -> None:
+    """Send numbers in a transaction, and commit it."""
+    producer.begin_transaction()
+    send_numbered(producer, "orders", first, count, 3)
+    producer.commit_transaction()

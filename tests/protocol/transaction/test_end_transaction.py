@@ -16,11 +16,12 @@ from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offs
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_offsets, init_producer_id
-from protocol.transaction.end_transaction import TransactionOutcome, end_transaction, end_transactions
+from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction, end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
 
+ENDED = {True: TransactionOutcome.COMMITTED, False: TransactionOutcome.ABORTED}
 MARKER = {("orders", 0): CommittedOffset(7)}
 
 
@@ -31,6 +32,12 @@ def begun(client: Client, transactional_id: str = "etl-0") -> TransactionalIdent
     return identity
 
 
+def end(
+    client: Client, identity: TransactionalIdentity, commit: bool = True, *, maybe_ended: bool = False
+) -> EndedTransaction:
+    return end_transaction(client, identity, commit=commit, deadline=client.deadline(), maybe_ended=maybe_ended)
+
+
 def committed(client: Client, group: str = "etl-0") -> bool:
     return bool(fetch_offsets(client, group, None, client.deadline(), require_stable=False))
 
@@ -39,19 +46,19 @@ def committed(client: Client, group: str = "etl-0") -> bool:
 class TestExpectedEnd:
     def test_end_is_performed_once(self, client: Client, transaction_version: str, commit: bool) -> None:
         identity = begun(client)
-        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
+        ended = end(client, identity, commit)
         raised = 1 if transaction_version == "2" else 0
-        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
+        assert ended.outcome is ENDED[commit]
         assert ended.identity == replace(identity, producer_epoch=identity.producer_epoch + raised)
         assert (ended.cause, ended.repeated, committed(client)) == (None, False, commit)
 
     def test_end_is_requested_again_after_a_lost_reply(self, fake: FakeKafka, client: Client, commit: bool) -> None:
         identity = begun(client)
         fake.lose_replies(END_TXN, 2)
-        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
+        ended = end(client, identity, commit)
+        assert ended.outcome is ENDED[commit]
         assert ended.repeated, "an earlier request may still be in flight"
-        again = end_transaction(client, identity, commit=commit, deadline=client.deadline(), maybe_ended=True)
+        again = end(client, identity, commit, maybe_ended=True)
         assert (again.outcome, again.identity) == (ended.outcome, ended.identity)
         assert committed(client) is commit
 
@@ -63,50 +70,56 @@ class TestExpectedEnd:
         fake.hold_markers()
         requested = iter(range(10))
         fake.before[END_TXN] = lambda _: fake.hold_markers(next(requested) < 3)
-        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
+        ended = end(client, identity, commit)
+        assert ended.outcome is ENDED[commit]
         assert next(requested) > 3
 
     def test_end_is_performed_by_a_moved_coordinator(self, fake: FakeKafka, client: Client, commit: bool) -> None:
         identity = begun(client)
         local = client.coordinator(transaction_coordinator("etl-0"), client.deadline()).node_id
         fake.move_coordinator("etl-0", local % 3 + 1, TRANSACTION)
-        ended = end_transaction(client, identity, commit=commit, deadline=client.deadline())
-        assert ended.outcome is (TransactionOutcome.COMMITTED if commit else TransactionOutcome.ABORTED)
+        ended = end(client, identity, commit)
+        assert ended.outcome is ENDED[commit]
 
 
 class TestOtherEnd:
     def test_end_after_a_newer_producer_is_fenced(self, client: Client) -> None:
         old = begun(client)
         begun(client)
-        ended = end_transaction(client, old, commit=True, deadline=client.deadline())
+        ended = end(client, old)
         assert ended.outcome is TransactionOutcome.FENCED
         assert "PRODUCER_FENCED" in str(ended.cause)
         assert not committed(client), "the newer transaction is still open"
 
-    def test_end_after_the_transaction_timeout_is_fenced(
-        self, client: Client, fake: FakeKafka, clock: ManualClock
-    ) -> None:
+    def test_end_after_the_transaction_timeout_is_fenced(self, client: Client, clock: ManualClock) -> None:
         identity = begun(client)
         clock.advance(11)
-        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
+        ended = end(client, identity)
         assert ended.outcome in (TransactionOutcome.FENCED, TransactionOutcome.ABORTED)
         assert not committed(client)
 
     def test_commit_after_an_abort_is_aborted(self, client: Client) -> None:
         identity = begun(client)
-        end_transaction(client, identity, commit=False, deadline=client.deadline())
-        assert (
-            end_transaction(client, identity, commit=True, deadline=client.deadline()).outcome
-            is TransactionOutcome.ABORTED
-        )
+        end(client, identity, commit=False)
+        assert end(client, identity).outcome is TransactionOutcome.ABORTED
 
-    def test_end_refused_by_the_coordinator_is_an_error(self, fake: FakeKafka, client: Client) -> None:
+    @pytest.mark.parametrize(
+        ("code", "outcome"),
+        [
+            (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionOutcome.REFUSED),
+            (ErrorCode.UNKNOWN_SERVER_ERROR, TransactionOutcome.UNKNOWN),
+        ],
+        ids=["refused", "server error"],
+    )
+    def test_end_with_an_error_has_its_cause_and_may_be_repeated(
+        self, fake: FakeKafka, client: Client, code: ErrorCode, outcome: TransactionOutcome
+    ) -> None:
         identity = begun(client)
-        fake.refuse(END_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
-        assert ended.outcome is TransactionOutcome.REFUSED
-        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in str(ended.cause)
+        fake.refuse(END_TXN, code)
+        ended = end(client, identity)
+        assert ended.outcome is outcome
+        assert code.name in str(ended.cause)
+        assert end(client, identity, maybe_ended=True).outcome is TransactionOutcome.COMMITTED
 
     @pytest.mark.parametrize("earlier", ["lost", "not available", "another process"])
     def test_possible_earlier_commit_is_reported_as_unknown(
@@ -114,28 +127,18 @@ class TestOtherEnd:
     ) -> None:
         """A newer producer starts after the commit, and before its reply."""
         identity = begun(client)
+        newer = iter([lambda: None, lambda: _fence(fake, identity)])
         if earlier == "another process":
-            end_transaction(client, identity, commit=True, deadline=client.deadline())
+            end(client, identity)
             init_producer_id(client, "etl-0", 10_000, client.deadline())
         else:
-            newer = iter([lambda: None, lambda: _fence(fake, identity)])
             fake.before[END_TXN] = lambda _: next(newer, lambda: None)()
-            if earlier == "lost":
-                fake.lose_replies(END_TXN)
-            else:
-                fake.edit_replies(END_TXN, lambda body: {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}, 1)
-        maybe_ended = earlier == "another process"
-        ended = end_transaction(client, identity, commit=True, deadline=client.deadline(), maybe_ended=maybe_ended)
-        assert ended.outcome is TransactionOutcome.UNKNOWN
+        if earlier == "lost":
+            fake.lose_replies(END_TXN)
+        if earlier == "not available":
+            fake.edit_replies(END_TXN, lambda body: {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}, 1)
+        assert end(client, identity, maybe_ended=earlier == "another process").outcome is TransactionOutcome.UNKNOWN
         assert committed(client)
-
-    def test_end_with_a_server_error_is_unknown(self, fake: FakeKafka, client: Client) -> None:
-        identity = begun(client)
-        fake.refuse(END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR)
-        ended = end_transaction(client, identity, commit=True, deadline=client.deadline())
-        assert ended.outcome is TransactionOutcome.UNKNOWN
-        again = end_transaction(client, identity, commit=True, deadline=client.deadline(), maybe_ended=True)
-        assert again.outcome is TransactionOutcome.COMMITTED
 
     def test_end_without_a_reply_is_unknown(self, fake: FakeKafka, client: Client) -> None:
         identity = begun(client)
@@ -160,10 +163,7 @@ class TestManyTransactions:
         assert outcomes.pop("etl-7") in (TransactionOutcome.FENCED, TransactionOutcome.UNKNOWN)
         assert set(outcomes.values()) == {TransactionOutcome.COMMITTED}
         assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]
-        assert (
-            end_transaction(client, newer, commit=True, deadline=client.deadline()).outcome
-            is TransactionOutcome.COMMITTED
-        )
+        assert end(client, newer).outcome is TransactionOutcome.COMMITTED
 
     def test_no_transactions_need_no_requests(self, client: Client) -> None:
         assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}

@@ -15,7 +15,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.schema import Body
-from tests.protocol.transaction.producing import send_and_flush, started, visible
+from tests.protocol.transaction.producing import begin_with, started, visible
 from tests.support.interrupts import interrupted_at
 from tests.support.wait_until import wait_until
 
@@ -34,8 +34,7 @@ def test_commit_repeated_after_an_interrupt_and_a_newer_producer_tells_the_truth
     place, reached, repeated, committed = 1, True, 0, 0
     while reached:
         producer = started(client, f"etl-{place}")
-        producer.begin_transaction()
-        send_and_flush(producer, 0, 3)
+        begin_with(producer, 0, 3)
         before = len(visible(client))
         try:
             with interrupted_at(place, _CODE) as was_reached:
@@ -70,8 +69,7 @@ def test_late_request_of_an_interrupted_commit_does_not_end_the_next_transaction
             raise KeyboardInterrupt
         return result(reply, deadline)
 
-    producer.begin_transaction()
-    send_and_flush(producer, 0, 3)
+    begin_with(producer, 0, 3)
     fake.handlers[END_TXN] = hold
     with monkeypatch.context() as patch:
         patch.setattr(Reply, "result", interrupt)
@@ -81,8 +79,7 @@ def test_late_request_of_an_interrupted_commit_does_not_end_the_next_transaction
     client.hang_up(COORDINATOR)
     fake.handlers.clear()
     producer.commit_transaction()
-    producer.begin_transaction()
-    send_and_flush(producer, 3, 3)
+    begin_with(producer, 3, 3)
     ((body, version),) = pending
     for broker in fake.brokers:  # one of them is the coordinator
         fake.ask(broker, END_TXN, body, version)

@@ -93,10 +93,9 @@ def test_reader_of_committed_records_sees_committed_ones_only(
             producer.abort_transaction()
         else:
             producer.commit_transaction()
-    wait_until_decided(one_broker, [(name, number) for number in range(3)])
     committed = [number for number in range(3_000) if number % 1_000 < 500]
     expected = [[number for number in committed if number % 3 == partition] for partition in range(3)]
-    assert numbers_in(client, name, 3) == expected
+    assert decided_numbers(one_broker, client, name, 3) == expected
     rows = rows_of_librdkafka(one_broker, [(name, number) for number in range(3)], "read_committed")
     assert [[int(row[2][:9]) for row in rows[name, number]] for number in range(3)] == expected
     assert read_by_java(one_broker, name, len(committed)) == committed
@@ -127,11 +126,23 @@ def test_results_of_commits_and_messages_are_true_while_other_threads_send(
         stopped.set()
         sender.join()
     producer.close()
-    wait_until_decided(one_broker, [(name, number) for number in range(3)])
-    observed = sorted(number for numbers in numbers_in(client, name, 3) for number in numbers)
+    observed = sorted(number for numbers in decided_numbers(one_broker, client, name, 3) for number in numbers)
     written = [number for number, future in sent if future.exception(10) is None]
     assert observed == [*range(40), *written]
     assert written
+
+
+def decided_numbers(kafka: LocalKafka, client: Client, topic: str, partitions: int = 1) -> list[list[int]]:
+    """Return the committed numbers by partition, after the end of all transactions."""
+    wait_until_decided(kafka, [(topic, number) for number in range(partitions)])
+    return numbers_in(client, topic, partitions)
+
+
+def commit_ten(producer: TransactionalProducer, topic: str, first: int) -> None:
+    """Write the numbers first..first+9 in a transaction."""
+    producer.begin_transaction()
+    producer.send_columns(topic, numbered(first, 10))
+    producer.commit_transaction()
 
 
 def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
@@ -149,11 +160,6 @@ def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     return result
 
 
-def old_sends(name: str, old: TransactionalProducer) -> None:
-    old.send_columns(name, numbered(10, 10))
-    old.flush()
-
-
 def test_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
     name, transactional_id = topic1(), new_id()
     old = started(client, transactional_id)
@@ -161,17 +167,15 @@ def test_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1
     old.send_columns(name, numbered(0, 10))
     old.flush()
     new = started(client, transactional_id)
-    with pytest.raises(KafkaError):
-        old_sends(name, old)
+    with pytest.raises(KafkaError):  # noqa: PT012 - either call
+        old.send_columns(name, numbered(10, 10))
+        old.flush()
     with pytest.raises((ProducerFenced, TransactionFailed)):
         old.commit_transaction()
     with pytest.raises(ProducerFenced):
         old.abort_transaction()
-    new.begin_transaction()
-    new.send_columns(name, numbered(20, 10))
-    new.commit_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(20, 30))]
+    commit_ten(new, name, 20)
+    assert decided_numbers(one_broker, client, name) == [list(range(20, 30))]
 
 
 def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
@@ -185,11 +189,8 @@ def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client:
         producer.commit_transaction()
     assert numbers_in(client, name, 1) == [[]]
     newer = started(client, transactional_id)
-    newer.begin_transaction()
-    newer.send_columns(name, numbered(10, 10))
-    newer.commit_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(10, 20))]
+    commit_ten(newer, name, 10)
+    assert decided_numbers(one_broker, client, name) == [list(range(10, 20))]
 
 
 @pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster covers it at once")
@@ -206,11 +207,8 @@ def test_last_epoch_is_followed_by_another_producer_id(
     producer = started(through_proxy, transactional_id)
     proxy.replies[END_TXN] = lambda exchange: Fate.CUT if exchange.number % 2 else Fate.PASS
     for first in range(0, 60, 10):
-        producer.begin_transaction()
-        producer.send_columns(name, numbered(first, 10))
-        producer.commit_transaction()
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(60))]
+        commit_ten(producer, name, first)
+    assert decided_numbers(one_broker, client, name) == [list(range(60))]
 
 
 def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
@@ -223,8 +221,7 @@ def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client:
         for maybe_ended in (False, True):
             ended = end_transaction(second, identity, commit=True, deadline=second.deadline(), maybe_ended=maybe_ended)
             assert ended.outcome is TransactionOutcome.COMMITTED
-    wait_until_decided(one_broker, [(name, 0)])
-    assert numbers_in(client, name, 1) == [list(range(10))]
+    assert decided_numbers(one_broker, client, name) == [list(range(10))]
 
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is tested above")
@@ -261,8 +258,7 @@ def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: T
                 # Committed or aborted by now: for a new producer the coordinator completes the transaction.
                 producer.close()
                 producer = started(client, transactional_id)
-                wait_until_decided(kafka, [(name, number) for number in range(6)])
-                result = sum(map(len, numbers_in(client, name, 6)))
+                result = sum(map(len, decided_numbers(kafka, client, name, 6)))
                 assert result in (written, written + 300)
                 written = result
                 continue
@@ -272,6 +268,5 @@ def test_transactions_survive_brokers_killed_in_turn(kafka: LocalKafka, topic: T
             written += 300
         killer.join()
         producer.close()
-        wait_until_decided(kafka, [(name, number) for number in range(6)])
-        assert numbers_in(client, name, 6) == [list(range(number, written, 6)) for number in range(6)]
+        assert decided_numbers(kafka, client, name, 6) == [list(range(number, written, 6)) for number in range(6)]
     print(f"{written} records in {written // 300} transactions, {kills} kills")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.errors import (
-    BrokerError,
-    KafkaError,
-    ProducerFenced,
-    TransactionFailed,
-)
+from protocol.errors import BrokerError, KafkaError, ProducerFenced, TransactionFailed
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -20,23 +17,17 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.protocol.producer.producing import send_numbered
-from tests.protocol.transaction.producing import GROUP, send_and_flush, started, visible
+from tests.protocol.transaction.producing import GROUP, begin_with, commit_numbers, send_and_flush, started, visible
 
 
 class TestFencing:
     def test_newer_producer_fences_the_older(self, client: Client, producer: TransactionalProducer) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
+        begin_with(producer, 0, 10)
         newer = started(client, "etl-0")
         with pytest.raises(ProducerFenced):
             producer.commit_transaction()
-        for call in (producer.begin_transaction, producer.abort_transaction):
-            with pytest.raises(ProducerFenced, match="has a fatal error; close it"):
-                call()
-        newer.begin_transaction()
-        send_numbered(newer, "orders", 10, 10, 3)
-        newer.commit_transaction()
+        assert_refused(producer.begin_transaction, producer.abort_transaction)
+        commit_numbers(newer, 10, 10)
         assert visible(client) == list(range(10, 20))
 
     def test_fenced_producer_cannot_send_or_commit(self, client: Client, producer: TransactionalProducer) -> None:
@@ -57,9 +48,7 @@ class TestFencing:
         started(client, "etl-0")
         with pytest.raises(ProducerFenced, match="a newer producer exists"):
             producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
-        for call in (producer.commit_transaction, producer.abort_transaction, producer.begin_transaction):
-            with pytest.raises(ProducerFenced, match="has a fatal error; close it"):
-                call()
+        assert_refused(producer.commit_transaction, producer.abort_transaction, producer.begin_transaction)
 
     def test_producer_fenced_by_a_leader_cannot_abort(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
@@ -72,9 +61,7 @@ class TestFencing:
     def test_producer_over_transaction_timeout_is_fenced(
         self, client: Client, clock: ManualClock, producer: TransactionalProducer
     ) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
+        begin_with(producer, 0, 10)
         clock.advance(61)
         with pytest.raises(ProducerFenced):
             producer.commit_transaction()
@@ -84,8 +71,7 @@ class TestFencing:
         self, fake: FakeKafka, producer: TransactionalProducer
     ) -> None:
         """Since KIP-890 the coordinator replies no more than this if a newer producer has just started."""
-        producer.begin_transaction()
-        send_and_flush(producer, 0, 10)
+        begin_with(producer, 0, 10)
         fake.refuse(END_TXN, ErrorCode.INVALID_TXN_STATE)
         with pytest.raises(ProducerFenced, match="nothing was committed"):
             producer.commit_transaction()
@@ -115,9 +101,7 @@ class TestEpochExhaustion:
         before = started(client, "etl-0")
         fake.transactions.transactions["etl-0"].producer_epoch = 32_766
         producer = started(client, "etl-0")
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.commit_transaction()
+        commit_numbers(producer, 0, 10)
         assert_replaced(before)
         assert visible(client) == list(range(10))
 
@@ -129,9 +113,7 @@ class TestExpiredId:
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
         for first in (0, 10):
-            producer.begin_transaction()
-            send_numbered(producer, "orders", first, 10, 3)
-            producer.commit_transaction()
+            commit_numbers(producer, first, 10)
             fake.transactions.transactions.clear()
             producer.begin_transaction()
             with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
@@ -143,10 +125,9 @@ class TestExpiredId:
         assert len(fake.request_bodies(INIT_PRODUCER_ID)) == 2
 
     def test_commit_of_an_expired_producer_reports_no_commit(
-        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
+        self, fake: FakeKafka, producer: TransactionalProducer
     ) -> None:
-        producer.begin_transaction()
-        send_and_flush(producer, 0, 10)
+        begin_with(producer, 0, 10)
         fake.transactions.transactions.clear()
         with pytest.raises(TransactionFailed, match=r"nothing was committed.*INVALID_PRODUCER_ID_MAPPING"):
             producer.commit_transaction()
@@ -160,10 +141,14 @@ class TestExpiredId:
         fake.transactions.transactions.clear()
         newer = started(client, "etl-0")
         assert_replaced(producer)
-        newer.begin_transaction()
-        send_numbered(newer, "orders", 0, 10, 3)
-        newer.commit_transaction()
+        commit_numbers(newer, 0, 10)
         assert visible(client) == list(range(10))
+
+
+def assert_refused(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        with pytest.raises(ProducerFenced, match="has a fatal error; close it"):
+            call()
 
 
 def assert_replaced(producer: TransactionalProducer) -> None:

@@ -34,7 +34,16 @@ from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.protocol.producer.producing import numbered, send_numbered
-from tests.protocol.transaction.producing import GROUP, numbers_in, producer_of, send_and_flush, started, visible
+from tests.protocol.transaction.producing import (
+    GROUP,
+    begin_with,
+    commit_numbers,
+    numbers_in,
+    producer_of,
+    send_and_flush,
+    started,
+    visible,
+)
 from tests.support.wait_until import wait_until
 
 LATE_S = 10
@@ -48,6 +57,12 @@ def send_without_reply(fake: FakeKafka, producer: TransactionalProducer) -> None
     fake.delay_replies(PRODUCE, LATE_S)
     producer.send("orders", b"%09d" % 0, partition=0)
     wait_until(lambda: bool(fake.request_bodies(PRODUCE)))
+
+
+def assert_next_transaction_is_visible(client: Client, producer: TransactionalProducer) -> None:
+    """Assert that the records of the next transaction are the only committed ones."""
+    commit_numbers(producer, 10, 10)
+    assert visible(client) == list(range(10, 20))
 
 
 class TestTransactions:
@@ -126,8 +141,7 @@ class TestTransactions:
     def test_close_aborts_the_open_transaction(self, client: Client, fake: FakeKafka) -> None:
         def fails_in_the_middle() -> None:
             with started(client, "etl-0") as producer:
-                producer.begin_transaction()
-                send_and_flush(producer, 0, 1_000)
+                begin_with(producer, 0, 1_000)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -138,29 +152,26 @@ class TestTransactions:
 class TestCallOrder:
     """Calls in a wrong state."""
 
-    def test_calls_before_init_are_refused(self, client: Client) -> None:
+    def test_calls_are_refused_with_the_call_that_is_missing(self, client: Client) -> None:
         producer = producer_of(client, "etl-0")
-        with pytest.raises(UsageError, match="call init_transactions"):
-            producer.begin_transaction()
-        with pytest.raises(UsageError, match="call init_transactions"):
+
+        def send() -> None:
             producer.send_columns("orders", numbered(0, 1))
 
-    def test_calls_outside_a_transaction_are_refused(self, producer: TransactionalProducer) -> None:
-        for call in (
-            producer.commit_transaction,
-            producer.abort_transaction,
-            producer.prepare_transaction,
-            lambda: producer.send_columns("orders", numbered(0, 1)),
-            lambda: producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP),
-        ):
-            with pytest.raises(UsageError, match="call begin_transaction"):
-                call()
+        def send_offsets() -> None:
+            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
 
-    def test_begin_and_init_in_a_transaction_are_refused(self, producer: TransactionalProducer) -> None:
+        def assert_refused(message: str, *calls: Callable[[], object]) -> None:
+            for call in calls:
+                with pytest.raises(UsageError, match=message):
+                    call()
+
+        assert_refused("call init_transactions", producer.begin_transaction, send)
+        producer.init_transactions()
+        ends = producer.commit_transaction, producer.abort_transaction, producer.prepare_transaction
+        assert_refused("call begin_transaction", *ends, send, send_offsets)
         producer.begin_transaction()
-        for call in (producer.begin_transaction, producer.init_transactions):
-            with pytest.raises(UsageError, match="has a transaction"):
-                call()
+        assert_refused("has a transaction", producer.begin_transaction, producer.init_transactions)
 
     def test_producer_class_must_match_transactional_id(self, client: Client) -> None:
         with pytest.raises(UsageError, match=r"transactional\.id is for a TransactionalProducer"):
@@ -184,10 +195,7 @@ class TestErrors:
             with pytest.raises(TransactionFailed, match=r"call abort_transaction: .*INVALID_RECORD"):
                 call()
         producer.abort_transaction()
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 10, 10, 3)
-        producer.commit_transaction()
-        assert visible(client) == list(range(10, 20))
+        assert_next_transaction_is_visible(client, producer)
 
     @pytest.mark.parametrize("answered", [True, False])
     def test_abort_without_added_partitions_succeeds(
@@ -207,9 +215,7 @@ class TestErrors:
         if producer.transaction_state is not TransactionState.READY:
             fake.faults.clear()
             producer.abort_transaction()
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 20, 10, 3)
-        producer.commit_transaction()
+        commit_numbers(producer, 20, 10)
         assert {*range(10), *range(20, 30)} <= set(visible(client))
 
     def test_name_of_a_group_is_not_taken_for_its_metadata(self, producer: TransactionalProducer) -> None:
@@ -231,9 +237,7 @@ class TestErrors:
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, code: ErrorCode
     ) -> None:
         """With a new epoch the earlier records would be lost, and the rest committed alone."""
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 30, 3)
-        producer.flush()
+        begin_with(producer, 0, 30)
         fake.refuse(PRODUCE, code, 1)
         with pytest.raises(KafkaError):
             send_and_flush(producer, 30, 30)
@@ -241,9 +245,7 @@ class TestErrors:
             producer.commit_transaction()
         assert len(fake.request_bodies(INIT_PRODUCER_ID)) == 1
         producer.abort_transaction()
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 60, 3)
-        producer.commit_transaction()
+        commit_numbers(producer, 0, 60)
         assert visible(client) == list(range(60))
 
     def test_abortable_error_of_the_coordinator_requires_an_abort(
@@ -289,10 +291,7 @@ class TestRecordsInFlight:
         assert fake.request_bodies(END_TXN) == []
         clock.advance(LATE_S)
         producer.abort_transaction()
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 10, 10, 3)
-        producer.commit_transaction()
-        assert visible(client) == list(range(10, 20))
+        assert_next_transaction_is_visible(client, producer)
 
     @pytest.mark.timeout(15)
     def test_close_aborts_the_transaction_if_that_fences_late_records(
@@ -330,9 +329,7 @@ class TestUnknownOutcomes:
         fake.lose_replies(END_TXN)
         producer.commit_transaction()
         (_, version, late) = next(request for request in fake.requests if request[0] == "EndTxn")
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 10, 10, 3)
-        producer.flush()
+        begin_with(producer, 10, 10)
         answers = [fake.ask(broker, END_TXN, late, version)["error_code"] for broker in fake.brokers]
         assert ErrorCode.PRODUCER_FENCED in answers
         assert visible(client) == list(range(10))
@@ -342,9 +339,7 @@ class TestUnknownOutcomes:
     def test_commit_without_a_reply_is_never_reported(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
+        begin_with(producer, 0, 10)
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
             producer.commit_transaction(500)
@@ -360,9 +355,7 @@ class TestUnknownOutcomes:
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer, clock: ManualClock, end: str
     ) -> None:
         """A lost abort committed nothing, but a lost commit may have."""
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
+        begin_with(producer, 0, 10)
         fake.lose_requests(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
             getattr(producer, end)(500)
@@ -382,9 +375,7 @@ class TestUnknownOutcomes:
     def test_outcome_is_lost_after_fencing(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
-        producer.begin_transaction()
-        send_numbered(producer, "orders", 0, 10, 3)
-        producer.flush()
+        begin_with(producer, 0, 10)
         fake.lose_replies(END_TXN, 1_000)
         with pytest.raises(OutcomeUnknown):
             producer.commit_transaction(500)

@@ -31,9 +31,16 @@ from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.producing import numbered, send_numbered
-from tests.protocol.transaction.producing import started, visible
+from tests.protocol.transaction.producing import commit_numbers, started, visible
 from tests.support.internals import pending_of
 from tests.support.wait_until import wait_until
+
+
+def add_error(errors: list[KafkaError], call: Callable[..., object], *arguments: object) -> None:
+    try:
+        call(*arguments)
+    except KafkaError as error:
+        errors.append(error)
 
 
 class TestConcurrentSends:
@@ -46,16 +53,10 @@ class TestConcurrentSends:
         self, client: Client, end: Callable[[TransactionalProducer], object]
     ) -> None:
         producer = started(client, "etl-0", linger_ms=60_000)
-        refused: list[UsageError] = []
-
-        def one_more(_: object) -> None:
-            try:
-                producer.send("orders", numbered(1, 1)["value"][0].as_py())
-            except UsageError as error:
-                refused.append(error)
-
+        refused = list[KafkaError]()
         producer.begin_transaction()
-        producer.send("orders", numbered(0, 1)["value"][0].as_py()).add_done_callback(one_more)
+        first = producer.send("orders", b"%09d" % 0)
+        first.add_done_callback(lambda _: add_error(refused, producer.send, "orders", b"%09d" % 1))
         end(producer)
         assert "before its transaction ends; it accepts no records" in str(refused)
 
@@ -97,15 +98,9 @@ class TestConcurrentSends:
     @pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction", "prepare_transaction"])
     def test_callback_cannot_end_the_transaction(self, client: Client, call: str) -> None:
         errors, producer = list[KafkaError](), started(client, "etl-0", linger_ms=60_000)
-
-        def on_written(_: object) -> None:
-            try:
-                getattr(producer, call)()
-            except KafkaError as error:
-                errors.append(error)
-
         producer.begin_transaction()
-        producer.send("orders", b"%09d" % 0).add_done_callback(on_written)
+        future = producer.send("orders", b"%09d" % 0)
+        future.add_done_callback(lambda _: add_error(errors, getattr(producer, call)))
         producer.flush()
         wait_until(lambda: bool(errors))
         assert "a callback of a future may only send" in str(errors[0])
@@ -115,14 +110,11 @@ class TestConcurrentSends:
     @pytest.mark.parametrize("call", ["commit_transaction", "prepare_transaction"])
     def test_call_within_send_cannot_end_the_transaction(self, client: Client, call: str) -> None:
         """A signal handler may interrupt `send` anywhere; an interceptor always runs inside it."""
-        errors = list[UsageError]()
+        errors = list[KafkaError]()
 
         class Ending(ProducerInterceptor):
             def on_send(self, message: ProducerMessage) -> ProducerMessage:
-                try:
-                    getattr(producer, call)()
-                except UsageError as error:
-                    errors.append(error)
+                add_error(errors, getattr(producer, call))
                 return message
 
         producer = TransactionalProducer(client, {"transactional.id": "etl-0"}, interceptors=[Ending()])
@@ -167,7 +159,7 @@ class TestConcurrentSends:
             producer.abort()
 
     def test_end_waits_for_admitted_senders_until_its_deadline(
-        self, client: Client, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
+        self, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def end_meanwhile(*_: object) -> None:
             with (
@@ -204,9 +196,7 @@ class TestConcurrentSends:
 
         monkeypatch.setattr(transaction_session, "end_transaction", end_late)
         for first in (0, 10):
-            producer.begin_transaction()
-            send_numbered(producer, "orders", first, 10, 3)
-            producer.commit_transaction()
+            commit_numbers(producer, first, 10)
         assert visible(client) == list(range(20))
 
 
