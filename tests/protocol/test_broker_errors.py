@@ -27,20 +27,17 @@ def java_rows() -> list[tuple[int, str, bool, bool]]:
 
 def test_codes_names_and_retriability_match_java() -> None:
     ours = [(row.code, row.name, row.retriable) for row in BY_CODE.values()]
-
     assert ours == [(code, name, retriable) for code, name, retriable, _ in java_rows()]
 
 
 def test_metadata_is_refreshed_as_in_java() -> None:
     java = {code for code, _, _, invalid_metadata in java_rows() if invalid_metadata}
     ours = {row.code for row in BY_CODE.values() if row.refresh is Refresh.METADATA}
-
     assert ours == java | REFRESHED_BY_HAND
 
 
 def test_coordinator_is_looked_up_again_after_a_move_but_not_while_loading() -> None:
     moved = {row.code for row in BY_CODE.values() if row.refresh is Refresh.COORDINATOR}
-
     assert moved == {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
     assert BY_CODE[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS].retriable
 
@@ -59,7 +56,6 @@ def test_errors_cured_by_rejoin_or_retry_are_not_fatal_for_members() -> None:
         ErrorCode.FENCED_MEMBER_EPOCH,
         ErrorCode.STALE_MEMBER_EPOCH,
     }
-
     assert not fatal & cured_by_rejoining
     assert not fatal & {row.code for row in BY_CODE.values() if row.retriable}
     assert {ErrorCode.FENCED_INSTANCE_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_ASSIGNOR} <= fatal
@@ -87,10 +83,7 @@ def test_errors_fatal_for_transactional_producers_match_java() -> None:
         effect: {row.code for row in BY_CODE.values() if row.transaction_effect is effect}
         for effect in TransactionEffect
     }
-    assert broken[TransactionEffect.FENCED] == {
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.PRODUCER_FENCED,
-    }
+    assert broken[TransactionEffect.FENCED] == {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED}
     assert broken[TransactionEffect.NEEDS_PRODUCER_ID] == {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
     assert broken[TransactionEffect.FATAL] == {
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -131,7 +124,6 @@ def test_codes_and_names_agree_with_librdkafka() -> None:
         ours = error_row(code).name
         if _bare(renamed.get(name, name)) != _bare(ours):
             different[code] = (name, ours)
-
     assert len(reference) > 90
     assert different == {}
 
@@ -143,7 +135,6 @@ def _bare(name: str) -> str:
 def test_codes_and_retriability_agree_with_kafka_python() -> None:
     errors = pytest.importorskip("kafka.errors")
     kinds = {code: kind for code, kind in errors.kafka_errors.items() if code is not None}
-
     retried = {code for code, kind in kinds.items() if kind.retriable}
     refreshed = {code for code, kind in kinds.items() if kind.invalid_metadata}
     ours = {code: BY_CODE[code] for code in kinds}
@@ -156,7 +147,6 @@ def test_codes_and_retriability_agree_with_kafka_python() -> None:
 
 def test_codes_have_distinct_texts() -> None:
     texts = [row.text for row in BY_CODE.values()]
-
     assert all(texts)
     assert len(set(texts)) == len(texts)
     assert [int(code) for code in ErrorCode] == list(BY_CODE)
@@ -165,7 +155,6 @@ def test_codes_have_distinct_texts() -> None:
 def test_error_has_operation_and_meaning_and_pickles() -> None:
     error = broker_error(6, "Fetch v12 of orders-3 at kafka1:9092", topic="orders", partition=3)
     copy = pickle.loads(pickle.dumps(error))
-
     for raised in (error, copy):
         assert isinstance(raised, BrokerError)
         assert str(raised).startswith(
@@ -177,7 +166,6 @@ def test_error_has_operation_and_meaning_and_pickles() -> None:
 
 def test_code_newer_than_the_table_is_not_retried() -> None:
     row = error_row(999)
-
     assert 999 not in BY_CODE
     assert (row.name, row.retriable, row.refresh, row.group_effect) == (
         "UNKNOWN_ERROR_CODE_999",

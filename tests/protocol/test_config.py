@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,21 +19,24 @@ from protocol.settings.property_kinds import Effect, Property, Role
 from protocol.settings.secret import Secret
 
 BROKERS = {"bootstrap.servers": "localhost:9092"}
-PARSERS: dict[Role, Callable[..., object]] = {
-    Role.CLIENT: parse_client,
-    Role.CONSUMER: parse_consumer,
-    Role.PRODUCER: parse_producer,
-}
+CLASSIC, KIP_848 = ({"group.id": "g", "group.protocol": protocol} for protocol in ("classic", "consumer"))
+NOT_ADAPTIVE = {"partitioner.adaptive.partitioning.enable": "false"}
+HAS_NO_EFFECT = "timeout.ms has no effect: partitioner.adaptive.partitioning.enable"
+LZ4 = {"compression.type": "lz4", "compression.lz4.level": "9"}
+PLAIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
+Parse = Callable[..., object]
+PARSERS: dict[Role, Parse] = {Role.CLIENT: parse_client, Role.CONSUMER: parse_consumer, Role.PRODUCER: parse_producer}
 
 
 @pytest.fixture(autouse=True)
-def _reset_warnings() -> Iterator[None]:
+def _warnings_are_logged_again(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.WARNING)
     once.reset()
     yield
     once.reset()
 
 
-def refusal(parse: Callable[..., object], options: dict[str, object]) -> str:
+def refusal(parse: Parse, options: dict[str, object]) -> str:
     with pytest.raises(ConfigurationError) as raised:
         parse(options)
     return str(raised.value)
@@ -52,7 +54,6 @@ def test_bootstrap_servers_alone_give_the_defaults() -> None:
 def test_values_may_be_text_numbers_or_booleans() -> None:
     config = parse_consumer({"fetch.min.bytes": " 7 ", "fetch.max.wait.ms": 9, "check.crcs": False, "group.id": "g"})
     assert (config.fetch_min_bytes, config.fetch_max_wait_ms, config.check_crcs, config.group_id) == (7, 9, False, "g")
-    assert parse_consumer({"check.crcs": "TRUE"}).check_crcs is True
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,15 @@ def test_values_may_be_text_numbers_or_booleans() -> None:
         (" a:1 , b.example.com:65535,", (("a", 1), ("b.example.com", 65535))),
         ("[::1]:9092", (("::1", 9092),)),
         ("PLAINTEXT://a:1,a:1", (("a", 1),)),
-        ("http://a:1,EXTERNAL-2://b:2", (("a", 1), ("b", 2))),
+        ("http://a:1,EXTERNAL-2://b:2,https://c:3", (("a", 1), ("b", 2), ("c", 3))),
+        ("SSL://a:1,SASL_PLAINTEXT://b:2", (("a", 1), ("b", 2))),
     ],
 )
-def test_bootstrap_servers_are_parsed_as_hosts_and_ports(text: str, pairs: tuple[tuple[str, int], ...]) -> None:
-    assert parse_client({"bootstrap.servers": text}).bootstrap_servers == pairs
+def test_bootstrap_servers_are_hosts_and_ports_and_a_scheme_has_no_effect_as_in_java(
+    text: str, pairs: tuple[tuple[str, int], ...]
+) -> None:
+    config = parse_client({"bootstrap.servers": text})
+    assert (config.bootstrap_servers, config.security_protocol) == (pairs, "PLAINTEXT")
 
 
 @pytest.mark.parametrize("text", ["", ",", "localhost", "localhost:", ":9092", "a:0", "a:65536", "a:b", "http://a/:1"])
@@ -79,12 +84,6 @@ def test_invalid_bootstrap_address_is_refused(text: str) -> None:
 @pytest.mark.parametrize("host", ["a..b", "x" * 64, f"broker.{'y' * 64}.example"])
 def test_invalid_host_name_is_refused(host: str) -> None:
     assert f"{host} cannot be a host name" in refusal(parse_client, {"bootstrap.servers": f"a:1,{host}:9092"})
-
-
-def test_reconnect_backoff_max_is_at_least_the_initial_backoff() -> None:
-    client = parse_client({**BROKERS, "reconnect.backoff.ms": 5_000})
-    assert (client.reconnect_backoff_ms, client.reconnect_backoff_max_ms) == (5_000, 5_000)
-    assert parse_client({**BROKERS, "reconnect.backoff.ms": 20}).reconnect_backoff_max_ms == 1_000
 
 
 def test_bootstrap_servers_are_required() -> None:
@@ -114,48 +113,11 @@ def test_bootstrap_servers_are_required() -> None:
     ],
 )
 def test_invalid_value_is_refused_with_name_value_and_allowed_values(
-    parse: Callable[..., object], name: str, value: str, allowed: str
+    parse: Parse, name: str, value: str, allowed: str
 ) -> None:
     message = refusal(parse, {**BROKERS, name: value})
     assert message.startswith(f"{name} is {value!r}")
     assert f"allowed: {allowed}" in message
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"group.protocol": "classic"}, "there is no group; set group.id"),
-        ({"group.protocol": "classic", "group.remote.assignor": "range"}, "only consumer use it"),
-        ({"group.protocol": "consumer", "session.timeout.ms": 9000}, "only classic use it"),
-        ({"group.protocol": "consumer", "heartbeat.interval.ms": 9000}, "only classic use it"),
-        ({"group.protocol": "consumer", "partition.assignment.strategy": "range"}, "only classic use it"),
-        ({"group.instance.id": "a"}, "group.protocol is none, and only classic and consumer use it"),
-        (
-            {"group.protocol": "classic", "session.timeout.ms": 3000},
-            "heartbeat.interval.ms is 3000, which is not below session.timeout.ms (3000)",
-        ),
-    ],
-)
-def test_invalid_combination_for_group_members_is_refused_as_in_java(options: dict[str, object], words: str) -> None:
-    group = {} if "no group" in words else {"group.id": "g"}
-    with pytest.raises(ConfigurationError, match=re.escape(words)):
-        parse_consumer({**group, **options})
-
-
-def test_member_properties_without_membership_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        parse_consumer({"group.id": "g", "max.poll.interval.ms": 900_001})
-    (warning,) = caplog.messages
-    assert "max.poll.interval.ms has no effect: group.protocol is none" in warning
-
-
-def test_value_of_wrong_type_is_refused() -> None:
-    assert "given as list" in refusal(parse_client, {"bootstrap.servers": ["a:1"]})
-    assert "given as NoneType" in refusal(parse_client, {**BROKERS, "client.id": None})
-
-
-def test_idle_connections_may_be_kept_forever() -> None:
-    assert parse_client({**BROKERS, "connections.max.idle.ms": "-1"}).connections_max_idle_ms > 10**18
 
 
 def test_configurations_are_picklable_and_hashable() -> None:
@@ -169,11 +131,7 @@ def test_configurations_are_picklable_and_hashable() -> None:
 
 def test_applied_properties_and_config_fields_correspond() -> None:
     further = {"gzip_level", "lz4_level", "zstd_level", "librdkafka_partitioner"}
-    for role, config in (
-        (Role.CLIENT, ClientConfig),
-        (Role.CONSUMER, ConsumerConfig),
-        (Role.PRODUCER, ProducerConfig),
-    ):
+    for role, config in ((Role.CLIENT, ClientConfig), (Role.CONSUMER, ConsumerConfig), (Role.PRODUCER, ProducerConfig)):
         fields = {row.field for row in PROPERTIES if row.role is role and row.effect is Effect.APPLIES} - further
         tls = {f"ssl_{name}" for name in TLSConfig.__dataclass_fields__} if role is Role.CLIENT else set()
         sasl = {f"sasl_{name}" for name in SaslConfig.__dataclass_fields__} if role is Role.CLIENT else set()
@@ -187,9 +145,8 @@ def test_property_names_are_unique() -> None:
 @pytest.mark.parametrize("row", [row for row in PROPERTIES if row.effect is Effect.NO_EFFECT], ids=lambda row: row.name)
 def test_property_without_effect_is_accepted_with_one_warning(row: Property, caplog: pytest.LogCaptureFixture) -> None:
     parse = PARSERS[row.role]
-    with caplog.at_level(logging.WARNING):
-        parse({**BROKERS, row.name: "x"})
-        parse({**BROKERS, row.name: "x"})
+    parse({**BROKERS, row.name: "x"})
+    parse({**BROKERS, row.name: "x"})
     assert [record.getMessage() for record in caplog.records] == [f"{row.name} has no effect: {row.doc}"]
 
 
@@ -215,9 +172,8 @@ def test_forbidden_or_unsupported_property_is_refused(row: Property) -> None:
 def test_unknown_property_without_effect_is_a_warning_that_names_a_similar_one(
     name: str, hint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        for parse in PARSERS.values():
-            parse({**BROKERS, name: "secret"})
+    for parse in PARSERS.values():
+        parse({**BROKERS, name: "secret"})
     assert caplog.messages == [f"{name} has no effect: it is not a known Kafka property{hint}"]
 
 
@@ -233,25 +189,13 @@ def test_unknown_property_without_effect_is_a_warning_that_names_a_similar_one(
 def test_misspelled_property_is_refused_where_it_would_apply(
     name: str, role: Role, meant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for each, parse in PARSERS.items():
-        if role in (each, Role.CLIENT):
+    for parser_role, parse in PARSERS.items():
+        if role in (parser_role, Role.CLIENT):
             message = f"{name} is not a Kafka property; did you mean {meant}?"
             assert refusal(parse, {**BROKERS, name: "secret"}) == message
         else:
             parse({**BROKERS, name: "secret"})
     assert "secret" not in caplog.text
-
-
-def test_properties_of_the_other_side_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        parse_client({**BROKERS, "acks": "1", "group.id": "g"})
-        assert not caplog.records
-        parse_consumer({"acks": "1", "group.id": "g"})
-        parse_producer({"acks": "-1", "group.id": "g"})
-    assert [record.getMessage() for record in caplog.records] == [
-        "acks has no effect: it is a property of producers",
-        "group.id has no effect: it is a property of consumers",
-    ]
 
 
 # -- security -------------------------------------------------------------------------------------
@@ -281,10 +225,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ),
         ({"sasl.jaas.config": "hunter2"}, "sasl.jaas.config is [hidden], which cannot be read"),
         ({"sasl.jaas.config": PASSWORD[:-1]}, "[hidden], which cannot be read: it must end with a semicolon."),
-        (
-            {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD},
-            "whose login module does not support",
-        ),
+        ({"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": PASSWORD}, "whose login module does not support"),
         ({"sasl.mechanism": "OAUTHBEARER"}, "sasl.oauthbearer.token.provider is missing"),
         (
             {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.provider": "hunter2"},
@@ -292,10 +233,7 @@ PASSWORD = f'{JAAS} username="me" password="hunter2";'
         ),
         ({"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a"}, 'give clientId="…"'),
         ({"sasl.mechanism": "GSSAPI"}, "sasl.kerberos.service.name is missing"),
-        (
-            {"sasl.mechanism": "hunter2"},
-            "sasl.mechanism has a wrong value, which is not shown; allowed: PLAIN, SCRAM",
-        ),
+        ({"sasl.mechanism": "hunter2"}, "sasl.mechanism has a wrong value, which is not shown; allowed: PLAIN, SCRAM"),
         ({"sasl.mechanism": "PLIAN"}, "which is not shown (did you mean PLAIN?); allowed: PLAIN, SCRAM"),
         ({"sasl.login.callback.handler.class": "com.hunter2"}, "use sasl.oauthbearer.token.provider=package.module"),
         ({"sasl.login.class": "hunter2"}, "sasl.login.class is forbidden"),
@@ -319,33 +257,12 @@ def test_login_modules_of_shaded_packages_are_recognised(prefix: str) -> None:
     assert credentials(parse_client({**BROKERS, **who}).sasl) == Password(Secret("me"), Secret("hunter2"))
 
 
-def test_password_over_an_unencrypted_connection_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    who = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "hunter2"}
-    with caplog.at_level(logging.WARNING):
-        parse_client({**BROKERS, **who, "security.protocol": "SASL_SSL"})
-        assert not caplog.messages
-        parse_client({**BROKERS, **who, "security.protocol": "SASL_PLAINTEXT"})
-    assert caplog.messages == ["security.protocol is SASL_PLAINTEXT: PLAIN sends credentials unencrypted; use SASL_SSL"]
-
-
-def test_explicit_plaintext_is_accepted() -> None:
-    assert parse_client({**BROKERS, "security.protocol": "plaintext"}).security_protocol == "PLAINTEXT"
-
-
-@pytest.mark.parametrize("scheme", ["SSL", "SASL_PLAINTEXT", "https"])
-def test_scheme_before_an_address_is_ignored_as_in_java(scheme: str) -> None:
-    config = parse_client({"bootstrap.servers": f"{scheme}://localhost:9093"})
-    assert config.bootstrap_servers == (("localhost", 9093),)
-    assert config.security_protocol == "PLAINTEXT"
-
-
 @pytest.mark.parametrize("name", ["sasl.jaas.config", "sasl.password", "sasl.jaas.other"])
 @pytest.mark.parametrize("parse", PARSERS.values())
 def test_sasl_property_without_sasl_is_a_warning_without_its_value(
-    parse: Callable[..., object], name: str, caplog: pytest.LogCaptureFixture
+    parse: Parse, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        parse({**BROKERS, name: PASSWORD})
+    parse({**BROKERS, name: PASSWORD})
     assert ("has no effect" in caplog.text) == (parse is parse_client or name.endswith("other"))
     assert "hunter2" not in caplog.text
 
@@ -366,27 +283,6 @@ def test_error_traceback_has_no_secrets() -> None:
 # -- rules between properties ---------------------------------------------------------------------
 
 
-def test_default_idempotence_is_disabled_with_a_warning_by_conflicts(caplog: pytest.LogCaptureFixture) -> None:
-    for inputs in ({"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}):
-        with caplog.at_level(logging.WARNING):
-            assert not parse_producer(inputs).enable_idempotence
-    assert "acks is 1, not all: a retry can make duplicates" in caplog.messages[0]
-    assert len(caplog.messages) == 3
-
-
-def test_explicit_idempotence_conflicts_are_refused() -> None:
-    message = refusal(parse_producer, {"enable.idempotence": "true", "acks": "1"})
-    assert message == ("enable.idempotence is true, but acks is 1, not all. Leave out one of the two.")
-    with pytest.raises(ConfigurationError, match="retries is 0"):
-        ProducerConfig(retries=0)
-
-
-def test_idempotence_is_disabled_explicitly_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert not parse_producer({"enable.idempotence": "false", "acks": "0"}).enable_idempotence
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(
     ("codec", "level"), [("gzip", 1), ("lz4", 2), ("zstd", 3), ("snappy", None), ("none", None), (None, None)]
 )
@@ -395,61 +291,93 @@ def test_compression_level_is_that_of_the_codec(codec: str | None, level: int | 
     assert parse_producer({**properties, **({"compression.type": codec} if codec else {})}).compression_level == level
 
 
-def test_gzip_default_level_is_kafkas_number() -> None:
-    assert parse_producer({"compression.type": "gzip", "compression.gzip.level": "-1"}).compression_level is None
+@pytest.mark.parametrize(
+    ("parse", "options", "field", "value"),
+    [
+        (parse_client, {"reconnect.backoff.ms": 5_000}, "reconnect_backoff_ms", 5_000),
+        (parse_client, {"reconnect.backoff.ms": 5_000}, "reconnect_backoff_max_ms", 5_000),
+        (parse_client, {"reconnect.backoff.ms": 20}, "reconnect_backoff_max_ms", 1_000),
+        (parse_client, {"security.protocol": "plaintext"}, "security_protocol", "PLAINTEXT"),
+        (parse_consumer, {"check.crcs": "TRUE"}, "check_crcs", True),
+        (parse_producer, {"max.request.size": "1000"}, "batch_size_bytes", 1_000),
+        (parse_producer, {"request.timeout.ms": "200000"}, "delivery_timeout_ms", 200_000),
+        (parse_producer, {"partitioner": "consistent_random"}, "partitioner", "consistent_random"),
+        (parse_producer, {"enable.idempotence": "false", "acks": "0"}, "enable_idempotence", False),
+        # Kafka's number of the default level.
+        (parse_producer, {"compression.type": "gzip", "compression.gzip.level": "-1"}, "compression_level", None),
+    ],
+)
+def test_value_follows_from_other_properties_without_a_warning(
+    parse: Parse, options: dict[str, object], field: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert getattr(parse({**BROKERS, **options}), field) == value
+    assert not caplog.messages
 
 
-def test_batch_size_is_limited_to_the_request_size(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert parse_producer({"max.request.size": "1000"}).batch_size_bytes == 1000
-        assert not caplog.records
-        assert parse_producer({"batch.size": "2000000"}).batch_size_bytes == 1_048_576
-    assert caplog.messages == ["batch.size is cut to max.request.size (1048576)"]
-
-
-def test_delivery_timeout_covers_at_least_one_request() -> None:
-    message = refusal(parse_producer, {"delivery.timeout.ms": "30000", "linger.ms": "1"})
-    assert "delivery.timeout.ms is 30000, less than" in message
-    assert "(30001)" in message
-    assert parse_producer({"request.timeout.ms": "200000"}).delivery_timeout_ms == 200_000
-
-
-def test_fetch_max_wait_is_below_the_request_timeout() -> None:
-    message = refusal(parse_consumer, {"request.timeout.ms": "400"})
-    assert "fetch.max.wait.ms is 500, which is not below request.timeout.ms (400)" in message
-
-
-def test_partitioner_is_given_by_one_property() -> None:
-    assert parse_producer({"partitioner": "consistent_random"}).partitioner == "consistent_random"
-    with pytest.raises(ConfigurationError, match=r"partitioner and partitioner\.class"):
-        parse_producer({"partitioner": "fnv1a", "partitioner.class": "fnv1a"})
+def test_idle_connections_may_be_kept_forever() -> None:
+    assert parse_client({**BROKERS, "connections.max.idle.ms": "-1"}).connections_max_idle_ms > 10**18
 
 
 @pytest.mark.parametrize(
-    ("options", "warning"),
+    ("parse", "options", "words"),
     [
-        ({"compression.zstd.level": "5"}, "compression.zstd.level has no effect: compression.type is none"),
-        (
-            {"compression.type": "lz4", "compression.gzip.level": "5", "compression.lz4.level": "9"},
-            "compression.gzip.level has no effect: compression.type is lz4",
-        ),
-        (
-            {"partitioner.availability.timeout.ms": "5", "partitioner.adaptive.partitioning.enable": "false"},
-            "partitioner.availability.timeout.ms has no effect: partitioner.adaptive.partitioning.enable is false",
-        ),
-        (
-            {"partitioner": "random", "partitioner.ignore.keys": "true"},
-            "partitioner.ignore.keys has no effect: partitioner.class is random",
-        ),
-        (
-            {"partitioner.class": "round_robin", "partitioner.adaptive.partitioning.enable": "false"},
-            "partitioner.adaptive.partitioning.enable has no effect: partitioner.class is round_robin",
-        ),
+        (parse_client, {"bootstrap.servers": ["a:1"]}, "given as list"),
+        (parse_client, {"client.id": None}, "given as NoneType"),
+        (parse_consumer, {"group.protocol": "classic"}, "there is no group; set group.id"),
+        (parse_consumer, {**CLASSIC, "group.remote.assignor": "range"}, "only consumer use it"),
+        (parse_consumer, {**KIP_848, "session.timeout.ms": 9000}, "only classic use it"),
+        (parse_consumer, {**KIP_848, "heartbeat.interval.ms": 9000}, "only classic use it"),
+        (parse_consumer, {**KIP_848, "partition.assignment.strategy": "range"}, "only classic use it"),
+        (parse_consumer, {"group.id": "g", "group.instance.id": "a"}, "is none, and only classic and consumer use it"),
+        (parse_consumer, {**CLASSIC, "session.timeout.ms": 3000}, "heartbeat.interval.ms is 3000, which is not below"),
+        (parse_consumer, {"request.timeout.ms": "400"}, "fetch.max.wait.ms is 500, which is not below"),
+        (parse_producer, {"enable.idempotence": "true", "acks": "1"}, "enable.idempotence is true, but acks is 1"),
+        (parse_producer, {"delivery.timeout.ms": "30000", "linger.ms": "1"}, "is 30000, less than linger.ms and"),
+        (parse_producer, {"partitioner": "fnv1a", "partitioner.class": "fnv1a"}, "partitioner and partitioner.class"),
     ],
 )
-def test_producer_property_disabled_by_another_is_a_warning(
-    options: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+def test_invalid_combination_is_refused_as_in_java(parse: Parse, options: dict[str, object], words: str) -> None:
+    assert words in refusal(parse, {**BROKERS, **options})
+
+
+def test_configuration_without_properties_is_checked_too() -> None:
+    with pytest.raises(ConfigurationError, match="retries is 0"):
+        ProducerConfig(retries=0)
+
+
+@pytest.mark.parametrize(
+    ("parse", "options", "warning"),
+    [
+        (parse_client, {"acks": "1", "group.id": "g"}, None),
+        (parse_client, {**PLAIN, "security.protocol": "SASL_SSL"}, None),
+        (parse_client, {**PLAIN, "security.protocol": "SASL_PLAINTEXT"}, "PLAIN sends credentials unencrypted"),
+        (parse_consumer, {"acks": "1", "group.id": "g"}, "acks has no effect: it is a property of producers"),
+        (
+            parse_consumer,
+            {"group.id": "g", "max.poll.interval.ms": 1},
+            "poll.interval.ms has no effect: group.protocol",
+        ),
+        (parse_producer, {"acks": "-1", "group.id": "g"}, "group.id has no effect: it is a property of consumers"),
+        (parse_producer, {"batch.size": "2000000"}, "batch.size is cut to max.request.size (1048576)"),
+        (parse_producer, {"compression.zstd.level": "5"}, "zstd.level has no effect: compression.type is none"),
+        (parse_producer, {**LZ4, "compression.gzip.level": "5"}, "gzip.level has no effect: compression.type is lz4"),
+        (parse_producer, {**NOT_ADAPTIVE, "partitioner.availability.timeout.ms": "5"}, f"{HAS_NO_EFFECT} is false"),
+        (parse_producer, {"partitioner": "random", "partitioner.ignore.keys": "true"}, "partitioner.class is random"),
+        (parse_producer, {**NOT_ADAPTIVE, "partitioner.class": "round_robin"}, "partitioner.class is round_robin"),
+        # Idempotence, which is the default, conflicts with them.
+        (parse_producer, {"acks": "1"}, "acks is 1, not all: a retry can make duplicates"),
+        (parse_producer, {"retries": "0"}, "retries is 0"),
+        (parse_producer, {"max.in.flight.requests.per.connection": "6"}, "max.in.flight.requests.per.connection is 6"),
+    ],
+)
+def test_property_without_effect_beside_another_is_a_warning(
+    parse: Parse, options: dict[str, object], warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        parse_producer(options)
-    assert caplog.messages == [warning]
+    parse({**BROKERS, **options})
+    assert len(caplog.messages) == (warning is not None)
+    assert (warning or "") in caplog.text
+
+
+@pytest.mark.parametrize("option", [{"acks": "1"}, {"retries": "0"}, {"max.in.flight.requests.per.connection": "6"}])
+def test_default_idempotence_is_disabled_by_a_conflict(option: dict[str, object]) -> None:
+    assert not parse_producer(option).enable_idempotence

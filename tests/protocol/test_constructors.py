@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,12 @@ from protocol.errors import ConfigurationError, UsageError
 from tests.support.process_connections import connections_to
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
+
+
+@pytest.fixture
+def fake() -> Iterator[SmallCluster]:
+    with SmallCluster() as fake:
+        yield fake
 
 
 def assign(consumer: protocol.KafkaConsumer) -> None:
@@ -32,22 +38,20 @@ PROPERTIES = {"ConsumerGroup": {"group.id": "g"}, "TransactionalProducer": {"tra
 
 
 @pytest.mark.parametrize("name", USES)
-def test_own_client_is_closed_with_its_user(name: str) -> None:
-    with SmallCluster() as fake:
-        connections = connections_to(fake.bootstrap_servers)
-        properties = {"bootstrap.servers": fake.bootstrap_servers, **PROPERTIES.get(name, {})}
-        with getattr(protocol, name)(properties) as user:
-            USES[name](user)
-            wait_until(lambda: connections() or name == "ConsumerGroup")
-        wait_until(lambda: not connections())
+def test_own_client_is_closed_with_its_user(fake: SmallCluster, name: str) -> None:
+    connections = connections_to(fake.bootstrap_servers)
+    properties = {"bootstrap.servers": fake.bootstrap_servers, **PROPERTIES.get(name, {})}
+    with getattr(protocol, name)(properties) as user:
+        USES[name](user)
+        wait_until(lambda: connections() or name == "ConsumerGroup")
+    wait_until(lambda: not connections())
 
 
 @pytest.mark.parametrize("name", USES)
-def test_keywords_are_properties_with_underscores_for_dots(name: str) -> None:
-    with SmallCluster() as fake:
-        values = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
-        with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **values) as user:
-            USES[name](user)
+def test_keywords_are_properties_with_underscores_for_dots(fake: SmallCluster, name: str) -> None:
+    values = {key.replace(".", "_"): value for key, value in PROPERTIES.get(name, {}).items()}
+    with getattr(protocol, name)(bootstrap_servers=fake.bootstrap_servers, **values) as user:
+        USES[name](user)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +66,8 @@ def test_address_in_place_of_properties_is_refused(call: Callable[[Any], object]
 
 
 @pytest.mark.parametrize("name", sorted(set(USES) - {"Admin"}))
-def test_shared_client_stays_open(name: str) -> None:
-    with SmallCluster() as fake, protocol.Client(bootstrap_servers=fake.bootstrap_servers) as client:
+def test_shared_client_stays_open(fake: SmallCluster, name: str) -> None:
+    with protocol.Client(bootstrap_servers=fake.bootstrap_servers) as client:
         with getattr(protocol, name)(client, PROPERTIES.get(name)) as user:
             USES[name](user)
         assert client.metadata(["orders"])

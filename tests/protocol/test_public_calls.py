@@ -33,7 +33,6 @@ from tests.support.wait_until import wait_until
 CODE = ("protocol.",)
 Closable = KafkaConsumer | ConsumerGroup | Producer
 BOTH = [("orders", 0), ("orders", 1)]
-PROCESSED = 8
 RECORDS = [(partition, offset) for partition in range(2) for offset in range(5)]
 
 
@@ -270,17 +269,6 @@ def test_interrupted_close_of_a_producer_leaves_no_thread_or_connection(
         return producer
 
     check_interrupted_close(fake, start)
-
-
-# -- processors -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def records(fake: FakeKafka) -> Iterator[None]:
-    fake.create_topic("records")
-    fake.produce("records", *["value"] * PROCESSED)
-    yield
-    fake.delete_topic("records")
 
 
 def test_second_signal_at_the_end_of_a_call_leaves_the_object_usable(monkeypatch: pytest.MonkeyPatch) -> None:

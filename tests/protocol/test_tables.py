@@ -36,6 +36,12 @@ from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
 
+@pytest.fixture
+def fake() -> Iterator[SmallCluster]:
+    with SmallCluster() as fake:
+        yield fake
+
+
 def properties(fake: Any, **further: object) -> dict[str, object]:
     return {"bootstrap.servers": fake.bootstrap_servers, **{name.replace("_", "."): v for name, v in further.items()}}
 
@@ -57,27 +63,25 @@ def test_read_returns_all_records_with_topic_and_partition() -> None:
     assert len(rows) == table.num_rows == 2 * PARTITIONS * (END + 5)
 
 
-def test_read_returns_chosen_columns_in_the_order_of_the_schema() -> None:
-    with SmallCluster() as fake:
-        table = protocol.read(properties(fake), "orders", columns=["offset", "partition"]).read_all()
-        assert protocol.read(properties(fake), "orders", columns="value").schema.names == ["value"]
+def test_read_returns_chosen_columns_in_the_order_of_the_schema(fake: SmallCluster) -> None:
+    table = protocol.read(properties(fake), "orders", columns=["offset", "partition"]).read_all()
+    assert protocol.read(properties(fake), "orders", columns="value").schema.names == ["value"]
     assert table.column_names == ["partition", "offset"]
     assert table.num_rows == PARTITIONS * END
 
 
-def test_read_and_write_report_progress_up_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_and_write_report_progress_up_to_the_end(fake: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
     progresses: list[Progress] = []
-    with SmallCluster() as fake:
-        rows = protocol.read(properties(fake), "orders", columns=["value"], progress=progresses.append).read_all()
-        total = PARTITIONS * END
-        assert (progresses[0].total, progresses[-1].done, progresses[-1].unit) == (total, total, "offsets")
-        assert [progress.done for progress in progresses] == sorted(progress.done for progress in progresses)
-        progresses.clear()
-        protocol.write(properties(fake), "orders", rows, progress=progresses.append)
-        assert (progresses[-1].done, progresses[-1].total, progresses[-1].unit) == (total, total, "rows")
-        progresses.clear()
-        protocol.write(properties(fake), "orders", rows.to_reader(), progress=True)
-        assert re.fullmatch(r"(orders: \d+ rows, [\d,]+/s\n)+", capsys.readouterr().err)
+    rows = protocol.read(properties(fake), "orders", columns=["value"], progress=progresses.append).read_all()
+    total = PARTITIONS * END
+    assert (progresses[0].total, progresses[-1].done, progresses[-1].unit) == (total, total, "offsets")
+    assert [progress.done for progress in progresses] == sorted(progress.done for progress in progresses)
+    progresses.clear()
+    protocol.write(properties(fake), "orders", rows, progress=progresses.append)
+    assert (progresses[-1].done, progresses[-1].total, progresses[-1].unit) == (total, total, "rows")
+    progresses.clear()
+    protocol.write(properties(fake), "orders", rows.to_reader(), progress=True)
+    assert re.fullmatch(r"(orders: \d+ rows, [\d,]+/s\n)+", capsys.readouterr().err)
 
 
 def test_progress_is_reported_four_times_a_second_with_rate_and_time_left() -> None:
@@ -95,29 +99,25 @@ def test_progress_is_reported_four_times_a_second_with_rate_and_time_left() -> N
     assert str(progresses[-1]) == "orders: 1,000 of 1,000 offsets (100 %), 2,000/s"
 
 
-def test_read_of_growing_topic_ends_at_end_offset_of_the_call() -> None:
-    with SmallCluster() as fake:
-        fake.before[FETCH] = lambda body: fake.grow(1)
-        assert protocol.read(properties(fake), "orders").read_all().num_rows == PARTITIONS * END
+def test_read_of_growing_topic_ends_at_end_offset_of_the_call(fake: SmallCluster) -> None:
+    fake.before[FETCH] = lambda body: fake.grow(1)
+    assert protocol.read(properties(fake), "orders").read_all().num_rows == PARTITIONS * END
 
 
-def test_read_of_empty_topic_returns_schema_without_rows() -> None:
-    with SmallCluster() as fake:
-        fake.create_topic("empty", 2)
-        table = protocol.read(properties(fake, isolation_level="read_committed"), "empty").read_all()
+def test_read_of_empty_topic_returns_schema_without_rows(fake: SmallCluster) -> None:
+    fake.create_topic("empty", 2)
+    table = protocol.read(properties(fake, isolation_level="read_committed"), "empty").read_all()
     assert (table.num_rows, table.schema) == (0, READ_SCHEMA)
 
 
-def test_read_from_offsets_to_timestamp_reads_only_the_named_partition() -> None:
+def test_read_from_offsets_to_timestamp_reads_only_the_named_partition(fake: SmallCluster) -> None:
     end = datetime.fromtimestamp(FIRST_TIMESTAMP_MS / 1000, timezone.utc) + timedelta(milliseconds=7)
-    with SmallCluster() as fake:
-        assert offsets(protocol.read(properties(fake), "orders", {("orders", 1): 4}, end)) == {1: [4, 5, 6]}
-        assert offsets(protocol.read(properties(fake), "orders", end, {("orders", 0): 9})) == {0: [7, 8]}
+    assert offsets(protocol.read(properties(fake), "orders", {("orders", 1): 4}, end)) == {1: [4, 5, 6]}
+    assert offsets(protocol.read(properties(fake), "orders", end, {("orders", 0): 9})) == {0: [7, 8]}
 
 
-def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
-    with SmallCluster() as fake:
-        assert protocol.read(properties(fake), "orders", datetime.now(timezone.utc)).read_all().num_rows == 0
+def test_read_from_timestamp_after_last_record_returns_nothing(fake: SmallCluster) -> None:
+    assert protocol.read(properties(fake), "orders", datetime.now(timezone.utc)).read_all().num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_read_from_timestamp_after_last_record_returns_nothing() -> None:
         ("committed", "latest", "needs group.id"),
     ],
 )
-def test_read_refuses_invalid_position(start: Any, end: Any, message: str) -> None:
-    with SmallCluster() as fake, pytest.raises(UsageError, match=message):
+def test_read_refuses_invalid_position(fake: SmallCluster, start: Any, end: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         protocol.read(properties(fake), "orders", start, end)
 
 
@@ -145,11 +145,12 @@ def committed(fake: FakeKafka, offset: int, epoch: int = 0) -> dict[str, object]
     return properties(fake, group_id="g")
 
 
-def test_read_does_not_start_at_the_offset_of_a_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    with SmallCluster() as fake:
-        keep_deleted_topic(monkeypatch, fake, "g", {("orders", number): 7 for number in range(PARTITIONS)})
-        from_earliest = {**properties(fake, group_id="g"), "auto.offset.reset": "earliest"}
-        assert protocol.read(from_earliest, "orders", "committed").read_all().num_rows == PARTITIONS * END
+def test_read_does_not_start_at_the_offset_of_a_deleted_topic(
+    fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_deleted_topic(monkeypatch, fake, "g", {("orders", number): 7 for number in range(PARTITIONS)})
+    from_earliest = {**properties(fake, group_id="g"), "auto.offset.reset": "earliest"}
+    assert protocol.read(from_earliest, "orders", "committed").read_all().num_rows == PARTITIONS * END
 
 
 def truncate(fake: FakeKafka, end: int) -> None:
@@ -169,13 +170,12 @@ def truncate(fake: FakeKafka, end: int) -> None:
 )
 @pytest.mark.parametrize("position", ["start", "end"])
 def test_read_of_committed_offset_in_truncated_log_raises(
-    position: str, end: int, epoch: int, holds: str, nearest: int
+    fake: SmallCluster, position: str, end: int, epoch: int, holds: str, nearest: int
 ) -> None:
-    with SmallCluster() as fake:
-        properties = committed(fake, END, epoch)
-        truncate(fake, end)
-        with pytest.raises(DataLoss) as raised:
-            protocol.read(properties, "orders", **{position: "committed"})
+    properties = committed(fake, END, epoch)
+    truncate(fake, end)
+    with pytest.raises(DataLoss) as raised:
+        protocol.read(properties, "orders", **{position: "committed"})
     text = str(raised.value)
     assert f"{position}='committed': group g: its offset 10 of orders-0 is out of range: the log holds {holds}" in text
     assert "The same applies to orders-1. Nothing is read." in text
@@ -186,82 +186,69 @@ def test_read_of_committed_offset_in_truncated_log_raises(
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_read_of_deleted_committed_offset_raises_whatever_the_reset(reset: str) -> None:
-    with SmallCluster() as fake:
-        properties = committed(fake, 3) | {"auto.offset.reset": reset}
-        for number in range(PARTITIONS):
-            fake.shrink_log("orders", number, END)
-        with pytest.raises(DataLoss, match=r"its offset 3 of orders-0 is out of range: the log holds \[10, 10\)"):
-            protocol.read(properties, "orders", "committed")
-        assert protocol.read(properties, "orders", "earliest", "committed").read_all().num_rows == 0
+def test_read_of_deleted_committed_offset_raises_whatever_the_reset(fake: SmallCluster, reset: str) -> None:
+    properties = committed(fake, 3) | {"auto.offset.reset": reset}
+    for number in range(PARTITIONS):
+        fake.shrink_log("orders", number, END)
+    with pytest.raises(DataLoss, match=r"its offset 3 of orders-0 is out of range: the log holds \[10, 10\)"):
+        protocol.read(properties, "orders", "committed")
+    assert protocol.read(properties, "orders", "earliest", "committed").read_all().num_rows == 0
 
 
-def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_of_committed_offset_that_is_in_the_log_returns_the_rest(
+    fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the end of its epoch, and in an epoch of an earlier topic of this name."""
     monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
-    with SmallCluster() as fake:
-        truncate(fake, 9)
-        assert offsets(protocol.read(committed(fake, 5, 0), "orders", "committed")) == {
-            number: [5, 6, 7, 8] for number in range(PARTITIONS)
-        }
-        assert protocol.read(committed(fake, 8, 1), "orders", "committed").read_all().num_rows == PARTITIONS
-        assert protocol.read(committed(fake, 9, 1), "orders", "committed").read_all().num_rows == 0
-        assert protocol.read(committed(fake, 8, 7), "orders", "committed").read_all().num_rows == PARTITIONS
+    truncate(fake, 9)
+    assert offsets(protocol.read(committed(fake, 5, 0), "orders", "committed")) == {
+        number: [5, 6, 7, 8] for number in range(PARTITIONS)
+    }
+    assert protocol.read(committed(fake, 8, 1), "orders", "committed").read_all().num_rows == PARTITIONS
+    assert protocol.read(committed(fake, 9, 1), "orders", "committed").read_all().num_rows == 0
+    assert protocol.read(committed(fake, 8, 7), "orders", "committed").read_all().num_rows == PARTITIONS
 
 
-def test_read_of_log_truncated_before_its_ends_are_listed_raises() -> None:
-    with SmallCluster() as fake:
-        properties = committed(fake, END)
+def test_read_of_log_truncated_before_its_ends_are_listed_raises(fake: SmallCluster) -> None:
+    properties = committed(fake, END)
 
-        def truncate_with_next_list(body: Any) -> None:
-            fake.before[LIST_OFFSETS] = lambda body: (fake.before.clear(), truncate(fake, 7))
+    def truncate_with_next_list(body: Any) -> None:
+        fake.before[LIST_OFFSETS] = lambda body: (fake.before.clear(), truncate(fake, 7))
 
-        fake.before[OFFSET_FOR_LEADER_EPOCH] = truncate_with_next_list
-        with pytest.raises(DataLoss, match=r"start: offset 10 of orders-0 is out of range: the log holds \[0, 7\)"):
-            protocol.read(properties, "orders", "committed")
+    fake.before[OFFSET_FOR_LEADER_EPOCH] = truncate_with_next_list
+    with pytest.raises(DataLoss, match=r"start: offset 10 of orders-0 is out of range: the log holds \[0, 7\)"):
+        protocol.read(properties, "orders", "committed")
 
 
-def test_read_of_log_truncated_before_its_records_are_fetched_raises() -> None:
-    with SmallCluster() as fake:
-        properties = committed(fake, END)
-        fake.grow(1)
-        fake.before[FETCH] = lambda body: (fake.before.clear(), truncate(fake, 20))
-        with pytest.raises(DataLoss, match=r"the log was truncated below offset 1\d"):
-            protocol.read(properties, "orders", "committed").read_all()
+def test_read_of_log_truncated_before_its_records_are_fetched_raises(fake: SmallCluster) -> None:
+    properties = committed(fake, END)
+    fake.grow(1)
+    fake.before[FETCH] = lambda body: (fake.before.clear(), truncate(fake, 20))
+    with pytest.raises(DataLoss, match=r"the log was truncated below offset 1\d"):
+        protocol.read(properties, "orders", "committed").read_all()
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_read_from_offset_above_the_log_raises(isolation: str) -> None:
-    with SmallCluster() as fake:
-        given = properties(fake, isolation_level=isolation)
-        message = (
-            r"start: offset 11 of orders-1 is out of range: the log holds \[0, 10\).*such as {\('orders', 1\): 10}"
-        )
-        with pytest.raises(DataLoss, match=message):
-            protocol.read(given, "orders", {("orders", 0): 0, ("orders", 1): END + 1})
-        assert protocol.read(given, "orders", {("orders", 1): END}).read_all().num_rows == 0
-        for number in range(PARTITIONS):
-            fake.shrink_log("orders", number, 4)
-        with pytest.raises(DataLoss, match="not in the log any more"):
-            protocol.read(given, "orders", {("orders", 1): 3}).read_all()
+def test_read_from_offset_above_the_log_raises(fake: SmallCluster, isolation: str) -> None:
+    given = properties(fake, isolation_level=isolation)
+    message = r"start: offset 11 of orders-1 is out of range: the log holds \[0, 10\).*such as {\('orders', 1\): 10}"
+    with pytest.raises(DataLoss, match=message):
+        protocol.read(given, "orders", {("orders", 0): 0, ("orders", 1): END + 1})
+    assert protocol.read(given, "orders", {("orders", 1): END}).read_all().num_rows == 0
+    for number in range(PARTITIONS):
+        fake.shrink_log("orders", number, 4)
+    with pytest.raises(DataLoss, match="not in the log any more"):
+        protocol.read(given, "orders", {("orders", 1): 3}).read_all()
 
 
-def test_read_from_offset_in_open_transaction_returns_nothing() -> None:
+def test_offset_in_open_transaction_is_a_start_but_no_end(fake: SmallCluster) -> None:
     """It is above the last stable offset, but in the log."""
-    with SmallCluster() as fake:
-        opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-        fake.write("orders", 0, write_batch(Batch([Record()], END, last_offset_delta=3, **opened)))
-        given = properties(fake, isolation_level="read_committed")
-        assert protocol.read(given, "orders", {("orders", 0): END + 2}).read_all().num_rows == 0
-
-
-def test_end_in_open_transaction_is_refused_with_the_last_stable_offset() -> None:
-    with SmallCluster() as fake:
-        opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-        fake.write("orders", 0, write_batch(Batch([Record()], END, last_offset_delta=3, **opened)))
-        given = properties(fake, isolation_level="read_committed")
-        with pytest.raises(UsageError, match=r"end: offset 11 of orders-0 is above its last stable offset, 10"):
-            protocol.read(given, "orders", end={("orders", 0): END + 1})
+    opened = {"flags": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    fake.write("orders", 0, write_batch(Batch([Record()], END, last_offset_delta=3, **opened)))
+    committed_only = properties(fake, isolation_level="read_committed")
+    assert protocol.read(committed_only, "orders", {("orders", 0): END + 2}).read_all().num_rows == 0
+    with pytest.raises(UsageError, match=r"end: offset 11 of orders-0 is above its last stable offset, 10"):
+        protocol.read(committed_only, "orders", end={("orders", 0): END + 1})
 
 
 def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
@@ -271,14 +258,13 @@ def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
         protocol.read({}, "orders")
 
 
-def test_dropped_reader_closes_its_connections() -> None:
-    with SmallCluster() as fake:
-        connections = connections_to(fake.bootstrap_servers)
-        unread = protocol.read(properties(fake), "orders")
-        assert connections()
-        del unread
-        gc.collect()
-        wait_until(lambda: not connections())
+def test_dropped_reader_closes_its_connections(fake: SmallCluster) -> None:
+    connections = connections_to(fake.bootstrap_servers)
+    unread = protocol.read(properties(fake), "orders")
+    assert connections()
+    del unread
+    gc.collect()
+    wait_until(lambda: not connections())
 
 
 def test_read_from_committed_offsets_of_group(kafka: LocalKafka, topic: TopicFactory) -> None:
@@ -360,8 +346,8 @@ def test_write_in_transaction_shows_all_rows_or_none(kafka: LocalKafka, topic: T
         (pa.table({"value": ["1"], "offset": [1]}), "offset is not a column of a record"),
     ],
 )
-def test_write_refuses_wrong_data(data: Any, message: str) -> None:
-    with SmallCluster() as fake, pytest.raises(UsageError, match=message):
+def test_write_refuses_wrong_data(fake: SmallCluster, data: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         protocol.write(properties(fake), "orders", data)
 
 

@@ -34,7 +34,7 @@ def test_interrupted_wait_hands_its_notification_on() -> None:
             return condition.wait(20)
 
     def handle(*_: object) -> None:
-        other.append(pool.submit(wait))
+        second_waits.append(pool.submit(wait))
         assert waiting.wait(20)
         with condition:
             condition.notify()
@@ -45,12 +45,12 @@ def test_interrupted_wait_hands_its_notification_on() -> None:
             pass
         signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
-    other: list[Future[bool]] = []
+    second_waits: list[Future[bool]] = []
     former = signal.signal(signal.SIGALRM, handle)
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(TimeoutError), condition, background(interrupt):
             condition.wait(20)
-        assert other[0].result()
+        assert second_waits[0].result()
     signal.signal(signal.SIGALRM, former)
 
 

@@ -28,8 +28,7 @@ def test_one_or_two_typos_are_recognised(name: str, remembered: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"],
+    "name", ["maxPartitions", "maxFilesPerTrigger", "toppings", "tonics", "subscription", "a", "", "ask", "topicName"]
 )
 def test_other_words_are_not_matched(name: str) -> None:
     assert closest_match(name, KNOWN) is None
