@@ -13,7 +13,7 @@ from protocol.testing.fake_kafka.clock import ManualClock
 
 Answer = KafkaError | None
 
-NOBODY = ConnectFailed("nobody is there")
+NO_BROKER = ConnectFailed("nobody is there")
 NO_LEADER = broker_error(ErrorCode.LEADER_NOT_AVAILABLE, "orders-0", topic="orders", partition=0)
 
 
@@ -42,8 +42,8 @@ def replies(begin: int, end: int, answer: Answer = None) -> list[tuple[float, An
         pytest.param([*replies(0, 8), *replies(30, 40)], True, id="after the silence"),
         pytest.param([*replies(0, 8), (9.0, None), *replies(10, 19)], False, id="known in between"),
         pytest.param([*replies(0, 8), (9.0, NO_LEADER), *replies(10, 19)], False, id="another error in between"),
-        pytest.param([*replies(0, 8), (9.0, NOBODY), *replies(10, 11)], True, id="one without an answer"),
-        pytest.param([*replies(0, 8), *replies(9, 17, NOBODY), (18.0, unknown())], False, id="many without an answer"),
+        pytest.param([*replies(0, 8), (9.0, NO_BROKER), *replies(10, 11)], True, id="one unanswered"),
+        pytest.param([*replies(0, 8), *replies(9, 17, NO_BROKER), (18.0, unknown())], False, id="many unanswered"),
         pytest.param([*replies(0, 8, unknown("a")), *replies(9, 12, unknown("a", "b"))], False, id="another one later"),
         pytest.param([*replies(0, 8, unknown("a")), *replies(9, 19, unknown("a", "b"))], True, id="both for long"),
         pytest.param([*replies(0, 8, unknown("a")), *replies(9, 17, unknown("b"))], False, id="one after the other"),
@@ -57,7 +57,7 @@ def test_topic_is_lost_after_consecutive_unknown_replies(answers: list[tuple[flo
 def test_timer_has_the_time_of_the_first_unknown_reply() -> None:
     assert after([]).began_s is None
     assert after([*replies(5, 8), (40.0, unknown())]).began_s == 5.0
-    assert after([*replies(5, 8), (9.0, NOBODY)]).began_s == 5.0
+    assert after([*replies(5, 8), (9.0, NO_BROKER)]).began_s == 5.0
     assert after([*replies(5, 8), (9.0, NO_LEADER)]).began_s is None
 
 

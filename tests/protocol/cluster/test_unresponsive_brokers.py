@@ -1,4 +1,4 @@
-"""Servers that are no brokers, start, or do not reply: others are asked, and errors name them; no real broker."""
+"""Servers that are no brokers, that start, or that do not reply: clients ask other brokers, and name them in errors."""
 
 from __future__ import annotations
 
