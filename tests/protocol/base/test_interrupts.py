@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.base.interrupts import Deferred, _MainThread, interruptible, join
+from tests.support.background import background
 
 INT, USR1, USR2, HUP = signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 NUMBERS = (INT, USR1, USR2, HUP)
@@ -76,13 +77,11 @@ def test_other_threads_defer_nothing(handled: list[int]) -> None:
             inside.set()
             sent.wait(20)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(20)
-    send(USR2)
-    assert handled == [USR2]
-    sent.set()
-    thread.join()
+    with background(work):
+        assert inside.wait(20)
+        send(USR2)
+        assert handled == [USR2]
+        sent.set()
 
 
 def test_handler_may_set_another_handler(handled: list[int]) -> None:

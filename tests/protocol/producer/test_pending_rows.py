@@ -15,6 +15,7 @@ from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import BatchResult, ProducedRange, SentColumns, SentRows
 from protocol.testing.fake_kafka.clock import ManualClock
+from tests.support.background import background
 
 
 def calls_of(pending: PendingRows, rows: int, count: int = 1) -> list[SentColumns]:
@@ -69,15 +70,11 @@ def test_calls_of_other_threads_do_not_extend_the_wait_for_memory() -> None:
         while not ended.wait(0.02):
             pending.wake()
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
+    with background(disturb):
         deadline = Deadline.after_ms(20_000)
-        assert not pending.wait_for_room(lambda: False, 0.2, despite_failures=True, deadline=deadline)
-        assert not deadline.passed
-    finally:
+        has_room = pending.wait_for_room(lambda: False, 0.2, despite_failures=True, deadline=deadline)
         ended.set()
-        thread.join()
+    assert (has_room, deadline.passed) == (False, False)
 
 
 def test_completed_batch_extends_the_wait_for_memory() -> None:

@@ -8,7 +8,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,7 @@ from tests.protocol.producer.on_fake import (
     skip_a_minute,
 )
 from tests.protocol.producer.producing import numbered, producer_of
+from tests.support.background import background
 from tests.support.internals import assembler_of, sender_of, thread_of
 from tests.support.wait_until import wait_until
 
@@ -55,23 +56,19 @@ def test_failed_sender_ends_a_call_that_waits_for_memory(
     """The call holds the lock that the end of the sender would wait for."""
     small = {"batch.size": 2_000, "buffer.memory": 10_000, "linger.ms": 5}
     with suppress(UsageError), producer_of(broker.bootstrap_servers, small) as producer:
-        outcomes: list[object] = []
 
-        def send() -> None:
+        def send() -> list[KafkaError]:
             try:
                 sent = producer.send_columns(TOPIC, numbered(0, 400), np.arange(400, dtype=np.int32) % 2)
-                outcomes.extend(sent.errors().values())
+                return [*sent.errors().values()]
             except UsageError as error:
-                outcomes.append(error)
+                return [error]
 
-        sending = threading.Thread(target=send, daemon=True)
-        with nothing_written(broker):
-            sending.start()
+        with ThreadPoolExecutor(1) as threads, nothing_written(broker):
+            sending = threads.submit(send)
             wait_until(lambda: producer.held_bytes > 5_000 and broker.request_bodies(PRODUCE))
             fail_first_calls(monkeypatch, owner, name)
-        sending.join(WAIT_S)
-        assert not sending.is_alive()
-        assert "its sender has failed" in str(outcomes[-1])
+        assert "its sender has failed" in str(sending.result()[-1])
         with pytest.raises(UsageError, match="its sender has failed"):
             producer.flush()
 
@@ -208,17 +205,12 @@ class TestTransaction:
         producer.init_transactions()
         producer.begin_transaction()
         broker.refuse(PRODUCE, ErrorCode.NOT_LEADER_OR_FOLLOWER, ALWAYS)
-        outcomes: list[SentColumns] = []
-        rows = np.arange(10_000, dtype=np.int32) % 2
-        sending = threading.Thread(
-            target=lambda: outcomes.append(producer.send_columns(TOPIC, numbered(0, 10_000), rows)), daemon=True
-        )
-        sending.start()
-        wait_until(lambda: producer.held_bytes > 10_000 and broker.request_bodies(PRODUCE))
-        producer.abort_transaction(WAIT_S * 1000)
-        sending.join(WAIT_S)
-        assert not sending.is_alive()
-        assert len(outcomes[0].errors(0)) == 10_000
+        partitions = np.arange(10_000, dtype=np.int32) % 2
+        with ThreadPoolExecutor(1) as threads:
+            sending = threads.submit(producer.send_columns, TOPIC, numbered(0, 10_000), partitions)
+            wait_until(lambda: producer.held_bytes > 10_000 and broker.request_bodies(PRODUCE))
+            producer.abort_transaction(WAIT_S * 1000)
+            assert len(sending.result(WAIT_S).errors(0)) == 10_000
         producer.close()
 
     def test_transaction_fails_before_its_rows(
@@ -279,16 +271,13 @@ def test_callback_may_take_a_lock_of_a_thread_that_sends(
     with producer_of(broker.bootstrap_servers, {"linger.ms": 60_000}) as producer:
         future = producer.send(TOPIC, b"fails")
         future.add_done_callback(callback)
-        sending = threading.Thread(target=send)
-        sending.start()
-        assert event.wait(WAIT_S)
-        with monkeypatch.context() as patch:
+        with background(send), monkeypatch.context() as patch:
+            assert event.wait(WAIT_S)
             patch.setattr(PartitionChoice, "choose_each", refuse)
             if call == "flush":
                 producer.flush()
             else:
                 producer.reset_sequences(Deadline.after_ms(WAIT_S * 1000))
-        sending.join(WAIT_S)
         assert future.exception(0) is not None
     assert taken == [True]
 

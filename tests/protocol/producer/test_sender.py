@@ -235,22 +235,20 @@ class TestMemory:
         small = {"batch.size": 4_000, "buffer.memory": 5_000, "linger.ms": 60_000, "max.block.ms": 20_000}
         with producer_of(broker.bootstrap_servers, {**small, "delivery.timeout.ms": 120_000}) as producer:
             written: list[Future[RecordMetadata]] = []
-            sending = threading.Thread(target=lambda: written.append(producer.send(TOPIC, bytes(3_000))))
             put = sender_of(producer).put
 
             def put_and_stand_still(*batches: Any) -> None:
                 put(*batches)
                 monkeypatch.undo()  # the sender's thread hands over the message
                 wait_until(lambda: pending_of(producer).empty)
-                sending.start()
-                wait_until(lambda: bool(written))
+                with ThreadPoolExecutor(1) as threads:
+                    written.append(threads.submit(producer.send, TOPIC, bytes(3_000)).result(WAIT_S))
 
             producer.send(TOPIC, b"known", partition=0)
             producer.flush()
             send_rows(producer, 0, 22)
             monkeypatch.setattr(sender_of(producer), "put", put_and_stand_still)
             producer.flush()
-            sending.join()
             assert len(written) == 1
 
 
