@@ -116,9 +116,6 @@ class Cluster(FakeKafka):
         self.create_topic(topic, 1)
         self.rewrite(topic, 0, records(0, 1, last_offset=end - 1))
 
-    def committed(self, group: str) -> dict[tuple[str, int], int]:
-        return {key: entry.offset for key, entry in self.offsets.committed.get(group, {}).items()}
-
 
 def wait_for_rebalance(reader: KafkaStreamReader) -> None:
     assert reader.query.membership is not None
@@ -138,7 +135,7 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
         end = reader.latestOffset(reader.initialOffset(), limit)
         assert (end["a"], end["b"]) == ({"0": 20}, {"0": 3})
         end = reader.latestOffset(end, limit)
-        wait_until(lambda: cluster.committed("g") == {("a", 0): 20, ("b", 0): 3})
+        wait_until(lambda: cluster.committed_offsets("g") == {("a", 0): 20, ("b", 0): 3})
         cluster.rewrite("a", 0, records(0, 1, last_offset=24))
         end = reader.latestOffset(end, limit)
         assert end["a"] == {"0": 25}
@@ -149,7 +146,7 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
             assert "a" not in end
         cluster.create("a", 30)
         committed = []
-        cluster.before[JOIN_GROUP] = lambda body: committed.append(cluster.committed("g").get(("a", 0)))
+        cluster.before[JOIN_GROUP] = lambda body: committed.append(cluster.committed_offsets("g").get(("a", 0)))
         begin = end
 
         def planned() -> bool:
@@ -186,7 +183,7 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
             cluster.grow(5)
 
         reader.latestOffset(begin, limit)
-        wait_until(lambda: {committed.offset for committed in cluster.offsets.committed.get("g", {}).values()} == {10})
+        wait_until(lambda: set(cluster.committed_offsets("g").values()) == {10})
         cluster.before[LIST_OFFSETS] = stand_still
         end = reader.latestOffset(begin, limit)
         assert ranges(reader, begin, end) == [(0, 20, 25), (1, 20, 25)]
@@ -280,7 +277,7 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         for offset in (5, 6, 7):
             manager.stage({("a", 0): CommittedOffset(offset), ("b", 0): CommittedOffset(3)})
             commits.await_last_commit("the next run commits it")
-            assert cluster.committed("g") == {("a", 0): offset}
+            assert cluster.committed_offsets("g") == {("a", 0): offset}
         assert time.monotonic() - since_s < 8
         assert manager.healthy
         reader.stop()

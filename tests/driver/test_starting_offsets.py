@@ -15,6 +15,7 @@ from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.offsets import epochs_of
 from tests.support.stale_coordinator import keep_deleted_topic
+from tests.support.wait_until import wait_until
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
 HALF = "a-0 at 7, a-1 at 20. The 20 offsets before that are not read. To read them, set startingOffsets=earliest"
@@ -200,7 +201,12 @@ def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster,
     begin, end = first_batch(reader)
     assert ranges(reader, begin, end) == []
     reader.latestOffset(end, reader.getDefaultReadLimit())
+
+    def commits() -> set[tuple[int, int]]:
+        bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
+        rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
+        return {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows}
+
+    wait_until(lambda: len(commits()) == 2)
     reader.stop()
-    bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
-    rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
-    assert {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows} == {(30, 6), (20, 5)}
+    assert commits() == {(30, 6), (20, 5)}

@@ -22,7 +22,7 @@ from tests.support.consumer_groups import members_of, set_session_timeout, wait_
 from tests.support.documents import block
 from tests.support.member_queries import Key, Run, drivers, fill, new_group, query_of
 from tests.support.soak import variants
-from tests.support.wait_until import attempts
+from tests.support.wait_until import attempts, wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -200,6 +200,8 @@ def test_restarted_static_member_causes_no_rebalance(
     else:
         set_session_timeout(kafka1, group, 60_000)
     with Librdkafka(kafka1, name, group, protocol) as librdkafka:
+        # Otherwise the query might own both partitions at first.
+        wait_until(lambda: shares(kafka1, group) == [2], timeout_s=60, every_s=0.05)
         with query_of(spark, kafka1, name, group, protocol, tmp_path, **options) as ours:
 
             def shared() -> bool:
