@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamReader
 
+from protocol.testing.fake_kafka.listener import kept_port
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import describe
@@ -36,10 +36,10 @@ def produce(kafka: LocalKafka, topic: str, records: int) -> None:
 
 
 def test_unreachable_bootstrap_server_is_an_error_with_remedy(spark: SparkSession, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
     options = {"kafka.default.api.timeout.ms": "1500", "fetchOffset.numRetries": "0"}
-    error = run_stream(reader(spark, address, subscribe="orders", **options), tmp_path)
+    with kept_port() as closed_port:
+        address = f"127.0.0.1:{closed_port.getsockname()[1]}"
+        error = run_stream(reader(spark, address, subscribe="orders", **options), tmp_path)
     assert address in error
     assert "kafka.bootstrap.servers" in error
     assert "attempt" in error
