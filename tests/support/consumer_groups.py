@@ -89,7 +89,7 @@ def _again_until_ready(ask: Callable[[], T], timeout_s: float = 60) -> T:
     return ask()
 
 
-def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 30) -> list[GroupRow]:
+def wait_for_lag_zero(kafka: LocalKafka, group: str, partitions: int, timeout_s: float = 90) -> list[GroupRow]:
     """Wait until `partitions` rows exist and all have lag 0."""
     # Not by librdkafka, which may crash while the first group of a cluster is being created.
     with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:

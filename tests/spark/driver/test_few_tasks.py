@@ -74,5 +74,5 @@ def fill(kafka: LocalKafka, topic: str) -> None:
 
 def leaders_of(kafka: LocalKafka, topic: str) -> dict[int, int]:
     client = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    partitions = client.list_topics(topic, timeout=10).topics[topic].partitions
+    partitions = client.list_topics(topic, timeout=30).topics[topic].partitions
     return {number: partitions[number].leader for number in sorted(partitions)}

@@ -45,7 +45,7 @@ def test_failed_tool_raises_its_output(kafka1: LocalKafka) -> None:
 
 def test_paused_broker_responds_after_resume_only(kafka1: LocalKafka) -> None:
     asking = admin(kafka1)
-    asking.list_topics(timeout=10)
+    asking.list_topics(timeout=30)
     kafka1.pause(1)
     try:
         with pytest.raises(KafkaException, match=r"_TRANSPORT|_TIMED_OUT"):
@@ -53,7 +53,7 @@ def test_paused_broker_responds_after_resume_only(kafka1: LocalKafka) -> None:
         assert kafka1.pid(1) is not None
     finally:
         kafka1.resume(1)
-    assert asking.list_topics(timeout=10).brokers.keys() == {1}
+    assert asking.list_topics(timeout=30).brokers.keys() == {1}
 
 
 # -- how a cluster is set up ------------------------------------------------------------------
@@ -93,7 +93,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
 
 def test_port_taken_before_start_is_replaced(kafka1: LocalKafka, special: LocalKafka) -> None:
     assert special.address(1) != kafka1.address(1)
-    assert admin(special).list_topics(timeout=10).cluster_id != admin(kafka1).list_topics(timeout=10).cluster_id
+    assert admin(special).list_topics(timeout=30).cluster_id != admin(kafka1).list_topics(timeout=30).cluster_id
 
 
 @pytest.mark.kafka
@@ -228,7 +228,7 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
         assert running.stdout is not None
         servers = running.stdout.readline().strip()
         assert servers == f"127.0.0.1:{port}"
-        cluster = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=10)
+        cluster = AdminClient({"bootstrap.servers": servers, "log_level": 0}).list_topics(timeout=30)
         assert cluster.brokers.keys() == {1}
         assert {name: len(cluster.topics[name].partitions) for name in cluster.topics} == {"orders": 3, "payments": 1}
         url = f"http://127.0.0.1:{registry_port}"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.soak
 
 
 def test_three_brokers_know_each_other(kafka: LocalKafka) -> None:
-    cluster = admin(kafka).list_topics(timeout=10)
+    cluster = admin(kafka).list_topics(timeout=30)
     addresses = {broker_id: f"{broker.host}:{broker.port}" for broker_id, broker in cluster.brokers.items()}
     assert addresses == {broker_id: kafka.address(broker_id) for broker_id in (1, 2, 3)}
     assert kafka.bootstrap_servers == ",".join(addresses[broker_id] for broker_id in (1, 2, 3))

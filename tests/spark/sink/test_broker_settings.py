@@ -146,7 +146,7 @@ def test_producer_with_expired_transactional_id_aborts_and_continues(other_kafka
 
 
 def wait_until_forgotten(client: Client, transactional_id: str) -> None:
-    wait_until(lambda: not list_transactions(client, prefix=transactional_id), every_s=0.05)
+    wait_until(lambda: not list_transactions(client, prefix=transactional_id), timeout_s=90, every_s=0.05)
 
 
 def send_and_flush(producer: TransactionalProducer, topic: str) -> None:
