@@ -10,6 +10,7 @@ import pytest
 from protocol.base import once
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
+from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -178,13 +179,14 @@ def test_replies_of_possible_zookeeper_cluster_prove_no_deletion(clock: ManualCl
 # -- assign ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("numbers", ["0, 7", "7"])
 def test_assigned_partition_that_does_not_exist_is_refused_by_name(
-    cluster: Cluster, numbers: str, streaming: bool
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, numbers: str, streaming: bool
 ) -> None:
     """Spark's connector skips it: a misspelled number would read nothing."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 60_000)
     settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": f'{{"a": [{numbers}]}}'}
     options = parse_source_options(settings, streaming=streaming)
     client = PROCESS.client(options.client)

