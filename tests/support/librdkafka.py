@@ -14,10 +14,11 @@ def admin(kafka: LocalKafka) -> AdminClient:
     return AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
 
 
-def produce(kafka: LocalKafka, topic: str, *values: str) -> None:
+def produce(kafka: LocalKafka, topic: str, *values: str | bytes | None, **fields: Any) -> None:
+    """Write values; `fields` of each record are those of librdkafka: `key`, `partition`, `headers`, `timestamp`."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for value in values:
-        producer.produce(topic, value)
+        producer.produce(topic, value, **fields)
     assert producer.flush(30) == 0
 
 

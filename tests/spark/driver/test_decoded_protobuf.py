@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -17,36 +16,27 @@ from pyspark.sql import DataFrame, SparkSession
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.documents import block
+from tests.support.librdkafka import produce
 from tests.support.protobuf_messages import Field, message_type
+from tests.support.spark_frames import batch, stream, streamed
 
-FIRST = message_type({"id": (1, Field.TYPE_INT64), "country": (2, Field.TYPE_STRING)})
-SECOND = message_type(
-    {"id": (1, Field.TYPE_INT64), "country": (2, Field.TYPE_STRING), "tags": (3, Field.TYPE_STRING, 3)}
-)
+FIELDS = {"id": (1, Field.TYPE_INT64), "country": (2, Field.TYPE_STRING)}
+FIRST, SECOND = message_type(FIELDS), message_type({**FIELDS, "tags": (3, Field.TYPE_STRING, 3)})
 REFUND = message_type({"id": (1, Field.TYPE_INT64)}, "Refund", before=["First"])
 Write = Callable[..., None]
 
 
 @pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
-
-
-@pytest.fixture
-def write(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Write:
+def write(kafka1: LocalKafka, registry_client: SchemaRegistryClient) -> Write:
     """Return `write(topic, message, …)`, as Confluent's serialiser writes; bytes are written as they are."""
-    client = SchemaRegistryClient({"url": registry.url})
-    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
+
+    def serialized(topic: str, message: Any) -> bytes | None:
+        serializer = ProtobufSerializer(type(message), registry_client, {"use.deprecated.format": False})
+        return serializer(message, SerializationContext(topic, MessageField.VALUE))
 
     def send(topic: str, *messages: Any) -> None:
-        for message in messages:
-            raw = message
-            if not isinstance(message, bytes):
-                serializer = ProtobufSerializer(type(message), client, {"use.deprecated.format": False})
-                raw = serializer(message, SerializationContext(topic, MessageField.VALUE))
-            producer.produce(topic, raw, key=b"k")
-        assert producer.flush(30) == 0
+        raw = [message if isinstance(message, bytes) else serialized(topic, message) for message in messages]
+        produce(kafka1, topic, *raw, key=b"k")
 
     return send
 
@@ -56,14 +46,8 @@ def load(spark: SparkSession, kafka1: LocalKafka, registry: FakeSchemaRegistry) 
     """Return `load(topic, option=…)`, a batch read."""
 
     def read(topic: str, **more: str) -> DataFrame:
-        options = {
-            "kafka.bootstrap.servers": kafka1.bootstrap_servers,
-            "subscribe": topic,
-            "valueFormat": "confluent-protobuf",
-            **({"schema.registry.url": registry.url} if "valueFormat" not in more else {}),
-            **{name.replace("__", "."): text for name, text in more.items()},
-        }
-        return spark.read.format("pykafka-group").options(**options).load()
+        framed = {"valueFormat": "confluent-protobuf", "schema_registry_url": registry.url}
+        return batch(spark, kafka1, subscribe=topic, **(more if "valueFormat" in more else framed | more))
 
     return read
 
@@ -78,7 +62,7 @@ def test_messages_are_columns_with_the_types_of_the_schema(topic1: Any, write: W
     assert frame.schema["value"].metadata["schema.registry.version"] == 2
     rows = frame.select("value.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [(1, "DE", []), (2, None, ["a", "b"])]
-    only = load(topic, valueFields="id", emit__default__values="true")
+    only = load(topic, valueFields="id", emit_default_values="true")
     assert only.select("value.*").orderBy("id").collect() == [(1,), (2,)]
 
 
@@ -90,28 +74,11 @@ def test_stream_leaves_other_messages_to_the_dead_letter_topic(
     refund = registry.requests  # of the serialiser
     assert refund
     write(topic, b"\0\0\0\0\1\0\x08\x05", b"no frame", REFUND(id=4))
-    options = {
-        "kafka.bootstrap.servers": kafka1.bootstrap_servers,
-        "subscribe": topic,
-        "startingOffsets": "earliest",
-        "valueFormat": "confluent-protobuf",
-        "valueMessageName": "Refund",
-        "schema.registry.url": registry.url,
-        "onDecodeError": "dead-letter",
-        "deadLetterTopic": dead,
-    }
-    frame = spark.readStream.format("pykafka-group").options(**options).load().select("value.id")
-    collected: list[int] = []
-
-    def collect(batch: DataFrame, _: int) -> None:
-        collected.extend(row.id for row in batch.collect())
-
-    writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path))
-    writer.trigger(availableNow=True).start().awaitTermination(120)
-    assert collected == [1, 4]
-    letters = spark.read.format("pykafka-group").options(**{
-        "kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": dead, "includeHeaders": "true"
-    }).load().orderBy("offset").collect()  # fmt: skip
+    options = {"valueFormat": "confluent-protobuf", "valueMessageName": "Refund", "schema_registry_url": registry.url}
+    options |= {"onDecodeError": "dead-letter", "deadLetterTopic": dead}
+    rows = streamed(stream(spark, kafka1, subscribe=topic, **options).select("value.id"), tmp_path)
+    assert [row.id for row in rows] == [1, 4]
+    letters = batch(spark, kafka1, subscribe=dead, includeHeaders=True).orderBy("offset").collect()
     reasons = [
         {header.key: bytes(header.value).decode() for header in row.headers}["__connect.errors.exception.message"]
         for row in letters

@@ -16,8 +16,9 @@ from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.conftest import KAFKA_VERSION, TopicFactory
+from tests.conftest import KAFKA_VERSION, NEEDS_KIP_848, TopicFactory
 from tests.spark.driver.topic_admin import produce
+from tests.support.spark_frames import stream
 from tests.support.topic_changes import delete_topics
 from tests.support.wait_until import wait_until
 
@@ -29,17 +30,9 @@ UNPROVEN_MS = 60_000
 """A topic counts as deleted after this time, and three times of it in a task, if brokers do not prove the deletion.
 About 2 s are expected with proof."""
 
-PATTERN, CONSUMER = "subscribePattern", "member"
 
-
-def subscription(how: str, prefix: str) -> dict[str, str]:
-    protocol = {"kafka.group.protocol": "consumer"} if how == CONSUMER else {}
-    return {"subscribePattern": f"^{prefix}-.*", **protocol}
-
-
-def options(kafka: LocalKafka, **arguments: str) -> dict[str, str]:
-    servers = kafka.bootstrap_servers
-    return {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest", "failOnDataLoss": "false", **arguments}
+def options(prefix: str) -> dict[str, str]:
+    return {"subscribePattern": f"^{prefix}-.*", "startingOffsets": "earliest", "failOnDataLoss": "false"}
 
 
 def two_topics(topic: TopicFactory) -> tuple[str, str, str]:
@@ -55,17 +48,16 @@ def rows_by_topic(reader: KafkaStreamReader, start: JsonDict, end: JsonDict) -> 
     return result
 
 
-@pytest.mark.parametrize("how", [PATTERN, CONSUMER])
+@pytest.mark.parametrize("protocol", ["none", pytest.param("consumer", marks=NEEDS_KIP_848)])
 def test_topic_deleted_within_batch_delays_other_topics_by_seconds(
-    how: str, kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+    protocol: str, kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", UNPROVEN_MS)
-    if how == CONSUMER and version_numbers(KAFKA_VERSION) < (4, 0):
-        pytest.skip("the consumer protocol begins with Kafka 4.0")
     prefix, retained, deleted = two_topics(topic)
     for name in (retained, deleted):
         produce(kafka, name, "first", 3)
-    inputs = options(kafka, **subscription(how, prefix), **{"kafka.group.id": f"group-{prefix}"})
+    group = {"kafka.group.id": f"group-{prefix}", "kafka.group.protocol": protocol}
+    inputs = {"kafka.bootstrap.servers": kafka.bootstrap_servers, **options(prefix), **group}
     reader = KafkaStreamReader(parse_source_options(inputs, streaming=True))
     limit = reader.getDefaultReadLimit()
     try:
@@ -105,8 +97,7 @@ def test_query_of_pattern_survives_topic_deleted_within_batch(
             produce(kafka, retained, "last", 5)
         result.update(row.topic for row in batch.select("topic").collect())
 
-    inputs = options(kafka, **subscription(PATTERN, prefix))
-    rows = spark.readStream.format("pykafka-group").options(**inputs).load()
+    rows = stream(spark, kafka, **options(prefix))
     query = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path)).start()
     query.processAllAvailable()
     for name in (retained, deleted):

@@ -12,21 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.support.consumer_groups import describe, described_by_kafka, members_of, move_group, wait_for_lag_zero
+from tests.support.member_queries import fill, new_group
 from tests.support.noop_queries import row_count, run_query, start_query
 from tests.support.soak import variants
+from tests.support.spark_frames import streamed
 from tests.support.wait_for_brokers import wait_until_decided
 from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
-
-
-def fill(kafka: LocalKafka, topic: str, partitions: int, records: int) -> None:
-    """Write `records` records to each of the first `partitions` partitions."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 20})
-    for partition in range(partitions):
-        for n in range(records):
-            producer.produce(topic, key=f"k{n}", value=f"v{n}", partition=partition)
-    assert producer.flush(30) == 0
 
 
 NONE, CLASSIC, CONSUMER = "none", "classic", pytest.param("consumer", marks=NEEDS_KIP_848)
@@ -40,14 +33,9 @@ def modes(*some: object) -> pytest.MarkDecorator:
 def stream(
     spark: SparkSession, kafka: LocalKafka, topic: str, group: str, mode: str = "none", **options: str
 ) -> DataFrame:
-    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    reader = reader.option("subscribe", topic).option("kafka.group.id", group)
-    reader = reader.option("kafka.group.protocol", mode)
-    return reader.option("kafka.auto.offset.reset", "earliest").options(**options).load()
-
-
-def new_group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
+    where = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+    where |= {"kafka.group.protocol": mode, "kafka.auto.offset.reset": "earliest"}
+    return spark.readStream.format("pykafka-group").options(**where, **options).load()
 
 
 SEVERAL_BATCHES = pytest.param({"maxOffsetsPerTrigger": "70"}, id="several batches")
@@ -63,9 +51,7 @@ def test_available_now_leaves_lag_zero_on_all_partitions(
     query = run_query(stream(spark, kafka1, name, group, mode, **options), tmp_path)
     rows = described_by_kafka(kafka1, group)
     assert [(row.partition, row.current_offset, row.lag) for row in rows] == [
-        (0, 100, 0),
-        (1, 100, 0),
-        (2, 100, 0),
+        *((partition, 100, 0) for partition in range(3)),
         (3, 0, 0),
     ]
     assert row_count(query) == 300
@@ -108,27 +94,11 @@ def test_new_query_resumes_at_committed_offsets_without_gap_or_repeat(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, mode: str
 ) -> None:
     name, group = topic1(2), new_group()
-    observed: list[list[str]] = []
-
-    def keep(batch: DataFrame, batch_id: int) -> None:
-        observed.append(
-            sorted(f"{row.partition}:{row.offset}" for row in batch.select("partition", "offset").collect())
-        )
-
     for run in range(2):
         fill(kafka1, name, partitions=2, records=5)
-        query = (
-            stream(spark, kafka1, name, group, mode)
-            .writeStream.foreachBatch(keep)
-            .option("checkpointLocation", str(tmp_path / str(run)))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-    assert observed == [
-        [f"{partition}:{offset}" for partition in range(2) for offset in range(5)],
-        [f"{partition}:{offset}" for partition in range(2) for offset in range(5, 10)],
-    ]
+        rows = stream(spark, kafka1, name, group, mode).select("partition", "offset")
+        result = sorted(tuple(row) for row in streamed(rows, tmp_path / str(run)))
+        assert result == [(partition, 5 * run + offset) for partition in range(2) for offset in range(5)]
 
 
 @modes(NONE, CLASSIC)

@@ -20,6 +20,7 @@ from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.conftest import TopicFactory
 from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.log_segments import stored_batches
+from tests.support.spark_frames import await_end, stream
 
 SMALL, LARGE = 8_000, 400
 LIMIT_BYTES = 1_000_000
@@ -29,8 +30,7 @@ LIMIT_BYTES = 1_000_000
 def uneven(kafka1: LocalKafka, topic1: TopicFactory) -> str:
     """Create a topic with 0.9 MB of small records in partition 0, and 4 MB of records 100 times as large in 1."""
     name = topic1(2)
-    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0, "batch.size": 16_384, "linger.ms": 20}
-    producer = Producer(settings)
+    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "batch.size": 16_384, "linger.ms": 20})
     for partition, count, size in ((0, SMALL, 100), (1, LARGE, 10_000)):
         for number in range(count):
             producer.produce(name, b"%d" % number + b"." * size, partition=partition)
@@ -120,11 +120,9 @@ def test_query_with_max_bytes_per_trigger_reads_every_row_once(
 
     def run(checkpoint: str, **trigger: bool) -> StreamingQuery:
         rows.clear()
-        options = given(kafka1, uneven, maxBytesPerTrigger="3m", columns="partition,offset")
-        reader = spark.readStream.format("pykafka-group").options(**options).load()
+        reader = stream(spark, kafka1, subscribe=uneven, maxBytesPerTrigger="3m", columns="partition,offset")
         writer = reader.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / checkpoint))
-        query = writer.trigger(**trigger).start()
-        assert query.awaitTermination(120)
+        await_end(query := writer.trigger(**trigger).start())
         assert sorted(rows) == [(0, n) for n in range(SMALL)] + [(1, n) for n in range(LARGE)]
         return query
 

@@ -1,7 +1,4 @@
-"""Options of the source on a real Kafka: timestamps, `minOffsetsPerTrigger`, columns and filters.
-
-Batch reads are compared with Spark's JVM connector if it has the option, otherwise with the written records.
-"""
+"""Options of the source on a real Kafka: timestamps, `minOffsetsPerTrigger`, columns and filters."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from pyspark.sql.streaming import StreamingQuery
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.noop_queries import row_count, run_query, start_query
+from tests.support.spark_frames import batch, stream
 from tests.support.wait_until import wait_until
 
-OURS, JVM = "pykafka-group", "kafka"
 # Timestamps are in the past.
 NO_RETENTION = {"retention.ms": "-1"}
 T0_MS = 1_700_000_000_000
@@ -33,22 +30,6 @@ def produce(kafka: LocalKafka, topic: str, partition: int, timestamps_ms: list[i
     for n, timestamp_ms in enumerate(timestamps_ms):
         producer.produce(topic, value=f"v{n}", key=f"k{n % 3}", partition=partition, timestamp=timestamp_ms)
     assert producer.flush(30) == 0
-
-
-def batch(spark: SparkSession, kafka: LocalKafka, name: str = OURS, **options: object) -> DataFrame:
-    return load(spark.read, kafka, name, options)
-
-
-def stream(spark: SparkSession, kafka: LocalKafka, **options: object) -> DataFrame:
-    return load(spark.readStream, kafka, OURS, options)
-
-
-def load(reader: Any, kafka: LocalKafka, name: str, options: dict[str, object]) -> DataFrame:
-    # The JVM connector waits this long once or twice per task.
-    reader = reader.format(name).option("kafka.fetch.max.wait.ms", 20)
-    reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    rows: DataFrame = reader.options(**{key: str(value) for key, value in options.items()}).load()
-    return rows
 
 
 @contextmanager
@@ -113,7 +94,7 @@ def test_triggers_below_min_offsets_wait_at_most_max_trigger_delay(
 ) -> None:
     name = topic1(2, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS] * 3)
-    options = {"subscribe": name, "startingOffsets": "earliest", "minOffsetsPerTrigger": 5}
+    options = {"subscribe": name, "minOffsetsPerTrigger": 5}
 
     def seen() -> int:
         progress = query.lastProgress
@@ -147,7 +128,7 @@ def test_available_now_reads_rest_below_min_offsets(
     name = topic1(1, config=NO_RETENTION)
     produce(kafka1, name, 0, [T0_MS] * 23)
     limits = {"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 10}
-    query = run_query(stream(spark, kafka1, subscribe=name, startingOffsets="earliest", **limits), tmp_path)
+    query = run_query(stream(spark, kafka1, subscribe=name, **limits), tmp_path)
     assert rows_of_batches(query) == [10, 10, 3]
 
 
@@ -157,17 +138,16 @@ def test_available_now_reads_rest_below_min_offsets(
 def test_option_columns_selects_columns_of_source(
     spark: SparkSession, kafka1: LocalKafka, timed: str, tmp_path: Path
 ) -> None:
-    options = {"subscribe": timed, "startingOffsets": "earliest"}
-    complete = batch(spark, kafka1, **options, includeHeaders=True)
+    complete = batch(spark, kafka1, subscribe=timed, includeHeaders=True)
     all_rows = complete.collect()
     assert len(all_rows) == 111
     for columns in (["offset", "partition"], ["value", "headers", "timestamp"], ["topic"], ["timestampType", "key"]):
-        rows = batch(spark, kafka1, **options, columns=",".join(columns))
+        rows = batch(spark, kafka1, subscribe=timed, columns=",".join(columns))
         assert rows.schema == complete.select(columns).schema
         assert content(rows) == sorted(tuple(row[name] for name in columns) for row in all_rows)
-    assert row_count(run_query(stream(spark, kafka1, **options, columns="value"), tmp_path)) == 111
+    assert row_count(run_query(stream(spark, kafka1, subscribe=timed, columns="value"), tmp_path)) == 111
     with pytest.raises(Exception, match="'colour' is no column"):
-        batch(spark, kafka1, **options, columns="colour")
+        batch(spark, kafka1, subscribe=timed, columns="colour")
 
 
 def test_dataframe_with_filter_pushdown_has_all_rows_without_filter(
@@ -175,12 +155,9 @@ def test_dataframe_with_filter_pushdown_has_all_rows_without_filter(
 ) -> None:
     """PySpark reuses one plan for all queries of a `load()`, so pushed filters of one would apply to all."""
     with setting(spark, "spark.sql.python.filterPushdown.enabled", "true"):
-        rows = batch(spark, kafka1, subscribe=timed, startingOffsets="earliest").select("partition", "offset")
+        rows = batch(spark, kafka1, subscribe=timed).select("partition", "offset")
         every = content(rows)
         early, late = rows.where("offset < 3"), rows.where("offset >= 3")
         assert content(early) == [row for row in every if row[1] < 3]
         assert content(rows) == every
         assert content(early.union(late)) == every
-
-
-# -- topics recreated -----------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.schema_registry import (
     SchemaRegistryClient,
     record_subject_name_strategy,
@@ -17,12 +16,14 @@ from confluent_kafka.schema_registry import (
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.documents import block
+from tests.support.librdkafka import produce
+from tests.support.spark_frames import batch, stream, streamed
 
 NAMES = ("Order", "Refund", "Login", "Shipment", "Rating")
 STRATEGIES = {
@@ -39,22 +40,13 @@ def schema(name: str, *more: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
-
-
-@pytest.fixture
-def write(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Write:
+def write(kafka1: LocalKafka, registry_client: SchemaRegistryClient) -> Write:
     """Return `write(topic, strategy, schema, *records)`."""
-    client = SchemaRegistryClient({"url": registry.url})
-    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
 
     def send(topic: str, strategy: str, schema: dict[str, Any], *records: dict[str, Any]) -> None:
-        serialize = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
-        for record in records:
-            producer.produce(topic, serialize(record, SerializationContext(topic, MessageField.VALUE)))
-        assert producer.flush(30) == 0
+        conf, context = {"subject.name.strategy": STRATEGIES[strategy]}, SerializationContext(topic, MessageField.VALUE)
+        serialize = AvroSerializer(registry_client, json.dumps(schema), conf=conf)
+        produce(kafka1, topic, *(serialize(record, context) for record in records))
 
     return send
 
@@ -71,45 +63,31 @@ def test_five_types_become_columns_and_evolve(
 ) -> None:
     topic = topic1(2)
     options = {
-        "kafka.bootstrap.servers": kafka1.bootstrap_servers,
         "subscribe": topic,
-        "startingOffsets": "earliest",
         "valueFormat": "confluent-avro",
         "valueTypes": ",".join(f"shop.{name}" for name in NAMES),
         "valueSubjectNameStrategy": strategy,
-        "schema.registry.url": registry.url,
+        "schema_registry_url": registry.url,
         "columns": "value,valueType",
     }
     for number, name in enumerate(NAMES):
         write(topic, strategy, schema(name), {"id": number}, {"id": number + 10})
-    collected: list[tuple[str, str]] = []
 
-    def run(**more: str) -> DataFrame:
-        frame: DataFrame = spark.readStream.format("pykafka-group").options(**options, **more).load()
+    def run(**more: str) -> list[tuple[Any, ...]]:
+        rows = stream(spark, kafka1, **options, **more).selectExpr("valueType", "to_json(value) AS json")
+        return [tuple(row) for row in streamed(rows, tmp_path)]
 
-        def collect(batch: DataFrame, _: int) -> None:
-            rows = batch.selectExpr("valueType", "to_json(value) AS json").collect()
-            collected.extend((row.valueType, row.json) for row in rows)
-
-        writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination(120)
-        return frame
-
-    first = run()
-    assert first.select("value.*").columns == list(NAMES)
-    expected = {
+    assert stream(spark, kafka1, **options).select("value.*").columns == list(NAMES)
+    assert sorted(run()) == sorted(
         (name, f'{{"{name}":{{"id":{number + more}}}}}') for number, name in enumerate(NAMES) for more in (0, 10)
-    }
-    assert set(collected) == expected
-    assert len(collected) == len(expected)
-    collected.clear()
+    )
     write(topic, strategy, schema("Order", NOTE), {"id": 20, "note": "fragile"})
     with pytest.raises(StreamingQueryException, match=r"shop\.Order=1 to keep the columns"):
         run()
     prefix = f"{topic}-" if strategy.startswith("Topic") else ""
-    run(**{"schema.registry.reader.version": f"{prefix}shop.Order=1"})
-    assert collected == [("Order", '{"Order":{"id":20}}')]
-    orders = spark.read.format("pykafka-group").options(**options, filter="valueType = 'Order'").load()
+    pinned = run(schema_registry_reader_version=f"{prefix}shop.Order=1")
+    assert pinned == [("Order", '{"Order":{"id":20}}')]
+    orders = batch(spark, kafka1, **options, filter="valueType = 'Order'")
     rows = orders.select("value.Order.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [(0, None), (10, None), (20, "fragile")]
 
@@ -133,11 +111,4 @@ def test_example_of_the_page_runs(
     }
     result: dict[str, Any] = {"spark": spark}
     exec(block("schemas.md", "events = (").with_names(names), result)
-    collected: list[int] = []
-
-    def collect(batch: DataFrame, _: int) -> None:
-        collected.extend(row.id for row in batch.collect())
-
-    writer = result["orders"].writeStream.foreachBatch(collect)
-    writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination(120)
-    assert collected == [7]
+    assert [row.id for row in streamed(result["orders"], tmp_path)] == [7]
