@@ -1,41 +1,53 @@
-"""Columns written with a schema, in each format: options, and how they are read back."""
+"""Columns written with a schema, in each format: how they are written and read back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
 from pyspark.sql import DataFrame
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.support.librdkafka import raw_values
+from tests.support.spark_frames import batch, write
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
+@dataclass(frozen=True)
+class EncodedSink:
+    """The sink with one value format and a schema registry."""
 
+    kafka: LocalKafka
+    new_topic: TopicFactory
+    registry: FakeSchemaRegistry
+    value_format: str
 
-def sink_options(kafka: LocalKafka, topic: str, value_format: str, url: str, **more: str) -> dict[str, str]:
-    """Return options; underscores in the names of `more` are dots."""
-    return {
-        "kafka.bootstrap.servers": kafka.bootstrap_servers,
-        "topic": topic,
-        "valueFormat": value_format,
-        "schema.registry.url": url,
-        **{name.replace("_", "."): text for name, text in more.items()},
-    }
+    @property
+    def options(self) -> dict[str, str]:
+        return {"valueFormat": self.value_format, "schema_registry_url": self.registry.url}
 
+    @property
+    def client(self) -> SchemaRegistryClient:
+        return SchemaRegistryClient({"url": self.registry.url})
 
-def write(frame: DataFrame, options: dict[str, str]) -> None:
-    """Write all rows in one task."""
-    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**options).save()
+    def topic_of(self, schema: str, kind: str = "AVRO") -> str:
+        """Create a topic whose subject has the schema."""
+        topic = self.new_topic()
+        self.registry.register(f"{topic}-value", schema, kind)
+        return topic
 
+    def write(self, frame: DataFrame, topic: str, **options: str) -> None:
+        """Write all rows in one task."""
+        write(frame.coalesce(1), self.kafka, topic=topic, **self.options, **options)
 
-def assert_read_as_written(frame: DataFrame, options: dict[str, str]) -> None:
-    """Register the schema of the column `value`, write it, and read it back with this project's source."""
-    write(frame, {**options, "schema.registry.auto.register.schemas": "true"})
-    read = {name: text for name, text in options.items() if name != "topic"}
-    result = frame.sparkSession.read.format("pykafka-group").options(**read, subscribe=options["topic"]).load()
-    assert result.select("value").collect() == frame.collect()
+    def raw_values(self, topic: str, count: int) -> list[Any]:
+        return raw_values(self.kafka, topic, count)
+
+    def assert_read_as_written(self, frame: DataFrame) -> None:
+        """Register the schema of the column `value`, write it, and read it back with this project's source."""
+        topic = self.new_topic()
+        self.write(frame, topic, schema_registry_auto_register_schemas="true")
+        result = batch(frame.sparkSession, self.kafka, subscribe=topic, **self.options)
+        assert result.select("value").collect() == frame.collect()

@@ -30,6 +30,7 @@ from tests.protocol.transaction.producing import new_id, numbers_in, started
 from tests.support.kafka_proxy import Fate, KafkaProxy
 from tests.support.read_back import read_back
 from tests.support.soak import variants
+from tests.support.spark_frames import write
 from tests.support.transaction_version import transactions_before_kip_890
 from tests.support.wait_for_brokers import wait_until_decided, wait_until_gone, wait_until_known
 from tests.support.wait_until import wait_until
@@ -61,8 +62,7 @@ def new_name() -> str:
 def test_concurrent_tasks_write_to_auto_created_topic(spark: SparkSession, other_kafka: LocalKafka) -> None:
     name = new_name()
     rows = spark.range(0, 9_000, 1, 3).selectExpr("cast(id AS string) AS value")
-    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", other_kafka.bootstrap_servers)
-    writer.option("topic", name).mode("append").save()
+    write(rows, other_kafka, topic=name)
     records = read_back(other_kafka, name)
     assert sorted(int(record.value or b"") for record in records) == list(range(9_000))
     assert set(Counter(record.partition for record in records)) == {0, 1, 2}

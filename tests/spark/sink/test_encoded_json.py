@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.schema_registry import SchemaRegistryClient
+import pytest
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import DataFrame, SparkSession
@@ -14,8 +14,9 @@ from pyspark.sql import functions as f
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.spark.sink.conftest import sink_options, write
-from tests.support.librdkafka import raw_values
+from tests.conftest import TopicFactory
+from tests.spark.sink.conftest import EncodedSink
+from tests.support.spark_frames import batch, stream, write, write_stream
 
 ORDER: dict[str, Any] = {
     "title": "Order",
@@ -38,8 +39,9 @@ def orders(spark: SparkSession) -> DataFrame:
     )
 
 
-def options(kafka: LocalKafka, topic: str, registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
-    return sink_options(kafka, topic, "confluent-json", registry.url, **more)
+@pytest.fixture
+def sink(kafka1: LocalKafka, topic1: TopicFactory, registry: FakeSchemaRegistry) -> EncodedSink:
+    return EncodedSink(kafka1, topic1, registry, "confluent-json")
 
 
 EVERYTHING = (
@@ -51,60 +53,48 @@ EVERYTHING = (
 )
 
 
-def test_values_are_those_of_to_json_and_are_read_as_they_were(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any
-) -> None:
-    topic = topic1()
+def test_values_are_those_of_to_json_and_are_read_as_they_were(spark: SparkSession, sink: EncodedSink) -> None:
+    topic = sink.new_topic()
     frame = spark.sql(EVERYTHING).union(spark.sql(EVERYTHING).selectExpr("NULL AS value"))
-    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "valueFormat": "json"}
-    write(frame, {**options, "topic": topic})
-    written = raw_values(kafka1, topic, 2)
+    write(frame.coalesce(1), sink.kafka, topic=topic, valueFormat="json")
+    written = sink.raw_values(topic, 2)
     reference = [row.value for row in frame.select(f.to_json("value").alias("value")).collect()]
     assert written[1] is reference[1] is None
     ours = json.loads(written[0])
     assert ours.pop("e") == "2026-01-31T06:00:00.123Z"
     assert json.loads(reference[0], parse_float=float).items() >= ours.items()
-    schema = frame.schema["value"].dataType
-    read = spark.read.format("pykafka-group").options(**options, subscribe=topic, valueSchema=schema.json())
-    assert read.load().orderBy("offset").selectExpr("CAST(value AS STRING)").collect() == (
+    schema = frame.schema["value"].dataType.json()
+    read = batch(spark, sink.kafka, subscribe=topic, valueFormat="json", valueSchema=schema)
+    assert read.orderBy("offset").selectExpr("CAST(value AS STRING)").collect() == (
         frame.selectExpr("CAST(value AS STRING)").collect()
     )
 
 
-def test_batch_is_written_with_the_latest_version_of_the_subject(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
-) -> None:
-    topic = topic1()
-    registry.register(f"{topic}-value", json.dumps(ORDER), "JSON")
-    write(orders(spark), options(kafka1, topic, registry))
-    client = SchemaRegistryClient({"url": registry.url})
-    deserializer = JSONDeserializer(None, schema_registry_client=client)  # validates with the writer's schema
+def test_batch_is_written_with_the_latest_version_of_the_subject(spark: SparkSession, sink: EncodedSink) -> None:
+    topic = sink.topic_of(json.dumps(ORDER), "JSON")
+    sink.write(orders(spark), topic)
+    deserializer = JSONDeserializer(None, schema_registry_client=sink.client)  # validates with the writer's schema
     context = SerializationContext(topic, MessageField.VALUE)
-    assert [deserializer(value, context) for value in raw_values(kafka1, topic, 3)] == [
+    assert [deserializer(value, context) for value in sink.raw_values(topic, 3)] == [
         {"id": number, "lines": ["a", f"b{number}"], "note": "two" if number == 2 else None, "status": "PAID"}
         for number in (1, 2, 3)
     ]
 
 
 def test_stream_registers_the_schema_of_its_column_which_the_source_reads(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, tmp_path: Path
+    spark: SparkSession, sink: EncodedSink, tmp_path: Path
 ) -> None:
-    topic, source = topic1(), topic1()
-    plain = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
-    write(spark.range(3).selectExpr("CAST(id AS STRING) AS value"), {**plain, "topic": source})
-    rows = spark.readStream.format("pykafka-group").options(**plain, subscribe=source, startingOffsets="earliest")
-    frame = rows.load().selectExpr(
+    topic, source = sink.new_topic(), sink.new_topic()
+    write(spark.range(3).coalesce(1).selectExpr("CAST(id AS STRING) AS value"), sink.kafka, topic=source)
+    frame = stream(spark, sink.kafka, subscribe=source).selectExpr(
         "struct(offset, partition, timestamp, array(CAST(value AS STRING)) AS texts) AS value"
     )
-    inputs = options(kafka1, topic, registry, schema_registry_auto_register_schemas="true")
-    writer = frame.writeStream.format("pykafka-group").options(**inputs).option("checkpointLocation", str(tmp_path))
-    writer.trigger(availableNow=True).start().awaitTermination(120)
-    read = options(kafka1, topic, registry, subscribe=topic)
-    del read["topic"]
-    again = spark.read.format("pykafka-group").options(**read).load().orderBy("offset").select("value.*")
+    options = {**sink.options, "schema_registry_auto_register_schemas": "true"}
+    write_stream(frame, sink.kafka, tmp_path, topic=topic, **options)
+    again = batch(spark, sink.kafka, subscribe=topic, **sink.options).orderBy("offset").select("value.*")
     assert again.drop("timestamp").collect() == [(number, 0, [str(number)]) for number in range(3)]
     assert dict(again.dtypes) == {
         "offset": "bigint", "partition": "int", "timestamp": "timestamp", "texts": "array<string>",
     }  # fmt: skip
-    sent = spark.read.format("pykafka-group").options(**plain, subscribe=source).load().orderBy("offset")
+    sent = batch(spark, sink.kafka, subscribe=source).orderBy("offset")
     assert again.select("timestamp").collect() == sent.select("timestamp").collect()

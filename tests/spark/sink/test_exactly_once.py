@@ -9,11 +9,11 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -23,6 +23,7 @@ from tests.support.copied_exactly_once import POINTS, Copy, write_numbers
 from tests.support.documents import block
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.soak import SOAK, scaled
+from tests.support.spark_frames import stream, write
 
 pytestmark = pytest.mark.soak
 
@@ -128,36 +129,32 @@ def test_externally_aborted_transactions_fail_query_and_restart_continues(
     copied.check()
 
 
+def committed_numbers(kafka: LocalKafka, topic: str) -> list[int]:
+    by_partition = read_committed.by_librdkafka(kafka.bootstrap_servers, topic).values()
+    return sorted(int(value) for values in by_partition for value in values)
+
+
 def test_batch_write_is_atomic(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(PARTITIONS)
-    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": name, "transactionalIdPrefix": "batch"}
+    options = {"topic": name, "transactionalIdPrefix": "batch", "deliveryGuarantee": "exactly-once"}
 
-    def write(values: str) -> None:
-        rows = spark.range(0, ROWS, 1, 3).selectExpr(f"{values} AS value")
-        rows.write.format("pykafka-group").options(**options, deliveryGuarantee="exactly-once").mode("append").save()
+    def write_values(values: str) -> None:
+        write(spark.range(0, ROWS, 1, 3).selectExpr(f"{values} AS value"), kafka1, **options)
 
     with pytest.raises(PythonException, match=r"max\.request\.size"):
-        write(f"if(id = {ROWS - 1}, repeat('.', 3000000), string(id))")
-    assert read_committed.by_librdkafka(kafka1.bootstrap_servers, name) == {p: [] for p in range(PARTITIONS)}
-    write("string(id)")
-    values = read_committed.by_librdkafka(kafka1.bootstrap_servers, name).values()
-    assert sorted(int(value) for of_partition in values for value in of_partition) == list(range(ROWS))
+        write_values(f"if(id = {ROWS - 1}, repeat('.', 3000000), string(id))")
+    assert committed_numbers(kafka1, name) == []
+    write_values("string(id)")
+    assert committed_numbers(kafka1, name) == list(range(ROWS))
 
 
 def test_example_of_docs_copies_every_row_once(copy: CopyFactory) -> None:
     copied = copy()
-    reader = copied.spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", copied.proxy.servers)
-    names = {"orders": reader.options(subscribe=copied.source, startingOffsets="earliest").load()}
-    text = block("delivery.md", "exactly-once").with_names(
-        {
-            "localhost:9092": copied.proxy.servers,
-            "checkpoints/copied": str(copied.checkpoint),
-            '"copied"': f'"{copied.target}"',
-        }
-    )
-    exec(text, names)
-    query: StreamingQuery = names["query"]  # type: ignore[assignment]
+    names: dict[str, Any] = {"orders": stream(copied.spark, copied.kafka, subscribe=copied.source)}
+    places = {"localhost:9092": copied.proxy.servers, "checkpoints/copied": str(copied.checkpoint)}
+    places['"copied"'] = f'"{copied.target}"'
+    exec(block("delivery.md", "exactly-once").with_names(places), names)
+    query = names["query"]
     query.processAllAvailable()
     query.stop()
-    values = read_committed.by_librdkafka(copied.kafka.bootstrap_servers, copied.target).values()
-    assert sorted(int(value) for of_partition in values for value in of_partition) == list(range(ROWS))
+    assert committed_numbers(copied.kafka, copied.target) == list(range(ROWS))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,27 +11,10 @@ from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.source import register
 from tests.conftest import TopicFactory
+from tests.support.background import background
 from tests.support.documents import block
 from tests.support.read_back import read_back
-
-CONNECT = "kafka.bootstrap.servers"
-
-
-def in_new_thread(work: Callable[[], object]) -> None:
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(120)
-    assert not thread.is_alive()
-    for failure in failures:
-        raise failure
+from tests.support.spark_frames import write, write_stream
 
 
 @pytest.fixture
@@ -43,8 +24,9 @@ def rows(spark: SparkSession) -> DataFrame:
 
 def test_foreach_batch_writer_works_in_new_thread(kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame) -> None:
     name = topic1()
-    write = foreach_batch_writer({CONNECT: kafka1.bootstrap_servers, "topic": name})
-    in_new_thread(lambda: write(rows, 0))
+    writer = foreach_batch_writer({"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": name})
+    with background(lambda: writer(rows, 0)):
+        pass
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2"]
 
 
@@ -52,18 +34,17 @@ def test_batch_and_stream_write_work_in_new_thread_after_register(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, rows: DataFrame, tmp_path: Path
 ) -> None:
     name = topic1()
-    options = {CONNECT: kafka1.bootstrap_servers, "topic": name}
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "lines.txt").write_text("3\n")
 
     def work() -> None:
         register(spark)
-        rows.write.format("pykafka-group").options(**options).mode("append").save()
+        write(rows, kafka1, topic=name)
         lines = spark.readStream.format("text").load(str(tmp_path / "lines"))
-        stream = lines.writeStream.format("pykafka-group").options(**options).trigger(availableNow=True)
-        assert stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination(60)
+        write_stream(lines, kafka1, tmp_path / "checkpoint", topic=name)
 
-    in_new_thread(work)
+    with background(work):
+        pass
     assert sorted(record.value for record in read_back(kafka1, name)) == [b"0", b"1", b"2", b"3"]
 
 
@@ -75,19 +56,11 @@ def test_example_of_troubleshooting_writes_from_threads(
     (tmp_path / "lines" / "lines.txt").write_text(f"{europe}\n{asia}\n")
     lines = spark.readStream.format("text").load(str(tmp_path / "lines"))
     names = {"orders": lines.selectExpr("value AS region", "'key' AS key", "value")}
-    text = block("troubleshooting.md", "ThreadPoolExecutor(2").with_names(
-        {
-            "broker-1:9092": kafka1.bootstrap_servers,
-            "checkpoints/regions": str(tmp_path / "checkpoint"),
-            '"europe"': f'"{europe}"',
-            '"asia"': f'"{asia}"',
-        }
-    )
-    exec(text, names)
+    places = {"broker-1:9092": kafka1.bootstrap_servers, "checkpoints/regions": str(tmp_path / "checkpoint")}
+    places |= {'"europe"': f'"{europe}"', '"asia"': f'"{asia}"'}
+    exec(block("troubleshooting.md", "ThreadPoolExecutor(2").with_names(places), names)
     query = names["query"]
     query.processAllAvailable()
     query.stop()
-    assert [[record.value for record in read_back(kafka1, name)] for name in (europe, asia)] == [
-        [europe.encode()],
-        [asia.encode()],
-    ]
+    for name in (europe, asia):
+        assert [record.value for record in read_back(kafka1, name)] == [name.encode()]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.log_segments import stored_batches
 from tests.support.read_back import read_back
-
-
-def write(rows: DataFrame, kafka: LocalKafka, topic: str, **options: object) -> None:
-    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    writer.option("topic", topic).options(**options).mode("append").save()  # type: ignore[arg-type]
+from tests.support.spark_frames import write
 
 
 def test_rows_without_key_are_spread_and_keyed_rows_stay_together(
@@ -24,7 +20,7 @@ def test_rows_without_key_are_spread_and_keyed_rows_stay_together(
     rows = spark.range(0, 20_000, 1, 2).selectExpr(
         "if(id % 2 = 0, NULL, concat('k', id % 100)) AS key", "lpad(cast(id AS string), 100, '0') AS value"
     )
-    write(rows, kafka1, name)
+    write(rows, kafka1, topic=name)
     records = read_back(kafka1, name)
     assert sorted(int(record.value or b"") for record in records) == list(range(20_000))
     without_key = Counter(record.partition for record in records if record.key is None)
@@ -43,7 +39,7 @@ def test_small_rows_of_few_tasks_fill_record_batches_of_all_partitions(
 ) -> None:
     """Java's producer does so with its smaller `batch.size`. With ours, 1 MiB, a task here writes about one batch."""
     name = topic1(7)
-    write(spark.range(0, 70_000, 1, 2).selectExpr("lpad(cast(id AS string), 20, '0') AS value"), kafka1, name)
+    write(spark.range(0, 70_000, 1, 2).selectExpr("lpad(cast(id AS string), 20, '0') AS value"), kafka1, topic=name)
     records = read_back(kafka1, name)
     assert sorted(int(record.value or b"") for record in records) == list(range(70_000))
     counts = Counter(record.partition for record in records)

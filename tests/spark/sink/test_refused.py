@@ -12,7 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import describe
+from tests.support.librdkafka import produce
+from tests.support.member_queries import new_group
 from tests.support.read_back import read_back
+from tests.support.spark_frames import stream, write_stream
 
 
 def error_of_writing(rows: DataFrame, kafka: LocalKafka, mode: str = "append", **options: str) -> str:
@@ -49,29 +52,14 @@ def test_missing_topic_without_auto_creation_fails_write(spark: SparkSession, ka
 
 
 def test_refused_row_fails_stream_without_checkpoint_or_group_commit(
-    spark: SparkSession,
-    kafka1: LocalKafka,
-    topic1: TopicFactory,
-    tmp_path: Path,
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
-    origin, target, group = topic1(1), topic1(1), f"group-{uuid.uuid4().hex[:8]}"
-    spark.range(10).selectExpr("cast(id AS string) AS value").coalesce(1).write.format("pykafka-group").options(
-        **{"kafka.bootstrap.servers": kafka1.bootstrap_servers, "topic": origin}
-    ).mode("append").save()
-    query = (
-        spark.readStream.format("pykafka-group")
-        .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-        .options(subscribe=origin, **{"kafka.group.id": group, "kafka.auto.offset.reset": "earliest"})
-        .load()
-        .selectExpr("value", f"if(offset = 3, NULL, '{target}') AS topic")
-        .writeStream.format("pykafka-group")
-        .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-        .option("checkpointLocation", str(tmp_path))
-        .trigger(availableNow=True)
-        .start()
-    )
+    origin, target, group = topic1(1), topic1(1), new_group()
+    produce(kafka1, origin, *"0123456789")
+    rows = stream(spark, kafka1, subscribe=origin, kafka_group_id=group)
+    rows = rows.selectExpr("value", f"if(offset = 3, NULL, '{target}') AS topic")
     with pytest.raises(Exception) as error:  # noqa: PT011 - StreamingQueryException of either flavour of Spark
-        query.awaitTermination(120)
+        write_stream(rows, kafka1, tmp_path)
     assert "[KAFKA_NULL_TOPIC_IN_DATA]" in str(error.value)
     assert list((tmp_path / "commits").glob("[0-9]*")) == []
     assert all(not row.current_offset for row in describe(kafka1, group))

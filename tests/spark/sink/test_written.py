@@ -16,17 +16,13 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.read_back import read_back
 from tests.support.soak import variants
+from tests.support.spark_frames import batch, write, write_stream
 
 pytestmark = pytest.mark.soak
 
 HEADERS = "array<struct<key:string,value:binary>>"
 # Without this, retention deletes records with timestamps of past years.
 NO_RETENTION = {"retention.ms": "-1"}
-
-
-def write(rows: DataFrame, kafka: LocalKafka, **options: str) -> None:
-    writer = rows.write.format("pykafka-group").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    writer.options(**options).mode("append").save()
 
 
 class TestBatch:
@@ -100,9 +96,7 @@ class TestBatch:
             "array(named_struct('key', 'h', 'value', encode(cast(id AS string), 'utf-8'))) AS headers",
         )
         write(made, kafka1, topic=origin)
-        reader = spark.read.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-        read = reader.options(subscribe=origin, includeHeaders="true").load()
-        write(read, kafka1, topic=copy)
+        write(batch(spark, kafka1, subscribe=origin, includeHeaders=True), kafka1, topic=copy)
 
         def rows(topic: str) -> list[tuple[Any, ...]]:
             records = read_back(kafka1, topic)
@@ -149,13 +143,7 @@ class TestStream:
 
     @pytest.mark.parametrize("sink", ["pykafka-group", "rows-to-kafka"])
     def test_stream_write_keeps_every_row_once_across_restart(
-        self,
-        spark: SparkSession,
-        kafka1: LocalKafka,
-        topic1: TopicFactory,
-        lines: DataFrame,
-        tmp_path: Path,
-        sink: str,
+        self, spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, lines: DataFrame, tmp_path: Path, sink: str
     ) -> None:
         spark.dataSource.register(RowSink)
         name = topic1(3, config=NO_RETENTION)
@@ -166,15 +154,7 @@ class TestStream:
             "timestamp_millis(1700000000123) AS timestamp",
         )
         for _ in range(2):
-            query = (
-                rows.writeStream.format(sink)
-                .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-                .option("topic", name)
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .trigger(availableNow=True)
-                .start()
-            )
-            assert query.awaitTermination(120)
+            write_stream(rows, kafka1, tmp_path / "checkpoint", sink, topic=name)
         records = read_back(kafka1, name)
         keys = sorted(f"{file}-{line}".encode() for file in range(3) for line in range(100))
         assert sorted(record.key or b"" for record in records) == keys
