@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from pyspark.sql.streaming import StreamingQuery
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import wait_for_lag_zero
+from tests.support.member_queries import new_group
 from tests.support.soak import SOAK, scaled
+from tests.support.spark_frames import stream
 from tests.support.wait_until import attempts, comes_true
 
 pytestmark = pytest.mark.soak
@@ -39,18 +40,9 @@ class Rows:
 
 
 def start(spark: SparkSession, kafka: LocalKafka, topic: str, group: str, rows: Rows, folder: Path) -> StreamingQuery:
-    return (
-        spark.readStream.format("pykafka-group")
-        .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-        .option("subscribe", topic)
-        .option("kafka.group.id", group)
-        .option("kafka.auto.offset.reset", "earliest")
-        .load()
-        .writeStream.foreachBatch(rows)
-        .option("checkpointLocation", str(folder))
-        .trigger(processingTime="200 milliseconds")
-        .start()
-    )
+    writer = stream(spark, kafka, subscribe=topic, kafka_group_id=group).writeStream.foreachBatch(rows)
+    writer = writer.option("checkpointLocation", str(folder))
+    return writer.trigger(processingTime="200 milliseconds").start()
 
 
 def produce(kafka: LocalKafka, topic: str, records: int) -> None:
@@ -80,7 +72,7 @@ def test_query_continues_after_kills_of_single_brokers_and_of_all(
     spark: SparkSession, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     """Slow: kills and restarts brokers, at the end all of them for five seconds."""
-    name, group, rows = topic(PARTITIONS, replication_factor=3), f"group-{uuid.uuid4().hex[:8]}", Rows()
+    name, group, rows = topic(PARTITIONS, replication_factor=3), new_group(), Rows()
     produce(kafka, name, 50)
     query = start(spark, kafka, name, group, rows, tmp_path)
     wait_until(lambda: len(rows.all()) == 50 * PARTITIONS, query)

@@ -22,6 +22,7 @@ from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import produce
 from tests.support.documents import ROOT, TUTORIAL, block, blocks, commands
 from tests.support.read_back import read_back
+from tests.support.spark_frames import stream, write
 from tests.support.wait_until import wait_until
 
 # (page, text in the block) -> the test that runs it; no text: each block of the page.
@@ -288,20 +289,14 @@ def test_architecture_example_reads_range_without_spark(
 ) -> None:
     name = topic1()
     produce(kafka1, name, range(1_000))
-    text = block("architecture.md", "protocol.read(").with_names(
-        {"127.0.0.1:9092": kafka1.bootstrap_servers, '"orders"': f'"{name}"'}
-    )
-    exec(text, {})
+    places = {"127.0.0.1:9092": kafka1.bootstrap_servers, '"orders"': f'"{name}"'}
+    exec(block("architecture.md", "protocol.read(").with_names(places), {})
     assert sum(map(int, capsys.readouterr().out.split())) == 1_000
 
 
 @pytest.mark.timeout(600)
 def test_first_query_of_readme_writes_rows_and_shows_lag(
-    spark: SparkSession,
-    kafka1: LocalKafka,
-    topic1: TopicFactory,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders, upper = topic1(2), topic1()
     names: dict[str, Any] = {"spark": spark}
@@ -316,10 +311,8 @@ def test_first_query_of_readme_writes_rows_and_shows_lag(
     assert {record.value for record in read_back(kafka1, upper)} == {b"%09d." % number for number in range(100)}
 
     query.processAllAvailable()
-    text = block("monitoring.md", "lag_of_query(").with_names(
-        {**brokers, "LagListener(print)": "listener := LagListener(print)"}
-    )
-    exec(text, names)
+    listening = {**brokers, "LagListener(print)": "listener := LagListener(print)"}
+    exec(block("monitoring.md", "lag_of_query(").with_names(listening), names)
     try:
         produce(kafka1, orders, range(10), 2)
         wait_until(lambda: capsys.readouterr().out, timeout_s=240)
@@ -344,25 +337,16 @@ def test_migrating_examples_write_batches_and_updates(
     }
     exec(block("migrating.md", 'mode("append")').text, names)
     assert len(read_back(kafka1, source)) == 30
-    reader = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-    stream = reader.options(subscribe=source, startingOffsets="earliest").load()
-    names["counts"] = stream.groupBy("key").count()
-    places = {
-        "broker-1:9092": kafka1.bootstrap_servers,
-        '"counts"': f'"{counts}"',
-        "/checkpoints/counts": str(tmp_path),
-    }
+    names["counts"] = stream(spark, kafka1, subscribe=source).groupBy("key").count()
+    places = {"broker-1:9092": kafka1.bootstrap_servers, '"counts"': f'"{counts}"'}
+    places["/checkpoints/counts"] = str(tmp_path)
     exec(block("migrating.md", "foreach_batch_writer(").with_names(places), names)
     query = names["query"]
     query.processAllAvailable()
     assert {(record.key, record.value) for record in read_back(kafka1, counts)} == {
-        (b"0", b"10"),
-        (b"1", b"10"),
-        (b"2", b"10"),
+        (key, b"10") for key in (b"0", b"1", b"2")
     }
-    spark.range(1).selectExpr("'1' as key", "'x' as value").write.format("pykafka-group").options(
-        **names["options"]
-    ).mode("append").save()
+    write(spark.range(1).selectExpr("'1' as key", "'x' as value"), kafka1, topic=source)
     query.processAllAvailable()
     query.stop()
     collected = [(record.key, record.value) for record in read_back(kafka1, counts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from protocol.testing import FakeKafka
 from spark_kafka_source.process_state import PROCESS
 from tests.support.documents import block
 from tests.support.filter_comparison import differences
+from tests.support.noop_queries import run_query
+from tests.support.spark_frames import batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,15 +38,30 @@ def fake() -> Iterator[FakeKafka]:
         PROCESS.reset()
 
 
-def rows(spark: SparkSession, fake: FakeKafka, condition: str | None = None, **options: str) -> DataFrame:
-    read = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", **options}
-    if condition is not None:
-        read["filter"] = condition
-    return spark.read.format("pykafka-group").options(**read).load()
+@pytest.fixture
+def rows(spark: SparkSession, fake: FakeKafka) -> Callable[..., DataFrame]:
+    """Return `rows(**options)`, a batch read of all orders."""
+    return lambda **options: batch(spark, fake, subscribe="orders", **options)
 
 
-def sorted_rows(frame: DataFrame) -> list[Any]:
-    return sorted((tuple(row) for row in frame.collect()), key=repr)
+@pytest.fixture(params=["true", "false"])
+def ansi(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+    """Set `spark.sql.ansi.enabled`."""
+    name = "spark.sql.ansi.enabled"
+    before = spark.conf.get(name)
+    spark.conf.set(name, request.param)
+    yield request.param
+    spark.conf.set(name, before)
+
+
+def assert_kept(rows: Callable[..., DataFrame], condition: str, where: str, **options: str) -> None:
+    """Compare the rows that the option `filter` keeps with those of Spark's `where`."""
+    kept, expected = (
+        sorted((tuple(row) for row in frame.collect()), key=repr)
+        for frame in (rows(filter=condition, **options), rows(**options).where(where))
+    )
+    assert 0 < len(expected) < 200
+    assert kept == expected
 
 
 @pytest.mark.parametrize(
@@ -57,59 +74,43 @@ def sorted_rows(frame: DataFrame) -> list[Any]:
         ('cast(value as string) LIKE \'%y": "É_"%\'', 'cast(value as string) LIKE \'%y": "É_"%\''),
     ],
 )
-def test_filter_keeps_the_rows_of_where(spark: SparkSession, fake: FakeKafka, condition: str, where: str) -> None:
-    expected = sorted_rows(rows(spark, fake, includeHeaders="true").where(where))
-    assert 0 < len(expected) < 200
-    assert sorted_rows(rows(spark, fake, condition, includeHeaders="true")) == expected
+def test_filter_keeps_the_rows_of_where(rows: Callable[..., DataFrame], condition: str, where: str) -> None:
+    assert_kept(rows, condition, where, includeHeaders="true")
 
 
-def test_filter_on_a_decoded_field_keeps_the_rows_of_where(spark: SparkSession, fake: FakeKafka) -> None:
-    json = {"valueFormat": "json", "valueSchema": "id BIGINT, country STRING"}
+def test_filter_on_a_decoded_field_keeps_the_rows_of_where(rows: Callable[..., DataFrame]) -> None:
     condition = "value.country = 'DE' AND value.id % 2 = 0"
-    expected = sorted_rows(rows(spark, fake, **json).where(condition))
-    assert 0 < len(expected) < 200
-    assert sorted_rows(rows(spark, fake, condition, **json)) == expected
+    assert_kept(rows, condition, condition, valueFormat="json", valueSchema="id BIGINT, country STRING")
 
 
-@pytest.mark.parametrize("ansi", ["true", "false"])
-def test_failed_cast_fails_in_ansi_mode_only(spark: SparkSession, fake: FakeKafka, ansi: str) -> None:
-    before = spark.conf.get("spark.sql.ansi.enabled")
-    spark.conf.set("spark.sql.ansi.enabled", ansi)
-    try:
-        failing = rows(spark, fake, "cast(cast(value AS string) AS int) IS NULL")
-        if ansi == "true":
-            with pytest.raises(PythonException, match="the filter fails on the record at offset 0 of orders-"):
-                failing.count()
-        else:
-            assert failing.count() == 200
-    finally:
-        spark.conf.set("spark.sql.ansi.enabled", before)
+def test_failed_cast_fails_in_ansi_mode_only(rows: Callable[..., DataFrame], ansi: str) -> None:
+    failing = rows(filter="cast(cast(value AS string) AS int) IS NULL")
+    if ansi == "true":
+        with pytest.raises(PythonException, match="the filter fails on the record at offset 0 of orders-"):
+            failing.count()
+    else:
+        assert failing.count() == 200
 
 
-def test_condition_outside_the_language_is_refused_by_load(spark: SparkSession, fake: FakeKafka) -> None:
+def test_condition_outside_the_language_is_refused_by_load(rows: Callable[..., DataFrame]) -> None:
     with pytest.raises(AnalysisException, match=r"RAND\(\) is not supported: .* Use where for it"):
-        rows(spark, fake, "rand() < 0.5")
+        rows(filter="rand() < 0.5")
 
 
 def test_example_of_the_page_runs(spark: SparkSession, fake: FakeKafka, tmp_path: Path) -> None:
     names = {"broker-1:9092": fake.bootstrap_servers, '"orders")': '"orders").option("startingOffsets", "earliest")'}
     page: dict[str, Any] = {"spark": spark}
     exec(block("filters.md", "orders = (").with_names(names), page)
-    writer = page["orders"].writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination(120)
+    query = run_query(page["orders"], tmp_path)
     assert [progress["numInputRows"] for progress in query.recentProgress] == [100]
 
 
-@pytest.mark.parametrize("ansi", [True, False])
-def test_random_conditions_keep_the_rows_of_where(spark: SparkSession, ansi: bool) -> None:
-    before = spark.conf.get("spark.sql.ansi.enabled")
+def test_random_conditions_keep_the_rows_of_where(spark: SparkSession, ansi: str) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     try:
-        compared = list(differences(spark, seed=1, count=30 if ansi else 150, ansi=ansi))
+        compared = list(differences(spark, seed=1, count=30 if ansi == "true" else 150, ansi=ansi == "true"))
     finally:
-        spark.conf.set("spark.sql.ansi.enabled", before)
         spark.conf.set("spark.sql.session.timeZone", zone)
     compared = [result for result in compared if "refused" not in f"{result[1]} {result[2]}"]
     assert len(compared) > 20

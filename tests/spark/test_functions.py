@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -22,7 +20,10 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source import from_registry, functions, to_registry
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_read_options
+from tests.conftest import TopicFactory
 from tests.support.documents import block
+from tests.support.librdkafka import produce
+from tests.support.spark_frames import JVM, await_end, batch
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -54,11 +55,10 @@ def framed(schema_id: int, schema: Any, value: Any) -> bytes:
 
 
 @pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        running.register(SUBJECT, json.dumps(ORDER))
-        running.register(SUBJECT, json.dumps(NEWER))
-        yield running
+def registry(registry: FakeSchemaRegistry) -> FakeSchemaRegistry:
+    for schema in (ORDER, NEWER):
+        registry.register(SUBJECT, json.dumps(schema))
+    return registry
 
 
 def options(registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
@@ -70,28 +70,33 @@ def options(registry: FakeSchemaRegistry, **more: str) -> dict[str, str]:
     }
 
 
+def in_utc(record: dict[str, Any] | None) -> dict[str, Any] | None:
+    return record and {**record, "paid": record["paid"].timestamp()}
+
+
 def frame(spark: SparkSession, *values: bytes | None) -> DataFrame:
     return spark.createDataFrame(list(enumerate(values)), "n int, value binary").coalesce(1)
 
 
 def test_values_of_sparks_own_connector_decode_as_those_of_the_source(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    registry: FakeSchemaRegistry,
+    registry_client: SchemaRegistryClient,
 ) -> None:
     topic = topic1(2)
-    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
-    client = SchemaRegistryClient({"url": registry.url})
     for number in range(4):
         conf = {"schema.id.serializer": header_schema_id_serializer} if number == 3 else {}
-        serializer = AvroSerializer(client, json.dumps(NEWER if number % 2 else ORDER), conf=conf)
+        serializer = AvroSerializer(registry_client, json.dumps(NEWER if number % 2 else ORDER), conf=conf)
         headers: list[Any] = []
         value = serializer(order(number), SerializationContext(topic, MessageField.VALUE, headers))
-        producer.produce(topic, value, headers=headers)
-    producer.produce(topic, None)
-    assert producer.flush(30) == 0
+        produce(kafka1, topic, value, headers=headers)
+    produce(kafka1, topic, None)
     inputs = options(registry, valueSubject=f"{topic}-value", schemaIdLocation="header")
     kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": topic, "includeHeaders": "true"}
-    source = spark.read.format("pykafka-group").options(**kafka, **inputs).load().select("offset", "partition", "value")
-    second = spark.read.format("kafka").options(**kafka, startingOffsets="earliest").load()
+    source = batch(spark, kafka1, **kafka, **inputs).select("offset", "partition", "value")
+    second = batch(spark, kafka1, JVM, **kafka)
     column = from_registry("value", {**kafka, **inputs}, headers="headers").alias("value")
     decoded = second.select("offset", "partition", column)
     assert decoded.schema["value"].dataType == source.schema["value"].dataType
@@ -108,52 +113,42 @@ def test_values_decode_as_with_fastavro(spark: SparkSession, registry: FakeSchem
         for value in values
     ]
     collected = [row.value and row.value.asDict() for row in read.collect()]
-    assert [record and record["paid"].timestamp() for record in collected] == [
-        row and row["paid"].timestamp() for row in reference
-    ]
-    assert [record and {**record, "paid": 0} for record in collected] == [
-        row and {**row, "paid": 0} for row in reference
-    ]
+    assert [in_utc(record) for record in collected] == [in_utc(record) for record in reference]
 
 
 def test_fixed_schema_of_a_key_needs_no_registry_and_fields_are_pruned(spark: SparkSession) -> None:
-    properties = {
-        "keyFormat": "avro",
-        "keySchema": json.dumps(ORDER),
-        "keyFields": "id",
-        "valueFormat": "confluent-avro",
-    }
+    properties = {"keyFormat": "avro", "keySchema": json.dumps(ORDER), "keyFields": "id"}
+    properties["valueFormat"] = "confluent-avro"
     read = frame(spark, avro(ORDER, order(7))).select(from_registry("value", properties, part="key").alias("key"))
     assert read.schema["key"].dataType.simpleString() == "struct<id:bigint>"
     assert read.collect()[0].key.id == 7
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "value", "type"),
+    ("kind", "text", "value"),
     [
         (
             "protobuf",
             'syntax = "proto3"; message Order { int64 id = 1; repeated string lines = 2; }',
             b"\0\x08\x07\x12\x01a\x12\x01b",  # the number of the message, and the message
-            "struct<id:bigint,lines:array<string>>",
         ),
         (
             "json",
             '{"type": "object", "properties": {"id": {"type": "integer"}, "lines": {"type": "array", '
             '"items": {"type": "string"}}}}',
             b'{"id": 7, "lines": ["a", "b"]}',
-            "struct<id:bigint,lines:array<string>>",
         ),
     ],
+    ids=["protobuf", "json"],
 )
 def test_protobuf_and_json_of_a_registry_are_read_and_written(
-    spark: SparkSession, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes, type: str
+    spark: SparkSession, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
 ) -> None:
     schema_id = registry.register("other", text, kind.upper())
     inputs = options(registry, valueSubject="other", valueFormat=f"confluent-{kind}")
     raw = b"\0" + schema_id.to_bytes(4, "big") + value
     read = frame(spark, raw, None).select("n", from_registry("value", inputs).alias("v")).orderBy("n")
-    assert read.schema["v"].dataType.simpleString() == type
+    assert read.schema["v"].dataType.simpleString() == "struct<id:bigint,lines:array<string>>"
     written = read.withColumn("raw", to_registry("v", inputs, type=read.schema["v"].dataType))
     again = written.select("n", "v", from_registry("raw", inputs).alias("again")).collect()
     assert [row.v and row.v.asDict() for row in again] == [{"id": 7, "lines": ["a", "b"]}, None]
@@ -167,11 +162,13 @@ def test_invalid_value_fails_the_task_with_reason_and_remedy(spark: SparkSession
     assert "set onDecodeError=null" in str(failed.value)
 
 
-def test_written_values_are_read_by_confluents_deserializer(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+def test_written_values_are_read_by_confluents_deserializer(
+    spark: SparkSession, registry: FakeSchemaRegistry, registry_client: SchemaRegistryClient
+) -> None:
     rows = frame(spark, framed(1, ORDER, order(1)), None)
     read = rows.select("n", from_registry("value", options(registry)).alias("value"))
     written = read.withColumn("value", to_registry("value", options(registry))).orderBy("n").collect()
-    deserializer = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    deserializer = AvroDeserializer(registry_client)
     result = deserializer(bytes(written[0].value), SerializationContext("orders", MessageField.VALUE))
     assert (result["id"], result["lines"], result["note"]) == (1, ["a", "b1"], None)
     assert written[1].value is None
@@ -241,13 +238,10 @@ def test_old_pyspark_is_refused_with_the_alternative(
 
 
 def test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch(
-    spark: SparkSession, kafka1: LocalKafka, topic1: Any, registry: FakeSchemaRegistry, tmp_path: Path
+    spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, registry: FakeSchemaRegistry, tmp_path: Path
 ) -> None:
     orders, totals = topic1(), topic1()
-    producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
-    for number in (1, 2, 2):
-        producer.produce(orders, framed(1, ORDER, order(number)))
-    assert producer.flush(30) == 0
+    produce(kafka1, orders, *(framed(1, ORDER, order(number)) for number in (1, 2, 2)))
     names = {
         "broker-1:9092": kafka1.bootstrap_servers,
         '"orders")': f'"{orders}").option("startingOffsets", "earliest")',
@@ -258,8 +252,6 @@ def test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch(
     }
     result: dict[str, Any] = {"spark": spark}
     exec(block("schemas.md", "from_registry(").with_names(names), result)
-    result["query"].awaitTermination(120)
-    inputs = options(registry, valueSubject=f"{totals}-value")
-    kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": totals}
-    read = spark.read.format("pykafka-group").options(**kafka, **inputs).load().select("value.*")
+    await_end(result["query"])
+    read = batch(spark, kafka1, subscribe=totals, **options(registry, valueSubject=f"{totals}-value")).select("value.*")
     assert sorted(tuple(row) for row in read.collect()) == [(1, 1), (2, 2)]

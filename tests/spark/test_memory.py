@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import uuid
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,10 @@ from pyspark.sql import SparkSession
 from benchmarks.processes import DRIVER_SIDE, WORKER, PeakMemory
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.support.member_queries import new_group
+from tests.support.noop_queries import start_query
 from tests.support.soak import SOAK, scaled
+from tests.support.spark_frames import stream
 
 pytestmark = pytest.mark.soak
 
@@ -41,19 +43,8 @@ def test_memory_of_driver_and_workers_does_not_grow_between_batches(
             producer.flush(30)
     assert producer.flush(30) == 0
     with PeakMemory(every_s=0.1) as memory:
-        query = (
-            spark.readStream.format("pykafka-group")
-            .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-            .option("subscribe", name)
-            .option("kafka.group.id", f"group-{uuid.uuid4().hex[:8]}")
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", str(per_batch))
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-        )
+        rows = stream(spark, kafka1, subscribe=name, kafka_group_id=new_group(), maxOffsetsPerTrigger=per_batch)
+        query = start_query(rows, tmp_path)
         assert query.awaitTermination(60 + BATCHES * 3)
     assert len(list((tmp_path / "commits").glob("[0-9]*"))) >= min(BATCHES, 100)
     lived = max(map(len, memory.trail_mb.values())) / 2

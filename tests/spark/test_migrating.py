@@ -14,8 +14,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.consumer_groups import describe
 from tests.support.documents import block
-
-OURS, JVM = "pykafka-group", "kafka"
+from tests.support.librdkafka import produce
+from tests.support.spark_frames import JVM, OURS, stream, write
 
 
 @pytest.mark.timeout(600)
@@ -27,16 +27,13 @@ def test_checkpoint_moves_from_jvm_connector_and_back(
     Slow: four queries with shuffles, on one checkpoint.
     """
     name, checkpoint, output = topic1(2), str(tmp_path / "orders"), str(tmp_path / "output")
-    kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
 
-    def produce(start: int, end: int) -> None:
+    def write_numbers(start: int, end: int) -> None:
         rows = spark.range(start, end).selectExpr("cast(id as string) as key", "cast(id div 2 as string) as value")
-        rows.write.format(OURS).options(**kafka, topic=name).mode("append").save()
+        write(rows, kafka1, topic=name)
 
     def run(format: str, **more: str) -> list[int]:
-        rows = (
-            spark.readStream.format(format).options(**kafka, subscribe=name, startingOffsets="earliest", **more).load()
-        )
+        rows = stream(spark, kafka1, format, subscribe=name, **more)
         distinct = rows.selectExpr("cast(value as string) as value").dropDuplicates()
         writer = distinct.writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start(output)
@@ -44,12 +41,12 @@ def test_checkpoint_moves_from_jvm_connector_and_back(
         written: list[Any] = spark.read.schema("value string").parquet(output).collect()
         return sorted(int(row.value) for row in written)
 
-    produce(0, 11)
+    write_numbers(0, 11)
     assert run(JVM) == list(range(6))
-    produce(11, 21)
-    assert run(OURS, **{"kafka.group.id": name}) == list(range(11))
+    write_numbers(11, 21)
+    assert run(OURS, kafka_group_id=name) == list(range(11))
     assert sum(row.current_offset or 0 for row in describe(kafka1, name)) == 21
-    produce(21, 31)
+    write_numbers(21, 31)
     with pytest.raises(StreamingQueryException, match="Expected e"):
         run(JVM)
     exec(block("migrating.md", "crc").with_names({'"/checkpoints/orders"': repr(checkpoint)}), {})
@@ -74,19 +71,16 @@ def test_second_action_reads_offsets_of_first_until_new_load(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path
 ) -> None:
     name = topic1()
-    kafka = {"kafka.bootstrap.servers": kafka1.bootstrap_servers}
-
-    def produce(start: int, end: int) -> None:
-        rows = spark.range(start, end).selectExpr("cast(id as string) as key", "'v' as value")
-        rows.write.format(OURS).options(**kafka, topic=name).mode("append").save()
-
-    produce(0, 3)
-    names: dict[str, Any] = {"spark": spark, "options": {**kafka, "subscribe": name}, "path": str(tmp_path / "joined")}
+    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": name}
+    for key in "012":
+        produce(kafka1, name, "v", key=key)
+    names: dict[str, Any] = {"spark": spark, "options": options, "path": str(tmp_path / "joined")}
     exec(block("migrating.md", "def orders(").text, names)
     rows = names["orders"]()
     rows.createOrReplaceTempView("planned_once")
     assert rows.count() == 3
-    produce(3, 5)
+    for key in "34":
+        produce(kafka1, name, "v", key=key)
     # The docs say so: a table has the offsets of its first plan.
     assert (rows.count(), spark.table("planned_once").count()) == (3, 3)
     assert names["orders"]().count() == 5

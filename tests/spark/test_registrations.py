@@ -13,6 +13,8 @@ from spark_kafka_source.spark_api import streaming_environment
 from tests.conftest import TopicFactory
 from tests.support.documents import block
 from tests.support.librdkafka import produce
+from tests.support.noop_queries import run_query
+from tests.support.spark_frames import batch, stream
 
 
 def environment(session: SparkSession) -> Any:
@@ -49,11 +51,7 @@ def test_first_query_adds_nothing_to_a_registered_environment(
     variables = set(environment(session))
     topic = topic1()
     produce(kafka1, topic, "1")
-    rows = session.readStream.format("pykafka-group").option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-    rows = rows.option("subscribe", topic).option("startingOffsets", "earliest").option("kafka.group.id", topic)
-    writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
+    query = run_query(stream(session, kafka1, subscribe=topic, kafka_group_id=topic), tmp_path)
     assert query.lastProgress.numInputRows == 1
     assert set(environment(session)) == variables
 
@@ -79,9 +77,5 @@ def test_alias_for_connections_of_databricks_reads_a_topic(
     names: dict[str, Any] = {"spark": spark.newSession()}
     places = {"broker-1:9092": kafka1.bootstrap_servers, '"orders"': f'"{topic}"'}
     exec(block("clouds.md", "lakeflow_connect").with_names(places), names)
-    rows = names["spark"].read.format("lakeflow_connect").options(subscribe=topic)
-    assert rows.option("kafka.bootstrap.servers", kafka1.bootstrap_servers).load().count() == 3
-    writer = names["rows"].writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    assert query.exception() is None
+    assert batch(names["spark"], kafka1, "lakeflow_connect", subscribe=topic).count() == 3
+    assert run_query(names["rows"], tmp_path).exception() is None

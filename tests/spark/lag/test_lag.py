@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from protocol.errors import BrokerError, ConfigurationError
-from spark_kafka_source.lag import (
-    HISTORY_SCHEMA,
-    LagListener,
-    lag_of_group,
-    lag_of_query,
-)
+from spark_kafka_source.lag import HISTORY_SCHEMA, LagListener, lag_of_group, lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.support.consumer_groups import described_by_kafka
+from tests.support.consumer_groups import described_by_kafka, move_group
+from tests.support.member_queries import new_group
+from tests.support.spark_frames import JVM, OURS, await_end, stream
 from tests.support.wait_for_brokers import wait_until_decided
 from tests.support.wait_until import attempts
 
@@ -42,16 +38,6 @@ def produce(
     assert producer.flush(30) == 0
 
 
-def commit(kafka: LocalKafka, group: str, topic: str, offsets: dict[int, int]) -> None:
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(topic, *pair) for pair in offsets.items()], asynchronous=False)
-    consumer.close()
-
-
-def new_group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
-
-
 # -- a group, as Kafka's tool sees it -------------------------------------------------------------
 
 
@@ -61,8 +47,7 @@ def test_lag_of_group_equals_kafka_consumer_groups(
     first, second, group = topic1(3), topic1(1), new_group()
     produce(kafka1, first, {0: 10, 1: 5})
     produce(kafka1, second, {0: 4})
-    commit(kafka1, group, first, {0: 3, 1: 5})
-    commit(kafka1, group, second, {0: 1})
+    move_group(kafka1, group, {(first, 0): 3, (first, 1): 5, (second, 0): 1})
     lag = lag_of_group(kafka1.bootstrap_servers, group)
     expected = {
         (row.topic, row.partition): (row.current_offset, row.log_end_offset, row.lag)
@@ -91,7 +76,7 @@ def test_seconds_behind_equal_age_of_first_uncommitted_record(
 ) -> None:
     name, group = topic1(3), new_group()
     produce(kafka1, name, {0: 10, 1: 10}, 10 * MINUTE_MS, MINUTE_MS, **{"compression.codec": codec})
-    commit(kafka1, group, name, {0: 4, 1: 10, 2: 0})
+    move_group(kafka1, group, {(name, 0): 4, (name, 1): 10, (name, 2): 0})
     lag = lag_of_group(kafka1.bootstrap_servers, group)
     seconds = [row.seconds_behind for row in lag]
     assert seconds[0] == pytest.approx(6 * 60, abs=30)
@@ -103,7 +88,7 @@ def test_seconds_behind_equal_age_of_first_uncommitted_record(
 def test_lag_with_read_committed_ends_at_last_stable_offset(kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name, group = topic1(1), new_group()
     produce(kafka1, name, {0: 2}, age_ms=MINUTE_MS)
-    commit(kafka1, group, name, {0: 0})
+    move_group(kafka1, group, {(name, 0): 0})
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "transactional.id": f"txn-{group}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -115,7 +100,7 @@ def test_lag_with_read_committed_ends_at_last_stable_offset(kafka1: LocalKafka, 
     producer.abort_transaction(30)
     wait_until_decided(kafka1, [(name, 0)])
     # Only an aborted record and its marker are left: a lag in offsets, but no record with an age.
-    commit(kafka1, group, name, {0: 2})
+    move_group(kafka1, group, {(name, 0): 2})
     (row,) = lag_of_group(committed, group)
     assert (row.offsets_behind, row.seconds_behind) == (2, None)
 
@@ -139,15 +124,13 @@ def test_lag_of_query_equals_jvm_connector(
     produced_s = time.monotonic()
 
     def run(source: str) -> Any:
-        reader = spark.readStream.format(source).option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-        reader.options(**{"kafka.fetch.max.wait.ms": "20"})
-        rows = reader.options(subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger="40").load()
+        rows = stream(spark, kafka1, source, subscribe=name, maxOffsetsPerTrigger=40)
         writer = rows.writeStream.format("noop").queryName(source.replace("-", "_"))
         query = writer.option("checkpointLocation", str(tmp_path / source)).trigger(availableNow=True).start()
-        assert query.awaitTermination(120)
+        await_end(query)
         return query
 
-    expected, ours = run("kafka"), run("pykafka-group")
+    expected, ours = run(JVM), run(OURS)
     expected_metrics = [
         {key: float(value) for key, value in progress["sources"][0]["metrics"].items() if "OffsetsBehind" in key}
         for progress in expected.recentProgress
