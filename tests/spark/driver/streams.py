@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from protocol.base.clock import Deadline
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -17,7 +14,9 @@ from spark_kafka_source.lag import lag_of_query
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
+from tests.support.member_queries import new_group
 from tests.support.soak import scaled
+from tests.support.spark_frames import await_end, stream
 
 # 20 in `make soak`.
 REPEATS = scaled("REPEATS", 1, 20)
@@ -92,28 +91,6 @@ class Stream:
         }
 
 
-class Batches:
-    """Collects the rows of a query by batch id. A replayed batch replaces its rows."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[int, list[tuple[int, int, str]]] = {}
-
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        rows = batch.selectExpr("partition", "offset", "string(value)").collect()
-        self.by_id[batch_id] = sorted((row[0], row[1], row[2]) for row in rows)
-
-    def all(self) -> list[tuple[int, int, str]]:
-        return [row for batch_id in sorted(self.by_id) for row in self.by_id[batch_id]]
-
-
-def query_of(
-    spark: SparkSession, servers: str, batches: Batches, checkpoint: Path, trigger: Mapping[str, Any], **options: str
-) -> StreamingQuery:
-    rows = spark.readStream.format("pykafka-group").option("kafka.bootstrap.servers", servers).options(**options).load()
-    writer = rows.writeStream.foreachBatch(batches).option("checkpointLocation", str(checkpoint))
-    return writer.trigger(**trigger).start()
-
-
 class SparkStream:
     """A stream like `Stream` with Spark: each `run` starts a query on the same checkpoint."""
 
@@ -123,14 +100,14 @@ class SparkStream:
         self.skipped = 0
 
     def run(self, **options: str) -> list[Row]:
-        batches = Batches()
-        settings = {"subscribe": self.topic, "startingOffsets": "earliest", "kafka.group.id": self.group, **options}
-        servers = self.kafka.bootstrap_servers
-        query = query_of(self._spark, servers, batches, self._folder, {"availableNow": True}, **settings)
-        assert query.awaitTermination(60)
+        collected: list[Row] = []
+
+        def collect(batch: DataFrame, _: int) -> None:
+            rows = batch.where("partition = 0").selectExpr("offset", "string(value)").orderBy("offset").collect()
+            collected.extend((offset, value) for offset, value in rows)
+
+        frame = stream(self._spark, self.kafka, subscribe=self.topic, kafka_group_id=self.group, **options)
+        writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", str(self._folder))
+        await_end(query := writer.trigger(availableNow=True).start())
         self.skipped = lag_of_query(query).skipped
-        return [(offset, value) for partition, offset, value in batches.all() if partition == 0]
-
-
-def new_group() -> str:
-    return f"group-{uuid.uuid4().hex[:8]}"
+        return collected

@@ -24,14 +24,7 @@ from protocol.cluster import unknown_topic
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.spark.driver.streams import READ, REPEATS, Row, SparkStream, Stream
-from tests.spark.driver.topic_admin import (
-    committed,
-    delete_records,
-    offset_at,
-    produce,
-    set_topic,
-    wait_for,
-)
+from tests.spark.driver.topic_admin import committed, delete_records, offset_at, produce, set_topic, wait_for
 from tests.support.soak import variants
 from tests.support.topic_changes import delete_topics, recreate
 
@@ -83,16 +76,6 @@ def let_retention_take_some(kafka: LocalKafka, topic: str) -> None:
     produce(kafka, topic, "new", 5, timestamp_ms=int(time.time() * 1000) + 600_000)
 
 
-def recreate_shorter(kafka: LocalKafka, topic: str) -> None:
-    recreate(kafka, topic)
-    produce(kafka, topic, "new", 4)
-
-
-def recreate_longer(kafka: LocalKafka, topic: str) -> None:
-    recreate(kafka, topic)
-    produce(kafka, topic, "new", 15)
-
-
 def rows(value: str, offsets: range) -> list[Row]:
     """Return the rows that `produce` writes."""
     return [(offset, f"{value}{number}") for number, offset in enumerate(offsets)]
@@ -100,6 +83,17 @@ def rows(value: str, offsets: range) -> list[Row]:
 
 HOLE = "offsets 10 to {} are not in the log any more; wanted.*retention or DeleteRecords"
 RECREATED_MESSAGE = "was deleted and created again: its id was .*, now it is .*"
+
+
+def recreated_with(records: int) -> Loss:
+    def damage(kafka: LocalKafka, topic: str) -> None:
+        recreate(kafka, topic)
+        produce(kafka, topic, "new", records)
+
+    pattern = RECREATED_MESSAGE + "; offsets up to 10 of"
+    return Loss(damage, CHANGED, pattern, rows("new", range(records)), "offsets up to 10 of .*-0")
+
+
 LOSSES = {
     "some records are deleted": Loss(
         delete_some, UNREADABLE, HOLE.format(15), rows("old", range(10, 20))[5:], "5 offsets are skipped", 5
@@ -108,20 +102,8 @@ LOSSES = {
     "retention takes some": Loss(
         let_retention_take_some, UNREADABLE, HOLE.format(20), rows("new", range(20, 25)), "10 offsets are skipped", 10
     ),
-    "recreated, shorter": Loss(
-        recreate_shorter,
-        CHANGED,
-        RECREATED_MESSAGE + "; offsets up to 10 of",
-        rows("new", range(4)),
-        "offsets up to 10 of .*-0",
-    ),
-    "recreated, longer": Loss(
-        recreate_longer,
-        CHANGED,
-        RECREATED_MESSAGE + "; offsets up to 10 of",
-        rows("new", range(15)),
-        "offsets up to 10 of .*-0",
-    ),
+    "recreated, shorter": recreated_with(4),
+    "recreated, longer": recreated_with(15),
     "deleted": Loss(delete_topics, DELETED, "-0 no longer exists: .* up to offset 10", [], "up to offset 10"),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, topic_factory
@@ -19,6 +19,7 @@ from tests.protocol.security.secure_parts import options
 from tests.spark.driver.topic_admin import produce
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.soak import variants
+from tests.support.spark_frames import stream, streamed
 
 pytestmark = pytest.mark.soak
 
@@ -46,18 +47,11 @@ def test_lost_acl_fails_query_and_restored_one_resumes_at_checkpoint(
         names = {"subscribe": f"{first},{second}", "assign": f'{{"{first}": [0], "{second}": [0]}}'}
         subscription = {how: names[how]}
     inputs = options(secured.properties("SASL_PLAINTEXT") | BOB) | subscription
-    inputs |= {"startingOffsets": "earliest", "failOnDataLoss": fail_on_data_loss, "kafka.group.id": prefix}
+    inputs |= {"failOnDataLoss": fail_on_data_loss, "kafka.group.id": prefix}
 
     def run() -> Counter[str]:
-        result: Counter[str] = Counter()
-
-        def read(batch: DataFrame, _: int) -> None:
-            result.update(row.topic for row in batch.select("topic").collect())
-
-        rows = spark.readStream.format("pykafka-group").options(**inputs).load()
-        writer = rows.writeStream.foreachBatch(read).option("checkpointLocation", str(tmp_path))
-        writer.trigger(availableNow=True).start().awaitTermination()
-        return result
+        rows = stream(spark, secured.kafka, **inputs).select("topic")
+        return Counter(row.topic for row in streamed(rows, tmp_path))
 
     allow(secured.kafka, acls)
     for topic in (first, second):
