@@ -59,17 +59,8 @@ def test_queries_of_the_page_write_each_record_once_while_they_are_killed(
     python = ".".join(map(str, sys.version_info[:2]))
     requirements = packages(DELTA_SPARK, python, oldest=False)
     binary = make_environment(BUILD / "delta", sys.executable, spark_home(DELTA_SPARK), requirements)
-    jars = ",".join(map(str, delta_jars()))
-    command = [
-        str(binary),
-        "-m",
-        "tests.jobs.delta_page",
-        kafka1.bootstrap_servers,
-        source,
-        target,
-        str(tmp_path),
-        jars,
-    ]
+    arguments = [kafka1.bootstrap_servers, source, target, str(tmp_path), ",".join(map(str, delta_jars()))]
+    command = [str(binary), "-m", "tests.jobs.delta_page", *arguments]
     rng = random.Random(1)
 
     def progress() -> int:

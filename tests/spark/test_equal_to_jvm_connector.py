@@ -37,14 +37,13 @@ from tests.support.awkward_topics import (
 )
 from tests.support.log_segments import StoredBatch, stored_batches
 from tests.support.soak import SOAK, variants
+from tests.support.spark_frames import JVM, OURS, batch, stream
 
 pytestmark = pytest.mark.soak
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-OURS = "pykafka-group"
-JVM = "kafka"
 WHERE = ("topic", "partition", "offset")
 
 Options = Mapping[str, object]
@@ -56,7 +55,7 @@ JvmRows = Callable[[bool, str], pa.Table]
 class Corpus:
     """The topics of `awkward_topics`, already written, and the broker's log directory."""
 
-    bootstrap: str
+    bootstrap_servers: str
     data_folder: Path
     topics: tuple[str, ...]
 
@@ -102,19 +101,9 @@ def jvm_rows(spark: SparkSession, corpus: Corpus, rows_of: RowsOf) -> JvmRows:
 
 def source(spark: SparkSession, name: str, corpus: Corpus, options: Options, *, streaming: bool = False) -> DataFrame:
     """Load all topics from the beginning with the format `name`. An option that is None removes a default."""
-    settings = {
-        "kafka.bootstrap.servers": corpus.bootstrap,
-        "subscribe": ",".join(corpus.topics),
-        "startingOffsets": "earliest",
-        # The JVM connector waits this long once or twice per task.
-        "kafka.fetch.max.wait.ms": 20,
-        **options,
-    }
-    reader = spark.readStream if streaming else spark.read
-    for key, value in settings.items():
-        if value is not None:
-            reader = reader.option(key, str(value))
-    return reader.format(name).load()
+    settings = {"subscribe": ",".join(corpus.topics), "startingOffsets": "earliest", **options}
+    load = stream if streaming else batch
+    return load(spark, corpus, name, **{key: value for key, value in settings.items() if value is not None})
 
 
 def assert_same_rows(ours: pa.Table, expected: pa.Table) -> None:
@@ -161,7 +150,7 @@ def test_rows_of_all_awkward_topics_equal_jvm_connector(
         (row["topic"], row["partition"]): row["offset_count"]
         for row in rows.group_by(["topic", "partition"]).aggregate([("offset", "count")]).to_pylist()
     }
-    assert counts == counted_by_librdkafka(corpus.bootstrap, corpus.topics, isolation_level)
+    assert counts == counted_by_librdkafka(corpus.bootstrap_servers, corpus.topics, isolation_level)
 
 
 @variants(

@@ -14,6 +14,7 @@ from tests.protocol.sasl.acls import BOB, Acl, allow, revoke
 from tests.protocol.security.secure_parts import options
 from tests.support import read_committed
 from tests.support.secured_kafka import SecuredKafka
+from tests.support.spark_frames import write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,11 +35,10 @@ def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured:
 
     def write(checkpoint: str) -> None:
         inputs = options(secured.properties("SASL_PLAINTEXT") | BOB | {"default.api.timeout.ms": "10000"})
+        inputs |= {"topic": topic, "deliveryGuarantee": "exactly-once", "transactionalIdPrefix": PREFIX}
         rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=2, numPartitions=1).load()
-        writer = rows.selectExpr("cast(value as string) as value").writeStream.format("pykafka-group")
-        writer = writer.options(**inputs, topic=topic, deliveryGuarantee="exactly-once", transactionalIdPrefix=PREFIX)
-        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
-        writer.start().awaitTermination()
+        rows = rows.selectExpr("cast(value as string) as value")
+        write_stream(rows, secured.kafka, tmp_path / checkpoint, **inputs)
 
     for missing in acls:
         further = [acl for acl in acls if acl != missing]
@@ -51,7 +51,7 @@ def test_exactly_once_sink_needs_exactly_four_acls(spark: SparkSession, secured:
     allow(secured.kafka, acls)
     write("with all of them")
     values = read_committed.by_this_project(secured.kafka.bootstrap_servers, topic)
-    assert sorted(value for each in values.values() for value in each) == [b"0", b"1"]
+    assert sorted(value for of_partition in values.values() for value in of_partition) == [b"0", b"1"]
     revoke(secured.kafka, acls)
     for _ in factory:
         pass
