@@ -27,6 +27,10 @@ SPARK_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", Bin
 TEXT_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", StringType()))
 
 
+TO_JSON = 'Convert it to JSON: selectExpr("to_json(key) AS key").'
+CAST_OR_DROP = "Cast it, or drop or rename the column."
+
+
 def schema(**columns: Any) -> StructType:
     struct = StructType()
     for name, kind in columns.items():
@@ -38,21 +42,24 @@ def split(batch: pa.RecordBatch, spark: StructType, topic: str | None = None) ->
     return list(topic_columns(plan_sink(spark, topic), batch))
 
 
+UTC = pa.timestamp("us", tz="UTC")
+A_HEADER = {"key": "a", "value": b""}
+TYPES = {"timestamp": TimestampType(), "partition": IntegerType(), "headers": SPARK_HEADERS}
+
+
+def written_with(name: str, values: pa.Array) -> TopicColumns:
+    """Return the columns of rows that have a value, and this column of `TYPES`."""
+    batch = pa.record_batch({"value": ["x"] * len(values), name: values})
+    (written,) = split(batch, schema(value=StringType(), **{name: TYPES[name]}), "t")
+    return written
+
+
 class TestPlan:
     def test_columns_of_sparks_connector_are_taken_and_others_ignored(self) -> None:
-        plan = plan_sink(
-            schema(
-                value=BinaryType(),
-                key=StringType(),
-                headers=SPARK_HEADERS,
-                topic=StringType(),
-                partition=IntegerType(),
-                timestamp=TimestampType(),
-                offset=LongType(),
-                timestampType=IntegerType(),
-            ),
-            None,
-        )
+        text, number = StringType(), IntegerType()
+        taken = schema(value=BinaryType(), key=text, headers=SPARK_HEADERS, topic=text, partition=number)
+        every = taken.add("timestamp", TimestampType()).add("offset", LongType()).add("timestampType", number)
+        plan = plan_sink(every, None)
         assert plan.names == {"value", "key", "headers", "topic", "partition", "timestamp"}
         assert pickle.loads(pickle.dumps(plan)) == plan
 
@@ -78,42 +85,29 @@ class TestPlan:
         )
 
     @pytest.mark.parametrize(
-        ("name", "kind", "result", "allowed"),
+        ("name", "kind", "allowed", "remedy"),
         [
-            ("value", LongType(), "bigint", "string or binary"),
-            ("key", ArrayType(IntegerType()), "array<int>", "string or binary"),
-            ("topic", BinaryType(), "binary", "string"),
-            ("partition", LongType(), "bigint", "int"),
-            ("timestamp", TimestampNTZType(), "timestamp_ntz", "timestamp"),
-            (
-                "headers",
-                TEXT_HEADERS,
-                "array<struct<key:string,value:string>>",
-                "array<struct<key:string,value:binary>>",
-            ),
-            ("headers", StringType(), "string", "array<struct<key:string,value:binary>>"),
+            ("value", LongType(), "string or binary", "Cast it."),
+            ("key", ArrayType(IntegerType()), "string or binary", TO_JSON),
+            ("topic", BinaryType(), "string", "Cast it."),
+            ("partition", LongType(), "int", CAST_OR_DROP),
+            ("timestamp", TimestampNTZType(), "timestamp", CAST_OR_DROP),
+            ("headers", TEXT_HEADERS, "array<struct<key:string,value:binary>>", CAST_OR_DROP),
+            ("headers", StringType(), "array<struct<key:string,value:binary>>", CAST_OR_DROP),
         ],
     )
     def test_wrong_type_error_names_column_type_and_allowed_types(
-        self, name: str, kind: Any, result: str, allowed: str
+        self, name: str, kind: Any, allowed: str, remedy: str
     ) -> None:
         with pytest.raises(UsageError) as error:
             plan_sink(schema(**{"value": StringType(), "topic": StringType(), name: kind}), None)
-        if name in ("partition", "timestamp", "headers"):
-            remedy = "Cast it, or drop or rename the column."
-        elif result.startswith(("array", "map", "struct")):
-            remedy = f'Convert it to JSON: selectExpr("to_json({name}) AS {name}").'
-        else:
-            remedy = "Cast it."
-        assert (
-            str(error.value) == f"{name} attribute unsupported type {result}. {name} must be a(n) {allowed}. {remedy}"
-        )
+        problem = f"{name} attribute unsupported type {kind.simpleString()}"
+        assert str(error.value) == f"{problem}. {name} must be a(n) {allowed}. {remedy}"
 
     def test_error_about_headers_as_a_map_shows_how_to_convert_it(self) -> None:
         headers = MapType(StringType(), StringType())
-        with pytest.raises(
-            UsageError, match=r"Convert it: transform\(map_entries\(headers\), e -> struct\(e.key AS key, "
-        ):
+        remedy = r"Convert it: transform\(map_entries\(headers\), e -> struct\(e.key AS key, "
+        with pytest.raises(UsageError, match=remedy):
             plan_sink(schema(value=StringType(), headers=headers), "orders")
 
 
@@ -140,46 +134,33 @@ class TestColumns:
         assert written.columns.schema.types == [pa.binary(), HEADERS]
         assert written.columns.to_pylist() == [{"value": b"a", "headers": [{"key": "h", "value": b"1"}]}]
 
-    def test_timestamps_become_milliseconds_and_null_stays_null(self) -> None:
-        micros = 1_709_209_815_123_999
-        batch = pa.record_batch(
-            {"value": ["a", "b"], "timestamp": pa.array([micros, None], pa.timestamp("us", tz="Europe/Berlin"))}
-        )
-        (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
-        assert written.columns.column("timestamp_ms").to_pylist() == [1_709_209_815_123, None]
-
-    def test_first_timestamp_of_1970_is_accepted(self) -> None:
-        batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([0], pa.timestamp("us", tz="UTC"))})
-        (written,) = split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
-        assert written.columns.column("timestamp_ms").to_pylist() == [0]
-
-    def test_timestamp_before_1970_is_refused(self) -> None:
-        batch = pa.record_batch({"value": ["a"], "timestamp": pa.array([-1_500], pa.timestamp("us", tz="UTC"))})
-        with pytest.raises(UsageError, match=r"timestamp of a row is before 1970 \(-2 ms\): Kafka takes 0 or later"):
-            split(batch, schema(value=StringType(), timestamp=TimestampType()), "t")
+    @pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC"])
+    def test_timestamps_become_milliseconds_and_null_stays_null(self, zone: str) -> None:
+        times = pa.array([1_709_209_815_123_999, 0, None], pa.timestamp("us", tz=zone))
+        assert written_with("timestamp", times).columns["timestamp_ms"].to_pylist() == [1_709_209_815_123, 0, None]
 
     def test_partition_column_is_used_and_null_leaves_row_to_partitioner(self) -> None:
-        batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([3, None], pa.int32())})
-        (written,) = split(batch, schema(value=StringType(), partition=IntegerType()), "t")
-        assert written.partitions is not None
-        assert written.partitions.to_pylist() == [3, None]
-
-    def test_negative_partition_is_refused(self) -> None:
-        batch = pa.record_batch({"value": ["a"], "partition": pa.array([-1], pa.int32())})
-        with pytest.raises(UsageError, match="partition of a row is -1: Kafka's partitions are numbered from 0"):
-            split(batch, schema(value=StringType(), partition=IntegerType()), "t")
+        partitions = written_with("partition", pa.array([3, None], pa.int32())).partitions
+        assert partitions is not None
+        assert partitions.to_pylist() == [3, None]
 
     def test_null_and_empty_header_lists_and_null_header_values_are_kept(self) -> None:
         headers = [None, [], [{"key": "a", "value": None}, {"key": "a", "value": b""}]]
-        batch = pa.record_batch({"value": ["x"] * 3, "headers": pa.array(headers, HEADERS)})
-        (written,) = split(batch, schema(value=StringType(), headers=SPARK_HEADERS), "t")
-        assert written.columns.column("headers").to_pylist() == headers
+        assert written_with("headers", pa.array(headers, HEADERS)).columns["headers"].to_pylist() == headers
 
-    @pytest.mark.parametrize("bad", [{"key": None, "value": b"1"}, None])
-    def test_header_without_key_is_refused(self, bad: Any) -> None:
-        batch = pa.record_batch({"value": ["x"], "headers": pa.array([[{"key": "a", "value": b""}, bad]], HEADERS)})
-        with pytest.raises(UsageError, match="headers of a row hold a null key"):
-            split(batch, schema(value=StringType(), headers=SPARK_HEADERS), "t")
+    @pytest.mark.parametrize(
+        ("name", "values", "problem"),
+        [
+            ("timestamp", pa.array([-1_500], UTC), r"is before 1970 \(-2 ms\): Kafka takes 0 or later"),
+            ("partition", pa.array([-1], pa.int32()), "is -1: Kafka's partitions are numbered from 0"),
+            ("headers", pa.array([[A_HEADER, {"key": None, "value": b"1"}]], HEADERS), "hold a null key"),
+            ("headers", pa.array([[A_HEADER, None]], HEADERS), "hold a null key"),
+        ],
+        ids=["timestamp before 1970", "negative partition", "header without key", "null header"],
+    )
+    def test_value_that_kafka_does_not_take_is_refused(self, name: str, values: pa.Array, problem: str) -> None:
+        with pytest.raises(UsageError, match=f"{name} of a row {problem}"):
+            written_with(name, values)
 
     def test_batch_without_rows_has_no_topics(self) -> None:
         batch = pa.record_batch({"value": pa.array([], pa.string()), "topic": pa.array([], pa.string())})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 
-import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, KafkaError, ProducerFenced, UnsupportedVersion
@@ -14,38 +13,9 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m66_list_transactions import LIST_TRANSACTIONS
-from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, batch_write_end, ledger_group, takeover
 from spark_kafka_source.sink.exactly_once import open_transactions as open_transactions_module
-from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
-from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite, TransactionalTaskWriter
-from tests.support.exactly_once_query import TOPIC, Query, paused_at
-from tests.support.spark_task import spark_task
-
-
-class BatchWrite:
-    """One `df.write`; `left_open` returns its tasks with an open transaction."""
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-        self.writer: TransactionalTaskWriter = query.writer(streaming=False)
-
-    def task(self, task: int, *values: str) -> PreparedWrite:
-        rows = pa.record_batch({"topic": [TOPIC] * len(values), "value": list(values)}, schema=_SCHEMA)
-        with spark_task(task):
-            return self.writer.write([rows])
-
-    def commit(self, *messages: PreparedWrite) -> None:
-        guarantee.commit(self.query.options, messages)
-
-    def left_open(self) -> list[str]:
-        assert self.writer.batch_write is not None
-        client, prefix = self.query.client, self.writer.batch_write.task_prefix
-        identities = list_open_transactions(client, prefix, client.deadline())
-        return [identity.transactional_id.removeprefix(prefix) for identity in identities]
-
-
-_SCHEMA = pa.schema({"topic": pa.string(), "value": pa.string()})
+from tests.support.exactly_once_query import TOPIC, BatchWrite, Query, paused_at
 
 
 def test_exactly_once_task_shares_one_connection_per_broker_for_coordinators(query: Query) -> None:
@@ -129,11 +99,8 @@ def test_late_attempt_after_committed_batch_write_is_refused(query: Query, rows_
 @pytest.mark.parametrize("call", ["init_transactions", "begin_transaction", "prepare_transaction"])
 def test_empty_task_paused_during_batch_write_commit_leaves_no_open_transaction(query: Query, call: str) -> None:
     write = BatchWrite(query)
-
-    def meanwhile() -> None:
-        write.commit(write.task(0), write.task(1, "other"))
-
-    with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, meanwhile):
+    paused = paused_at(TransactionalProducer, call, lambda: write.commit(write.task(0), write.task(1, "other")))
+    with pytest.raises(KafkaError), paused:
         write.task(0, "late")
     assert write.left_open() == []
     assert query.committed_values() == ["other"]
@@ -184,10 +151,8 @@ def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(q
     def meanwhile() -> None:
         query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other")))
 
-    with (
-        pytest.raises(ProducerFenced, match="too late"),
-        paused_at(TransactionalProducer, "init_transactions", meanwhile),
-    ):
+    too_late = pytest.raises(ProducerFenced, match="too late")
+    with too_late, paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.task("A", 0, 0, (TOPIC, "late"))
     assert query.committed_values() == ["other"]
 
@@ -208,10 +173,8 @@ def test_late_attempt_waits_for_a_decision_that_is_being_written(cluster: FakeKa
         query.commit(*attempts)
         cluster.before[OFFSET_FETCH] = release_markers
 
-    with (
-        pytest.raises(ProducerFenced, match="too late"),
-        paused_at(TransactionalProducer, "init_transactions", meanwhile),
-    ):
+    too_late = pytest.raises(ProducerFenced, match="too late")
+    with too_late, paused_at(TransactionalProducer, "init_transactions", meanwhile):
         query.task("A", 0, 0, (TOPIC, "late"))
     assert looks > 1
     assert query.committed_values() == ["other"]
@@ -223,11 +186,7 @@ def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -
     prepared = query.task("A", 1, 0, (TOPIC, "1"))
     cluster.hold_markers()
     query.commit(prepared)
-
-    def meanwhile() -> None:
-        cluster.hold_markers(False)
-
-    with paused_at(TransactionalProducer, "init_transactions", meanwhile):
+    with paused_at(TransactionalProducer, "init_transactions", lambda: cluster.hold_markers(False)):
         query.commit(query.task("A", 2, 0, (TOPIC, "2")))
     assert query.committed_values() == ["0", "1", "2"]
 

@@ -5,7 +5,6 @@ The tests make Spark's calls themselves: `write` of a task on an executor, `comm
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from protocol.admin.transactions import abort_transaction
@@ -13,12 +12,8 @@ from protocol.errors import BrokerError, ConfigurationError, KafkaError, Outcome
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
-from spark_kafka_source.sink import guarantee
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
-from spark_kafka_source.sink.exactly_once.open_transactions import list_open_transactions
-from spark_kafka_source.sink.exactly_once.task_writer import PreparedWrite
-from tests.support.exactly_once_query import TOPIC, Query, paused_at
-from tests.support.spark_task import spark_task
+from tests.support.exactly_once_query import TOPIC, BatchWrite, Query, paused_at
 
 
 def test_older_of_two_drivers_is_fenced(query: Query) -> None:
@@ -38,12 +33,10 @@ def test_older_of_two_drivers_is_fenced(query: Query) -> None:
 
 def test_older_task_paused_after_ledger_read_leaves_no_open_transaction(query: Query) -> None:
     """A newer start writes the batch between the older task's read of the ledger and its InitProducerId."""
-
-    def meanwhile() -> None:
-        query.commit(query.task("B", 0, 0, (TOPIC, "B0")))
-
-    fenced = pytest.raises(ProducerFenced, match="was started again elsewhere")
-    with fenced, paused_at(TransactionalProducer, "init_transactions", meanwhile):
+    newer = paused_at(
+        TransactionalProducer, "init_transactions", lambda: query.commit(query.task("B", 0, 0, (TOPIC, "B0")))
+    )
+    with pytest.raises(ProducerFenced, match="was started again elsewhere"), newer:
         query.task("A", 0, 0, (TOPIC, "A0"))
     assert query.left_open() == [], "it would stay open: Spark kills the other tasks when the first one fails"
     assert query.committed_values() == ["B0"]
@@ -102,11 +95,7 @@ def test_rewritten_transaction_is_decided_again(query: Query) -> None:
     query.decide(*query.tasks("A"))
     time_out(query, 1)
     write = query.task("B", 0, 0, (TOPIC, "B0"))
-
-    def start_again() -> None:
-        query.task("C", 0, 0, (TOPIC, "C0"))
-
-    with paused_at(TransactionalProducer, "begin_transaction", start_again):
+    with paused_at(TransactionalProducer, "begin_transaction", lambda: query.task("C", 0, 0, (TOPIC, "C0"))):
         again = query.task("B", 0, 1, (TOPIC, "B1"))
     with pytest.raises(ProducerFenced, match="was started again elsewhere"):
         query.commit(write, again)
@@ -176,12 +165,9 @@ def test_transaction_aborted_before_decision_fails_whole_batch(query: Query) -> 
 
 def test_transaction_aborted_after_decision_is_written_again(query: Query) -> None:
     first = query.tasks("A")
-
-    def end() -> None:
-        abort_transaction(query.client, query.transactional_id(1))
-
+    aborted = paused_at(batch_commit, "_commit", lambda: abort_transaction(query.client, query.transactional_id(1)))
     message = r"1 of 2 transactions .* Batch 0 is decided: start the query again"
-    with pytest.raises(OutcomeUnknown, match=message), paused_at(batch_commit, "_commit", end):
+    with pytest.raises(OutcomeUnknown, match=message), aborted:
         query.commit(*first)
     query.abort(*first)
     query.commit(*query.tasks("B"))
@@ -216,16 +202,12 @@ def test_abort_of_batch_keeps_decided_transactions_open(query: Query) -> None:
 
 def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query) -> None:
     """A late task of an earlier stage attempt fences the later attempt's transaction and prepares another one."""
-    writer = query.writer(streaming=False)
-    with spark_task(0):
-        reported, _ = (
-            writer.write([pa.record_batch({"topic": [TOPIC], "value": [value]})]) for value in ("reported", "late")
-        )
+    write = BatchWrite(query)
+    reported, _ = write.task(0, "reported"), write.task(0, "late")
     with pytest.raises(KafkaError, match="1 of 1 transactions ended"):
-        guarantee.commit(query.options, [reported])
-    guarantee.abort(query.options, writer, [reported])
-    assert writer.batch_write is not None
-    assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+        write.commit(reported)
+    write.abort(reported)
+    assert write.left_open() == []
     assert query.committed_values() == []
 
 
@@ -235,21 +217,12 @@ def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
     query: Query, call: str, further: int
 ) -> None:
     """Spark kills the other tasks of a failed job, but only seconds later."""
-    writer = query.writer(streaming=False)
-
-    def write(task: int) -> PreparedWrite:
-        with spark_task(task):
-            return writer.write([pa.record_batch({"topic": [TOPIC], "value": [f"{task}"]})])
-
-    prepared = [write(task) for task in range(further)]
-
-    def give_up() -> None:
-        guarantee.abort(query.options, writer, [*prepared, None, None])
-
-    with pytest.raises(KafkaError), paused_at(TransactionalProducer, call, give_up):
-        write(further)
-    assert writer.batch_write is not None
-    assert list_open_transactions(query.client, writer.batch_write.task_prefix, query.client.deadline()) == []
+    write = BatchWrite(query)
+    prepared = [write.task(task, f"{task}") for task in range(further)]
+    given_up = paused_at(TransactionalProducer, call, lambda: write.abort(*prepared, None, None))
+    with pytest.raises(KafkaError), given_up:
+        write.task(further, f"{further}")
+    assert write.left_open() == []
     assert query.committed_values() == []
 
 

@@ -44,11 +44,15 @@ def admin(cluster: FakeKafka) -> Iterator[protocol.Admin]:
         yield admin
 
 
+def query_of_writer(cluster: FakeKafka) -> Query:
+    properties = {f"kafka.{name}": str(value) for name, value in cluster.client_properties("writer").items()}
+    return Query(cluster.bootstrap_servers, settings=properties)
+
+
 @pytest.fixture
 def query(cluster: FakeKafka, admin: protocol.Admin) -> Iterator[Query]:
     """The ledger belongs to the first topic, and batch 1 has written to the second one only."""
-    properties = {f"kafka.{name}": str(value) for name, value in cluster.client_properties("writer").items()}
-    query = Query(cluster.bootstrap_servers, settings=properties)
+    query = query_of_writer(cluster)
     query.commit(query.task("A", 0, 0, (FIRST, "0")))
     query.commit(query.task("A", 1, 0, (SECOND, "1")))
     yield query
@@ -125,8 +129,7 @@ def test_ledger_lost_after_a_driver_was_fenced_is_noticed(
 def test_start_killed_before_it_wrote_a_ledger_is_no_loss(
     cluster: FakeKafka, admin: protocol.Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    properties = {f"kafka.{name}": str(value) for name, value in cluster.client_properties("writer").items()}
-    query = Query(cluster.bootstrap_servers, settings=properties)
+    query = query_of_writer(cluster)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

@@ -93,8 +93,36 @@ class Query:
         )
 
 
+class BatchWrite:
+    """One `df.write` of a query's options."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.writer: TransactionalTaskWriter = query.writer(streaming=False)
+
+    def task(self, task: int, *values: str) -> PreparedWrite:
+        """Write values to `TOPIC` in a task."""
+        schema = pa.schema({"topic": pa.string(), "value": pa.string()})
+        rows = pa.record_batch({"topic": [TOPIC] * len(values), "value": list(values)}, schema=schema)
+        with spark_task(task):
+            return self.writer.write([rows])
+
+    def commit(self, *messages: PreparedWrite) -> None:
+        guarantee.commit(self.query.options, messages)
+
+    def abort(self, *messages: PreparedWrite | None) -> None:
+        guarantee.abort(self.query.options, self.writer, messages)
+
+    def left_open(self) -> list[str]:
+        """Return the tasks with an open transaction."""
+        assert self.writer.batch_write is not None
+        client, prefix = self.query.client, self.writer.batch_write.task_prefix
+        identities = list_open_transactions(client, prefix, client.deadline())
+        return [identity.transactional_id.removeprefix(prefix) for identity in identities]
+
+
 @contextmanager
-def paused_at(where: Any, call: str, meanwhile: Callable[[], None]) -> Iterator[None]:
+def paused_at(where: Any, call: str, meanwhile: Callable[[], object]) -> Iterator[None]:
     """Pause the first call of `call` before it runs, and run `meanwhile`, which may call it, too."""
     original = getattr(where, call)
 
