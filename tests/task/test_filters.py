@@ -18,6 +18,7 @@ from protocol.testing import FakeKafka
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.decoded_columns import TaskDecoder
 
@@ -43,14 +44,14 @@ def fake() -> Iterator[FakeKafka]:
     PROCESS.reset()
 
 
-def read(fake: FakeKafka, condition: str, **more: str) -> list[dict[str, Any]]:
-    return [row for batch in batches(fake, condition, **more) for row in batch.to_pylist()]
-
-
-def batches(fake: FakeKafka, condition: str, **more: str) -> list[Any]:
+def options_of(fake: FakeKafka, condition: str, **more: str) -> SourceOptions:
     options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", "filter": condition, **more}
-    reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
-    return [batch for task in reader.partitions() for batch in reader.read(task)]
+    return with_schemas(parse_source_options(options, streaming=False))
+
+
+def read(fake: FakeKafka, condition: str, **more: str) -> list[dict[str, Any]]:
+    reader = KafkaBatchReader(options_of(fake, condition, **more))
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[int]:
@@ -104,9 +105,7 @@ def test_fields_and_columns_of_the_filter_alone_are_not_passed_on(fake: FakeKafk
 
 
 def test_ranges_without_a_kept_offset_are_not_read(fake: FakeKafka) -> None:
-    options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders"}
-    options["filter"] = "partition <> 1 AND offset > 2 AND offset <= 6"
-    reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+    reader = KafkaBatchReader(options_of(fake, "partition <> 1 AND offset > 2 AND offset <= 6"))
     ranges = [(r.partition, r.from_offset, r.until_offset) for task in reader.partitions() for r in task.ranges]
     assert ranges == [(0, 3, 7), (2, 3, 7)]
 
@@ -172,12 +171,9 @@ def test_tasks_without_a_filter_import_none_of_it() -> None:
 
 
 def test_decoder_takes_the_columns_of_the_filter_when_it_keeps_most_rows(fake: FakeKafka) -> None:
-    options = {"kafka.bootstrap.servers": fake.bootstrap_servers, "subscribe": "orders", **JSON}
-    options["filter"] = "value.id <> 3"
-    parsed = with_schemas(parse_source_options(options, streaming=False))
-    assert parsed.condition is not None
-    record_filter = RecordFilter(parsed.condition, ansi=True)
-    decoder = TaskDecoder(parsed, record_filter)
+    options = options_of(fake, "value.id <> 3", **JSON)
+    assert options.condition is not None
+    decoder = TaskDecoder(options, RecordFilter(options.condition, ansi=True))
     raw = [json.dumps({"id": number, "country": "x"}).encode() for number in range(5)]
     batch = pa.record_batch({"value": pa.array(raw, pa.binary()), "offset": pa.array(range(5), pa.int64())})
     for _ in range(3):

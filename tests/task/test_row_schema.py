@@ -26,19 +26,16 @@ def test_arrow_schema_equals_sparks_conversion_of_declared_schema(columns: tuple
     assert str(result) == str(expected)
 
 
-def test_columns_equal_those_of_sparks_connector() -> None:
-    assert spark_schema(ALL).simpleString() == (
-        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
-        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
-    )
-
-
 def test_chosen_columns_keep_chosen_order() -> None:
     assert spark_schema(("offset", "value")).simpleString() == "struct<offset:bigint,value:binary>"
 
 
-def test_columns_are_nullable() -> None:
+def test_columns_equal_those_of_sparks_connector_and_are_nullable() -> None:
     schema = spark_schema(ALL)
+    assert schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
     headers = schema["headers"].dataType
     assert isinstance(headers, ArrayType)
     assert all(field.nullable for field in schema)

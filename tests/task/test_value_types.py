@@ -68,21 +68,25 @@ Read = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def read(fake: FakeKafka, registry: FakeSchemaRegistry) -> Read:
-    """Return `read(**options)`: the rows of a batch."""
+def events(fake: FakeKafka, registry: FakeSchemaRegistry) -> dict[str, str]:
+    """Return options for the topic with two types."""
+    return {
+        "kafka.bootstrap.servers": fake.bootstrap_servers,
+        "subscribe": "events",
+        "valueFormat": "confluent-avro",
+        "valueTypes": TYPES,
+        "schema.registry.url": registry.url,
+    }
+
+
+@pytest.fixture
+def read(events: dict[str, str]) -> Read:
+    """Return `read(**options)`: the rows of a batch, with their values unless an option differs."""
 
     def rows(**more: str) -> list[dict[str, Any]]:
-        options = {
-            "kafka.bootstrap.servers": fake.bootstrap_servers,
-            "subscribe": "events",
-            "valueFormat": "confluent-avro",
-            "valueTypes": TYPES,
-            "columns": "value",
-            "schema.registry.url": registry.url,
-            **{name.replace("__", "."): text for name, text in more.items()},
-        }
-        options = {name: text for name, text in options.items() if text}
-        reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+        changed = {**events, "columns": "value", **{name.replace("__", "."): text for name, text in more.items()}}
+        given = {name: text for name, text in changed.items() if text}
+        reader = KafkaBatchReader(with_schemas(parse_source_options(given, streaming=False)))
         return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
     return rows
@@ -132,7 +136,7 @@ def test_records_of_other_types_are_told_from_invalid_ones(
         read(**options)
 
 
-def test_filter_on_the_type_decodes_no_other(registry: FakeSchemaRegistry, write: Write, read: Read) -> None:
+def test_filter_on_the_type_decodes_no_other(write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write({**REFUND, "fields": [{"name": "reason", "type": {"type": "map", "values": "long"}}]}, {"reason": {"a": 1}})
     write(REFUND, {"reason": "late"})
@@ -152,8 +156,8 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
     for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
         serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
         fake.produce("events", serialize(value, context), partition=0)
-    options = {"valueSubjectNameStrategy": "RecordNameStrategy"}
-    assert read(**options, valueFormat="confluent-json") == EXPECTED
+    by_record = {"valueSubjectNameStrategy": "RecordNameStrategy"}
+    assert read(**by_record, valueFormat="confluent-json") == EXPECTED
     fake.create_topic("messages")
     for message in (
         message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
@@ -161,35 +165,22 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
     ):
         serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
         fake.produce("messages", serialize(message, context), partition=0)
-    options |= {"valueFormat": "confluent-protobuf", "subscribe": "messages"}
-    assert read(**options, valueTypes="shop.Invoice,shop.Reminder") == [
+    protobuf = {**by_record, "valueFormat": "confluent-protobuf", "subscribe": "messages"}
+    assert read(**protobuf, valueTypes="shop.Invoice,shop.Reminder") == [
         {"value": {"Invoice": {"id": 1}, "Reminder": None}},
         {"value": {"Invoice": None, "Reminder": {"reason": "late"}}},
     ]
 
 
-def test_newer_versions_are_resolved_and_each_is_pinned(
-    fake: FakeKafka, registry: FakeSchemaRegistry, write: Write, read: Read
-) -> None:
+def test_newer_versions_are_resolved_and_each_is_pinned(events: dict[str, str], write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
     note = {"name": "note", "type": ["null", "string"], "default": None}
     write({**ORDER, "fields": [*ORDER["fields"], note]}, {"id": 2, "note": "fragile"})
-    assert [row["value"]["Order"] for row in read()] == [
-        {"id": 1, "note": None},
-        None,
-        {"id": 2, "note": "fragile"},
-    ]
+    assert [row["value"]["Order"] for row in read()] == [{"id": 1, "note": None}, None, {"id": 2, "note": "fragile"}]
     pinned = {"schema__registry__reader__version": "events-shop.Order=1"}
     assert [row["value"]["Order"] for row in read(**pinned)] == [{"id": 1}, None, {"id": 2}]
-    options = {
-        "kafka.bootstrap.servers": fake.bootstrap_servers,
-        "subscribe": "events",
-        "valueFormat": "confluent-avro",
-        "valueTypes": TYPES,
-        "schema.registry.url": registry.url,
-    }
-    with_latest = with_schemas(parse_source_options(options, streaming=True))
+    with_latest = with_schemas(parse_source_options(events, streaming=True))
     assert with_latest.schema_versions == {"value.Order": 2, "value.Refund": 1}
     with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
         require_same_versions(with_latest, {"value.Order": 1, "value.Refund": 1})
