@@ -1,9 +1,14 @@
-"""One broker of the model, a topic of twenty offsets whose logs tests change, and a reader's plans for it."""
+"""One broker of the model, a topic of twenty offsets whose logs tests change; a reader's plans, and its commits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from protocol.base.clock import Deadline
 from protocol.cluster.metadata import topic_id_text
-from protocol.kafka_terms import EARLIEST
+from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.kafka_terms import EARLIEST, NO_TOPIC_ID
 from protocol.testing.fake_kafka.record_batches import TRANSACTIONAL, Batch, Record, write_batch
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -52,12 +57,11 @@ class Cluster(FakeKafka):
     @property
     def list_offsets_for_log_starts(self) -> list[list[tuple[str, int]]]:
         """Return the partitions of each request for log start offsets."""
-        rows = [
+        return [
             [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
             for body in self.request_bodies(LIST_OFFSETS)
             if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
         ]
-        return rows
 
     def reader(self, **options: object) -> KafkaStreamReader:
         return KafkaStreamReader(self.options(**options))
@@ -67,6 +71,32 @@ class Cluster(FakeKafka):
         defaults = {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": topics}
         chosen = {key: value for key, value in {**defaults, **options}.items() if value is not None}
         return parse_source_options(chosen, streaming=True)
+
+
+class Marks:
+    """Replaces an `OffsetManager`: records all staged offsets, including lower ones."""
+
+    healthy, group = True, "g"
+
+    def __init__(self) -> None:
+        self.marked: list[dict[tuple[str, int], int]] = []
+        self.kept: list[tuple[str, int]] = []
+        self.flushes = 0
+
+    def set_member(self, member: GroupMember) -> None: ...
+
+    def retain(self, owned: Iterable[tuple[str, int]]) -> None:
+        self.kept = list(owned)
+
+    def stage(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
+        assert member == NO_MEMBER
+        assert all(to.topic_id != NO_TOPIC_ID for to in offsets.values())
+        assert self.kept == list(offsets)
+        self.marked.append({key: entry.offset for key, entry in offsets.items()})
+
+    def flush(self, deadline: Deadline, *, partition_timeout_s: float) -> bool:
+        self.flushes += 1
+        return True
 
 
 BOTH = [("a", 0), ("a", 1)]
@@ -80,6 +110,11 @@ def read_to(offset: int, second: int = 20, epoch: int = 5, topic_id: bytes = OLD
         "@epochs": {"a": {"0": epoch, "1": epoch}},
         "@cluster": {"id": "fake"},
     }
+
+
+def next_end(reader: KafkaStreamReader, begin: JsonDict) -> JsonDict:
+    """Return the end of the batch that a trigger plans after `begin`."""
+    return reader.latestOffset(begin, reader.getDefaultReadLimit())
 
 
 def ranges(reader: KafkaStreamReader, begin: JsonDict, end: JsonDict) -> list[tuple[int, int, int]]:

@@ -17,9 +17,10 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.driver.discovery import assign_all, discover
 from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
 from spark_kafka_source.process_state import PROCESS
-from tests.driver.changing_logs import Cluster, read_to
+from tests.driver.changing_logs import Cluster, next_end, read_to
 from tests.protocol.fetch.consuming import TOPIC_ID
 from tests.protocol.fetch.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, Broker, client_on
 from tests.support.offsets import batch_end
@@ -27,8 +28,9 @@ from tests.support.offsets import batch_end
 EXISTING = {("orders", 0): TOPIC_ID}
 
 
-def options_on(broker: Broker) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "orders"}
+def options_on(kafka: FakeKafka, streaming: bool = True, **subscription: str) -> SourceOptions:
+    chosen = subscription or {"subscribe": "orders"}
+    return parse_source_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, **chosen}, streaming=streaming)
 
 
 @pytest.fixture
@@ -39,8 +41,7 @@ def clock() -> ManualClock:
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        options = parse_source_options(options_on(broker), streaming=True)
-        return dict(assign_all(client, options, EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
+        return dict(assign_all(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -53,8 +54,7 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        options = parse_source_options(options_on(broker), streaming=True)
-        assignment = assign_all(client, options, [*EXISTING, deleted], client.deadline())
+        assignment = assign_all(client, options_on(broker), [*EXISTING, deleted], client.deadline())
     assert assignment == QueryAssignment(EXISTING)
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
     assert LogSnapshot(read, assignment, {}).deleted() == [deleted]
@@ -86,10 +86,9 @@ def test_replies_of_rarely_answering_brokers_prove_no_deletion(clock: ManualCloc
 
 
 def test_new_query_fails_on_unknown_topic(clock: ManualClock) -> None:
-    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
-        options = parse_source_options(options_on(broker), streaming=True)
-        with pytest.raises(ConfigurationError, match=r"unknown topic\(s\) orders"):
-            discover(client, options, client.deadline())
+    unknown = pytest.raises(ConfigurationError, match=r"unknown topic\(s\) orders")
+    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client, unknown:
+        discover(client, options_on(broker), client.deadline())
     assert 10 < clock.at_s < 13
 
 
@@ -119,7 +118,7 @@ def test_topic_of_pattern_without_describe_acl_fails_query(cluster: Cluster, fai
     reader = cluster.reader(subscribe=None, subscribePattern="a", failOnDataLoss=fail_on_data_loss)
     hide(cluster, "a")
     with pytest.raises(BrokerError, match="Describe on Topic a") as raised:
-        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+        next_end(reader, read_to(20))
     assert "if it was deleted together with its ACL" in str(raised.value)
     assert "failOnDataLoss" not in str(raised.value)
 
@@ -137,11 +136,9 @@ def kraft() -> Iterator[FakeKafka]:
 
 def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
-    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": "orders-.*"}
+    options, expected = options_on(kafka, subscribePattern="orders-.*"), [("orders-1", 0), ("orders-2", 0)]
     with client_on(kafka, clock) as client:
-        expected = [("orders-1", 0), ("orders-2", 0)]
-        parsed = parse_source_options(options, streaming=True)
-        return [topic for topic, _ in assign_all(client, parsed, expected, client.deadline()).owned]
+        return [topic for topic, _ in assign_all(client, options, expected, client.deadline()).owned]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
@@ -187,8 +184,7 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(
 ) -> None:
     """Spark's connector skips it: a misspelled number would read nothing."""
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 60_000)
-    settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "assign": f'{{"a": [{numbers}]}}'}
-    options = parse_source_options(settings, streaming=streaming)
+    options = options_on(cluster, streaming, assign=f'{{"a": [{numbers}]}}')
     client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as raised:
         discover(client, options, client.deadline())
@@ -202,8 +198,7 @@ def test_pattern_without_a_topic_is_a_warning(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
     once.reset()
-    settings = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribePattern": "paid.*"}
-    options = parse_source_options(settings, streaming=streaming)
+    options = options_on(cluster, streaming, subscribePattern="paid.*")
     client = PROCESS.client(options.client)
     assert discover(client, options, client.deadline()) == {}
     (line,) = caplog.messages

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.base import once
 from spark_kafka_source.driver.query_state import IdleTriggers
-from tests.driver.changing_logs import Cluster, read_to
+from tests.driver.changing_logs import Cluster, next_end, read_to
 
 PARTITIONS = 3_000
 
@@ -40,7 +40,7 @@ def test_trigger_that_plans_batch_is_not_idle(cluster: Cluster, monkeypatch: pyt
     monkeypatch.setattr(IdleTriggers, "ended", lambda self, *, idle, **_: idle_triggers.append(idle))
     reader = cluster.reader()
     for _ in range(2):
-        reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+        next_end(reader, read_to(20))
     cluster.set_log("a", 0, 0, 25)
-    reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    next_end(reader, read_to(20))
     assert idle_triggers == [True, True, False]

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
 
 import pytest
 
-from protocol.base.clock import Deadline
 from protocol.cluster import unknown_topic
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
-from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.driver import group_commits, trigger
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadAllAvailable
-from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, Marks, next_end, ranges, read_to
 from tests.support.wait_until import wait_until
-
-
-class Marks:
-    """Replaces an `OffsetManager`: records all staged offsets, including lower ones."""
-
-    healthy, group = True, "g"
-
-    def __init__(self) -> None:
-        self.marked: list[dict[tuple[str, int], int]] = []
-        self.kept: list[tuple[str, int]] = []
-        self.flushes = 0
-
-    def retain(self, owned: Iterable[tuple[str, int]]) -> None:
-        self.kept = list(owned)
-
-    def stage(self, offsets: Mapping[tuple[str, int], CommittedOffset], member: GroupMember) -> None:
-        assert member == NO_MEMBER
-        assert all(to.topic_id != NO_TOPIC_ID for to in offsets.values())
-        assert self.kept == list(offsets)
-        self.marked.append({key: entry.offset for key, entry in offsets.items()})
-
-    def flush(self, deadline: Deadline, *, partition_timeout_s: float) -> bool:
-        self.flushes += 1
-        return True
 
 
 @pytest.mark.parametrize("label", ["recreated", "recreated, and read", "deleted"])
@@ -57,7 +29,7 @@ def test_recreated_or_deleted_topic_gets_no_commit(
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
     reader.query.running = True
     begin = {**read_to(20), "b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text(ID_OF_B)}}
-    assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+    assert next_end(reader, begin) == begin
     assert marks.marked == [{("a", 0): 20, ("a", 1): 20, ("b", 0): 3}]
     if label == "deleted":
         cluster.delete_topic("a")
@@ -65,14 +37,14 @@ def test_recreated_or_deleted_topic_gets_no_commit(
         cluster.recreate("a", (0, 20), (0, 20))
     marks.marked.clear()
     if label.endswith("read"):
-        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        end = next_end(reader, begin)
         reader.commit(begin)
         assert marks.marked == [{("b", 0): 3}] * 2
-        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+        assert next_end(reader, end) == end
         assert marks.marked[-1] == {("a", 0): 20, ("a", 1): 20, ("b", 0): 3}
     else:
         with pytest.raises(DataLoss):
-            reader.latestOffset(begin, reader.getDefaultReadLimit())
+            next_end(reader, begin)
         assert marks.marked == [{("b", 0): 3}]
     # A failing trigger also waits for the commit.
     assert marks.flushes == (3 if label.endswith("read") else 2)
@@ -88,12 +60,12 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
     reader.query.running = True
     cluster.set_log("a", 1, 0, 40)
-    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    end = next_end(reader, read_to(15))
     assert end == read_to(20)
     assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
-    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    assert next_end(reader, end) == end
     assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): Position(30)})
-    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    after = next_end(reader, end)
     reader.commit(end)
     assert ranges(reader, end, after) == [(1, 30, 40)]
     assert marks.marked == [{("a", 0): 15}, {("a", 0): 20}, *[{("a", 0): 20, ("a", 1): 30}] * 2]
@@ -105,9 +77,9 @@ def test_each_batch_is_logged_once(cluster: Cluster, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "spark_kafka_source.driver.group_commits")
     reader = cluster.reader()
     reader.query.commits.manager = Marks()  # type: ignore[assignment]
-    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    end = next_end(reader, read_to(15))
     for _ in range(3):
-        assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+        assert next_end(reader, end) == end
     committing = "group g: committing what is complete"
     assert caplog.messages[1:] == [f"{committing}: a-0 15, a-1 20", f"{committing}: a-0 20"]
 
@@ -118,8 +90,8 @@ def test_idle_query_commits_its_offsets_again_after_a_reset(
     monkeypatch.setattr(group_commits, "_COMPARE_MS", 10)
     reader = cluster.reader(startingOffsets="earliest", **{"kafka.group.id": "reset-g"})
     client, key = reader.query.client, ("a", 0)
-    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-    reader.latestOffset(end, reader.getDefaultReadLimit())
+    end = next_end(reader, reader.initialOffset())
+    next_end(reader, end)
     assert Offsets.from_progress(reader.reportLatestOffset()).group == "reset-g"
     # The trigger waits a second for this commit; a late one would undo the reset.
     wait_until(lambda: cluster.committed_offsets("reset-g").get(key) == 20)

@@ -27,14 +27,14 @@ from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
 from tests.conftest import NEEDS_KIP_848, TopicFactory
-from tests.driver.changing_logs import ranges
+from tests.driver.changing_logs import next_end, ranges
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.member_queries import fill
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
-ORDERS = TopicSubscription(frozenset({"orders"}))
+EAGER_OPTIONS = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
 
 
 def reader_of(bootstrap_servers: str, topic: str, group: str, **options: str | None) -> KafkaStreamReader:
@@ -93,7 +93,7 @@ def test_out_of_range_group_offset_error_names_remedial_options(start: dict[str,
         cluster.offsets.committed["g"] = {("a", 0): Committed(30, -1, "")}
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **{"kafka.auto.offset.reset": "none", **start})
         with pytest.raises(DataLoss, match="group g: its offset 30 of a-0 is out of range") as raised:
-            reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+            next_end(reader, reader.initialOffset())
         assert "failOnDataLoss=false" in str(raised.value)
         assert ("kafka.auto.offset.reset" in str(raised.value)) == (not start)
         reader.stop()
@@ -117,6 +117,12 @@ class Cluster(FakeKafka):
         self.rewrite(topic, 0, records(0, 1, last_offset=end - 1))
 
 
+def second_member(client: Client) -> Membership:
+    """Return a member of the classic group `g` that has not joined yet."""
+    subscription = TopicSubscription(frozenset({"orders"}))
+    return Membership(client, parse_consumer({"group.id": "g", **EAGER}), subscription)
+
+
 def wait_for_rebalance(reader: KafkaStreamReader) -> None:
     assert reader.query.membership is not None
     member = reader.query.membership.membership
@@ -131,18 +137,17 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
     with Cluster(20) as cluster:
         cluster.create("b", 3)
         reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **LATEST, **QUICK)
-        limit = reader.getDefaultReadLimit()
-        end = reader.latestOffset(reader.initialOffset(), limit)
+        end = next_end(reader, reader.initialOffset())
         assert (end["a"], end["b"]) == ({"0": 20}, {"0": 3})
-        end = reader.latestOffset(end, limit)
+        end = next_end(reader, end)
         wait_until(lambda: cluster.committed_offsets("g") == {("a", 0): 20, ("b", 0): 3})
         cluster.rewrite("a", 0, records(0, 1, last_offset=24))
-        end = reader.latestOffset(end, limit)
+        end = next_end(reader, end)
         assert end["a"] == {"0": 25}
         cluster.delete_topic("a")
         wait_for_rebalance(reader)
         if recreated_after == "a trigger":
-            end = reader.latestOffset(end, limit)
+            end = next_end(reader, end)
             assert "a" not in end
         cluster.create("a", 30)
         committed = []
@@ -151,14 +156,13 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
 
         def planned() -> bool:
             nonlocal end
-            end = reader.latestOffset(begin, limit)
+            end = next_end(reader, begin)
             return "a" in end and end["a"] == {"0": 30}
 
         wait_until(planned)
         (task,) = reader.partitions(begin, end)
-        assert [
-            (source_range.topic, source_range.from_offset, source_range.until_offset) for source_range in task.ranges
-        ] == [("a", 0, 30)]
+        (source_range,) = task.ranges
+        assert (source_range.topic, source_range.from_offset, source_range.until_offset) == ("a", 0, 30)
         assert set(committed) <= {None, 0}, "the position in the old topic is not committed for the new one"
         reader.stop()
 
@@ -170,8 +174,7 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
     """The driver resumes without its assignment; other members have read the records that arrived meanwhile."""
     with SmallCluster() as cluster:
         reader = reader_of(cluster.bootstrap_servers, "orders", "g")
-        limit = reader.getDefaultReadLimit()
-        begin = reader.latestOffset(reader.initialOffset(), limit)
+        begin = next_end(reader, reader.initialOffset())
         membership = reader.query.membership.membership
 
         def stand_still(body: Any) -> None:
@@ -182,22 +185,20 @@ def test_driver_paused_before_list_offsets_skips_offsets_read_by_other_members()
             cluster.offsets.committed["g"].update({("orders", number): Committed(20, -1, "") for number in (0, 1)})
             cluster.grow(5)
 
-        reader.latestOffset(begin, limit)
+        next_end(reader, begin)
         wait_until(lambda: set(cluster.committed_offsets("g").values()) == {10})
         cluster.before[LIST_OFFSETS] = stand_still
-        end = reader.latestOffset(begin, limit)
+        end = next_end(reader, begin)
         assert ranges(reader, begin, end) == [(0, 20, 25), (1, 20, 25)]
         reader.stop()
 
 
 def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
     """The member owns its partitions until it rejoins; waiting for the group first would plan an empty batch."""
-    options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **options)
-        limit = reader.getDefaultReadLimit()
-        begin = reader.latestOffset(reader.initialOffset(), limit)
-        membership = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", maxOffsetsPerTrigger="8", **EAGER_OPTIONS)
+        begin = next_end(reader, reader.initialOffset())
+        membership = second_member(client)
         joining = []
 
         def join(body: Any) -> None:
@@ -206,7 +207,7 @@ def test_rebalance_during_list_offsets_is_handled_by_next_trigger() -> None:
             wait_for_rebalance(reader)
 
         cluster.before[LIST_OFFSETS] = join
-        end = reader.latestOffset(begin, limit)
+        end = next_end(reader, begin)
         assert ranges(reader, begin, end) == [(0, 4, 8), (1, 4, 8)]
         reader.stop()
         joining[0].result()
@@ -230,9 +231,7 @@ def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) ->
     with SmallCluster() as cluster, client_of(cluster.bootstrap_servers) as client, ThreadPoolExecutor() as pool:
         cluster.grow(10)
         cluster.offsets.committed["g"] = {("orders", number): Committed(20, 0, "") for number in (0, 1)}
-        options = {f"kafka.{key}": str(value) for key, value in EAGER.items()}
-        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **FROM_EARLIEST, **options)
-        limit = reader.getDefaultReadLimit()
+        reader = reader_of(cluster.bootstrap_servers, "orders", "g", **FROM_EARLIEST, **EAGER_OPTIONS)
         requests: list[Any] = []
 
         def truncate(body: Any) -> None:
@@ -246,12 +245,12 @@ def test_revocation_after_truncation_commits_end_of_completed_batch(end: int) ->
                 cluster.write("orders", number, records(10, end - 10, epoch=1))
 
         cluster.before[LIST_OFFSETS] = truncate
-        after = reader.latestOffset(reader.initialOffset(), limit)
+        after = next_end(reader, reader.initialOffset())
         assert ranges(reader, reader.initialOffset(), after) == [(0, 10, end), (1, 10, end)]
-        membership = Membership(client, parse_consumer({"group.id": "g", **EAGER}), ORDERS)
+        membership = second_member(client)
         joining = pool.submit(membership.poll_rebalance, client.deadline(20_000))
         wait_for_rebalance(reader)
-        reader.latestOffset(after, limit)
+        next_end(reader, after)
         joining.result()
         offsets = {(committed.offset, committed.leader_epoch) for committed in cluster.offsets.committed["g"].values()}
         assert offsets == {(end, 1)}
@@ -268,7 +267,7 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         cluster.create("b", 3)
         options = {"kafka.group.protocol": "none", "kafka.auto.offset.reset": None, "startingOffsets": "earliest"}
         reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **options)
-        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        next_end(reader, reader.initialOffset())
         commits = reader.query.commits
         manager = commits.manager
         assert manager is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import pytest
 
 from protocol.base.clock import Deadline
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation
 from protocol.kafka_terms import TopicPartition
@@ -19,6 +18,7 @@ from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.backlog import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
+from tests.driver.changing_logs import Marks
 
 A, B = ("t", 0), ("t", 1)
 TOPIC_ID = b"0123456789abcdef"
@@ -28,25 +28,6 @@ OPTIONS = {
     "kafka.group.id": "g",
     "kafka.group.protocol": "consumer",
 }
-
-
-class Staged:
-    """Replaces an `OffsetManager`: records the offsets of each `stage`."""
-
-    healthy, group = True, "g"
-
-    def __init__(self) -> None:
-        self.offsets: list[dict[TopicPartition, int]] = []
-
-    def retain(self, owned: Iterable[TopicPartition]) -> None: ...
-
-    def set_member(self, member: GroupMember) -> None: ...
-
-    def stage(self, offsets: Mapping[TopicPartition, CommittedOffset], member: GroupMember) -> None:
-        self.offsets.append({key: to.offset for key, to in offsets.items()})
-
-    def flush(self, deadline: Deadline, *, partition_timeout_s: float) -> bool:
-        return True
 
 
 class Membership:
@@ -81,13 +62,13 @@ def test_partition_revoked_first_is_not_committed_again_with_the_second(monkeypa
     monkeypatch.setattr(query_membership, "Membership", Membership)
     monkeypatch.setattr(query_membership, "group_offsets", no_offsets)
     options = parse_source_options(OPTIONS, streaming=True)
-    commits, staged = GroupCommits(options), Staged()
-    commits.manager = cast("Any", staged)
+    commits, marks = GroupCommits(options), Marks()
+    commits.manager = cast("Any", marks)
     membership = QueryMembership(options, commits)
     existing = QueryAssignment({A: TOPIC_ID, B: TOPIC_ID})
     completed = Offsets.at({key: Position(5, topic_id=TOPIC_ID) for key in (A, B)})
     deadline = Deadline.after_ms(1_000)
     for _ in range(2):
         last = membership.assignment(existing, completed, available_now=False, deadline=deadline)
-    assert staged.offsets == [{A: 5, B: 5}, {B: 5}]
+    assert marks.marked == [{A: 5, B: 5}, {B: 5}]
     assert not last.owned

@@ -9,20 +9,15 @@ import pytest
 from protocol.errors import DataLoss
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import Cluster, ranges, read_to
+from tests.driver.changing_logs import Cluster, next_end, ranges, read_to
 
 
 def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     reader = cluster.reader(failOnDataLoss="false")
-
-    def next_end(begin: JsonDict) -> JsonDict:
-        return reader.latestOffset(begin, reader.getDefaultReadLimit())
-
     cluster.set_log("a", 0, 15, 25)
     cluster.set_log("a", 1, 18, 20)
     begin = read_to(10)
-    end = next_end(begin)
+    end = next_end(reader, begin)
     assert (end["a"], end["@skipped"]) == ({"0": 25, "1": 20}, {"a": {"0": 5}})
     # a-1 has nothing to read.
     assert cluster.list_offsets_for_log_starts == [[("a", 0)]]
@@ -38,12 +33,12 @@ def test_lost_offsets_are_counted_in_the_end_of_the_batch(cluster: Cluster, capl
     # All unread offsets of one partition are deleted; the other partition is complete.
     cluster.set_log("a", 0, 40, 40)
     cluster.set_log("a", 1, 0, 23)
-    last = next_end(end)
+    last = next_end(reader, end)
     assert (last["a"], last["@skipped"]) == ({"0": 40, "1": 23}, {"a": {"0": 20}})
     assert ranges(reader, end, last) == [(1, 20, 23)]
-    assert next_end(last) == last
+    assert next_end(reader, last) == last
     cluster.set_log("a", 0, 40, 42)
-    after = next_end(last)
+    after = next_end(reader, last)
     assert (after["a"], after["@skipped"]) == ({"0": 42, "1": 23}, {"a": {"0": 20}})
     assert "@joined" not in after
     assert ranges(reader, last, after) == [(0, 40, 42)]
@@ -56,17 +51,17 @@ def test_offsets_missing_from_replayed_batch_are_counted_by_next_batch(cluster: 
     cluster.set_log("a", 0, 15, 20)
     reader = cluster.reader(failOnDataLoss="false", minPartitions=5)
     assert ranges(reader, begin, end) == [(0, at, at + 2) for at in range(10, 20, 2)]
-    counted = reader.latestOffset(end, reader.getDefaultReadLimit())
+    counted = next_end(reader, end)
     assert counted == {**end, "@skipped": {"a": {"0": 5}}}
     assert ranges(reader, end, counted) == []
-    assert reader.latestOffset(counted, reader.getDefaultReadLimit()) == counted
+    assert next_end(reader, counted) == counted
 
 
 def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 1_000, 1_010)
     reader = cluster.reader(failOnDataLoss="false", maxOffsetsPerTrigger=10)
     begin = read_to(0, 10)
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    end = next_end(reader, begin)
     assert ranges(reader, begin, end) == [(0, 1_000, 1_005), (1, 10, 15)]
     assert end["@skipped"] == {"a": {"0": 1_000}}
 
@@ -74,27 +69,27 @@ def test_limit_is_distributed_over_existing_offsets(cluster: Cluster) -> None:
 def test_delayed_batch_counts_no_skipped_offsets(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     reader = cluster.reader(failOnDataLoss="false", minOffsetsPerTrigger=10)
     begin = read_to(20)
-    reader.latestOffset(begin, reader.getDefaultReadLimit())
+    next_end(reader, begin)
     cluster.set_log("a", 0, 95, 100)
     for _ in range(2):
-        assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+        assert next_end(reader, begin) == begin
     assert not caplog.records
     cluster.set_log("a", 0, 95, 105)
-    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["@skipped"] == {"a": {"0": 75}}
+    assert next_end(reader, begin)["@skipped"] == {"a": {"0": 75}}
 
 
 def test_truncated_offsets_that_were_read_are_not_counted_as_skipped(cluster: Cluster) -> None:
     cluster.set_log("a", 0, 0, 7)
     reader = cluster.reader(failOnDataLoss="false")
     begin = {**read_to(10), "@skipped": {"a": {"1": 3}}}
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    end = next_end(reader, begin)
     assert (end["a"], end["@skipped"]) == ({"0": 7, "1": 20}, {"a": {"1": 3}})
 
 
 def test_deleted_first_offsets_of_new_partition_are_counted(cluster: Cluster) -> None:
     cluster.set_log("a", 2, 4, 9)
     reader = cluster.reader(failOnDataLoss="false")
-    end = reader.latestOffset(read_to(20), reader.getDefaultReadLimit())
+    end = next_end(reader, read_to(20))
     assert (end["a"]["2"], end["@skipped"]) == (9, {"a": {"2": 4}})
 
 
@@ -102,7 +97,7 @@ def test_query_with_fail_on_data_loss_requests_no_log_start_offsets(cluster: Clu
     cluster.set_log("a", 0, 15, 20)
     reader = cluster.reader()
     begin = read_to(10)
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    end = next_end(reader, begin)
     assert ranges(reader, begin, end) == [(0, 10, 20)]
     assert cluster.list_offsets_for_log_starts == []
     assert "@skipped" not in end

@@ -11,13 +11,14 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import BOTH, Cluster, offsets_read, ranges
+from tests.driver.changing_logs import BOTH, Cluster, next_end, offsets_read, ranges
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.offsets import epochs_of
 from tests.support.stale_coordinator import keep_deleted_topic
 from tests.support.wait_until import wait_until
 
 LATEST = "a-0 at 20, a-1 at 20. The 40 offsets before that are not read. To read them, set startingOffsets=earliest"
+SINCE = "since group new has no committed offsets"
 HALF = "a-0 at 7, a-1 at 20. The 20 offsets before that are not read. To read them, set startingOffsets=earliest"
 
 
@@ -25,32 +26,41 @@ def logged(cluster: Cluster, caplog: pytest.LogCaptureFixture, **options: object
     """Return level and text of the one log line of a query's start."""
     caplog.set_level(logging.INFO, "spark_kafka_source.driver.start_offsets")
     reader = cluster.reader(**{"commitOffsets": "false" if "kafka.group.id" in options else None, **options})
-    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-    reader.latestOffset(start, reader.getDefaultReadLimit())
+    start = next_end(reader, reader.initialOffset())
+    next_end(reader, start)
     (line,) = [entry for entry in caplog.records if "it starts at" in entry.getMessage()]
     return line.levelno, line.getMessage().removeprefix("no batch of this query is complete yet: it starts at ")
 
 
+NEW = {"kafka.group.id": "new"}
+
+
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "expected"),
     [
-        ({}, "startingOffsets=latest (the default without kafka.group.id): "),
-        ({"startingOffsets": "latest"}, "startingOffsets=latest: "),
+        ({}, f"startingOffsets=latest (the default without kafka.group.id): {LATEST}"),
+        ({"startingOffsets": "latest"}, f"startingOffsets=latest: {LATEST}"),
+        (NEW, f"kafka.auto.offset.reset=latest, the default, {SINCE}: {LATEST}"),
+        ({**NEW, "kafka.auto.offset.reset": "latest"}, f"kafka.auto.offset.reset=latest, {SINCE}: {LATEST}"),
+        ({"startingOffsets": "earliest"}, "startingOffsets=earliest: a-0 at 0, a-1 at 0"),
+        ({"startingOffsets": '{"a": {"0": 3, "1": -1}}'}, "startingOffsets: a-0 at 3, a-1 at 20"),
         (
-            {"kafka.group.id": "new"},
-            "kafka.auto.offset.reset=latest, the default, since group new has no committed offsets: ",
+            {"startingTimestamp": "2100-01-01T00:00:00Z", "startingOffsetsByTimestampStrategy": "latest"},
+            "startingTimestamp: a-0 at 20, a-1 at 20",
         ),
         (
-            {"kafka.group.id": "new", "kafka.auto.offset.reset": "latest"},
-            "kafka.auto.offset.reset=latest, since group new has no committed offsets: ",
+            {**NEW, "kafka.auto.offset.reset": "earliest"},
+            f"kafka.auto.offset.reset=earliest, {SINCE}: a-0 at 0, a-1 at 0",
         ),
+        ({"subscribe": None, "subscribePattern": "none.*"}, "startingOffsets=latest (the default without "),
     ],
 )
-def test_start_at_log_end_offsets_warns_of_skipped_records(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], why: str
+def test_start_is_logged_with_its_reason_and_warns_of_unread_records(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], expected: str
 ) -> None:
     level, line = logged(cluster, caplog, **options)
-    assert (level, line.startswith(why + LATEST)) == (logging.WARNING, True), line
+    assert line.startswith(expected), line
+    assert level == (logging.WARNING if LATEST in expected else logging.INFO)
 
 
 def test_group_offset_of_a_deleted_topic_is_no_start(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,29 +73,6 @@ def test_start_at_log_end_offsets_of_empty_logs_logs_info(cluster: Cluster, capl
     cluster.recreate("a", (0, 0), (20, 20))
     level, line = logged(cluster, caplog, **{"kafka.group.id": "new"})
     assert (level, line.endswith(": a-0 at 0, a-1 at 20")) == (logging.INFO, True), line
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"startingOffsets": "earliest"}, "startingOffsets=earliest: a-0 at 0, a-1 at 0"),
-        ({"startingOffsets": '{"a": {"0": 3, "1": -1}}'}, "startingOffsets: a-0 at 3, a-1 at 20"),
-        (
-            {"startingTimestamp": "2100-01-01T00:00:00Z", "startingOffsetsByTimestampStrategy": "latest"},
-            "startingTimestamp: a-0 at 20, a-1 at 20",
-        ),
-        (
-            {"kafka.group.id": "new", "kafka.auto.offset.reset": "earliest"},
-            "kafka.auto.offset.reset=earliest, since group new has no committed offsets: a-0 at 0, a-1 at 0",
-        ),
-        ({"subscribe": None, "subscribePattern": "none.*"}, "startingOffsets=latest (the default without "),
-    ],
-)
-def test_start_without_unexpected_skips_logs_info(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], line: str
-) -> None:
-    level, logged_line = logged(cluster, caplog, **options)
-    assert (level, logged_line.startswith(line)) == (logging.INFO, True), logged_line
 
 
 def test_start_at_group_offsets_names_partitions_without_offset(
@@ -115,7 +102,7 @@ def test_start_log_line_counts_partitions_beyond_three(cluster: Cluster, caplog:
 def test_resumed_query_logs_no_start(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_kafka_source")
     reader = cluster.reader(startingOffsets="latest")
-    reader.latestOffset({"a": {"0": 5, "1": 6}}, reader.getDefaultReadLimit())
+    next_end(reader, {"a": {"0": 5, "1": 6}})
     assert "it starts at" not in caplog.text
     assert "resuming from the checkpoint" in caplog.text
 
@@ -187,7 +174,7 @@ def first_batch(reader: KafkaStreamReader) -> tuple[JsonDict, JsonDict]:
     begin = reader.initialOffset()
     end = begin
     while end == begin or "a" not in end:  # a member waits for its assignment
-        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        end = next_end(reader, begin)
     return begin, end
 
 
@@ -200,7 +187,7 @@ def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster,
     committed_before = len(regrown.request_bodies(OFFSET_COMMIT))
     begin, end = first_batch(reader)
     assert ranges(reader, begin, end) == []
-    reader.latestOffset(end, reader.getDefaultReadLimit())
+    next_end(reader, end)
 
     def commits() -> set[tuple[int, int]]:
         bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]

@@ -26,7 +26,7 @@ from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER
 from spark_kafka_source.driver import start_offsets
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.task import range_reader
-from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, ranges, read_to
+from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, next_end, ranges, read_to
 from tests.support.wait_until import wait_until
 
 # -- a topic deleted during a trigger -----------------------------------------------------------------
@@ -53,10 +53,7 @@ def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
         with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 no longer exists"):
             reader.partitions(start, end)
     else:
-        (task,) = reader.partitions(start, end)
-        assert [
-            (source_range.topic, source_range.from_offset, source_range.until_offset) for source_range in task.ranges
-        ] == [("a", 5, 8)]
+        assert ranges(reader, start, end) == [(0, 5, 8)]
 
 
 @pytest.mark.timeout(30)
@@ -90,7 +87,7 @@ def test_checkpoint_of_other_topics_is_a_warning_without_fail_on_data_loss(
 ) -> None:
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     reader = cluster.reader(subscribe="b", failOnDataLoss="false")
-    assert reader.latestOffset(read_to(10), reader.getDefaultReadLimit())["b"] == {"0": 3}
+    assert next_end(reader, read_to(10))["b"] == {"0": 3}
     assert "the checkpoint has a-0 up to offset 10, a-1 up to offset 20, and this query does not" in caplog.text
 
 
@@ -98,19 +95,17 @@ READ_B = {"b": {"0": 3}, "@ids": {"a": topic_id_text(OLD_ID), "b": topic_id_text
 
 
 @pytest.mark.timeout(20)
-def test_topic_deleted_during_trigger_is_data_loss_without_wait(cluster_deleting_b_after_metadata: Cluster) -> None:
-    reader = cluster_deleting_b_after_metadata.reader()
-    with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 no longer exists"):
-        reader.latestOffset({**read_to(20), **READ_B}, reader.getDefaultReadLimit())
-
-
-@pytest.mark.timeout(20)
-def test_topic_deleted_during_trigger_is_skipped_without_fail_on_data_loss(
-    cluster_deleting_b_after_metadata: Cluster,
+@pytest.mark.parametrize("fail", [True, False])
+def test_topic_deleted_during_trigger_is_data_loss_without_wait(
+    cluster_deleting_b_after_metadata: Cluster, fail: bool
 ) -> None:
-    reader = cluster_deleting_b_after_metadata.reader(failOnDataLoss="false")
+    reader = cluster_deleting_b_after_metadata.reader(failOnDataLoss=str(fail))
     begin = {**read_to(10), **READ_B}
-    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["a"] == {"0": 20, "1": 20}
+    if fail:
+        with pytest.raises(DataLoss, match=r"PARTITIONS_DELETED\].* b-0 no longer exists"):
+            next_end(reader, begin)
+    else:
+        assert next_end(reader, begin)["a"] == {"0": 20, "1": 20}
 
 
 @pytest.mark.timeout(20)
@@ -128,15 +123,13 @@ def test_repeated_planning_warns_once(
 
     cluster.before[LIST_OFFSETS] = delete
     reader = cluster.reader(failOnDataLoss="false")
-    end = reader.latestOffset(read_to(10), reader.getDefaultReadLimit())
+    end = next_end(reader, read_to(10))
     assert end["a"] == {"0": 20, "1": 20}
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
     assert len([warning for warning in warnings if "topic a was deleted and created again" in warning]) == 1, warnings
 
 
-def test_query_without_topics_before_pyspark_4_2_reads_new_ones_from_beginning(
-    cluster: Cluster,
-) -> None:
+def test_query_without_topics_before_pyspark_4_2_reads_new_ones_from_beginning(cluster: Cluster) -> None:
     """An empty end offset counts as an end: the query does not apply startingOffsets again."""
     reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")
     assert reader.partitions({}, {}) == []
@@ -153,7 +146,7 @@ def test_planning_with_leader_that_never_knows_topic_times_out(
     reader = cluster.reader(assign='{"a": [0]}', subscribe=None, **brief)
     begin = {**read_to(20), "a": {"0": 20}, "@epochs": {}}
     with pytest.raises(DeadlineExceeded):
-        reader.latestOffset(begin, reader.getDefaultReadLimit())
+        next_end(reader, begin)
 
 
 # -- a replaced leader that still answers -------------------------------------------------------------
@@ -168,16 +161,16 @@ def test_stale_leader_moves_no_position(
     reader = cluster.reader(failOnDataLoss=fail_on_data_loss)
     begin = read_to(10)
     for _ in range(2):
-        assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
+        assert next_end(reader, begin) == begin
     assert [entry.getMessage().split(":")[0] for entry in caplog.records if entry.levelno == logging.WARNING] == ["a-0"]
     # The lag does not use the stale log end offset.
     assert reader.reportLatestOffset() == {"a": {"1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
 
     cluster.set_log("a", 1, 0, 21)
-    second = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    second = next_end(reader, begin)
     assert second == read_to(10, 21)
     cluster.set_log("a", 0, 0, 12, epoch=6)
-    end = reader.latestOffset(second, reader.getDefaultReadLimit())
+    end = next_end(reader, second)
     assert (end["a"], end["@epochs"]) == ({"0": 12, "1": 21}, {"a": {"0": 6, "1": 5}})
 
 
@@ -217,7 +210,7 @@ def test_task_range_has_leader_epochs_of_its_plan(cluster: Cluster, monkeypatch:
     cluster.set_log("a", 0, 0, 12, epoch=6)
     reader = cluster.reader()
     begin = read_to(10)
-    (task,) = reader.partitions(begin, reader.latestOffset(begin, reader.getDefaultReadLimit()))
+    (task,) = reader.partitions(begin, next_end(reader, begin))
     requested: list[Range] = []
 
     def read(client: Client, config: ConsumerConfig, ranges: list[Range], **_: object) -> list[Any]:
@@ -236,7 +229,7 @@ def test_older_leader_epoch_without_topic_id_is_data_loss(cluster: Cluster) -> N
     begin = {key: rows for key, rows in read_to(10).items() if key != "@ids"}
     reader = cluster.reader()
     with pytest.raises(Exception, match=r"OFFSET_CHANGED\] a-0 ends at offset 7, but the query has read up to 10"):
-        reader.latestOffset(begin, reader.getDefaultReadLimit())
+        next_end(reader, begin)
 
 
 # -- an open transaction that began before the position -----------------------------------------------
@@ -248,15 +241,15 @@ def test_position_beyond_last_stable_offset_waits(cluster: Cluster, available_no
     reader = cluster.reader(**{"kafka.isolation.level": "read_committed"})
     if available_now:
         reader.prepareForTriggerAvailableNow()
-    assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit()) == read_to(15)
+    assert next_end(reader, read_to(15)) == read_to(15)
     # The position is reported, not the last stable offset below it: the lag is not negative.
     assert reader.reportLatestOffset() == {"a": {"0": 15, "1": 20}, "@ids": {"a": topic_id_text(OLD_ID)}}
     cluster.set_log("a", 1, 0, 30)
-    end = reader.latestOffset(read_to(15), reader.getDefaultReadLimit())
+    end = next_end(reader, read_to(15))
     assert end == read_to(15, 20 if available_now else 30)
     cluster.set_log("a", 0, 0, 20)
     reader = cluster.reader()
-    assert reader.latestOffset(read_to(15), reader.getDefaultReadLimit())["a"]["0"] == 20
+    assert next_end(reader, read_to(15))["a"]["0"] == 20
 
 
 def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
@@ -266,7 +259,7 @@ def test_position_at_the_end_of_a_log_needs_no_offset_for_leader_epoch(
     monkeypatch.delitem(VERSIONS, OFFSET_FOR_LEADER_EPOCH)
     cluster.set_leader_epoch("a", 0, 6)
     reader = cluster.reader()
-    assert reader.latestOffset(read_to(20), reader.getDefaultReadLimit()) == read_to(20)
+    assert next_end(reader, read_to(20)) == read_to(20)
 
 
 # -- another cluster ----------------------------------------------------------------------------------
@@ -276,32 +269,27 @@ OLDER = {key: rows for key, rows in read_to(20).items() if key != "@cluster"}
 
 def test_query_that_starts_on_another_cluster_names_both_and_commits_nothing(cluster: Cluster) -> None:
     begin = {**read_to(10, topic_id=ID_OF_B), "@cluster": {"id": "former"}}
-    texts = (
-        "offsets of cluster former",
-        "kafka.bootstrap.servers=127.0.0.1:",
-        "cluster fake",
-        "new checkpointLocation",
-    )
+    clusters = ("offsets of cluster former", "kafka.bootstrap.servers=127.0.0.1:", "cluster fake")
     for call in (lambda reader: reader.latestOffset(begin), lambda reader: reader.partitions(begin, begin)):
         reader = cluster.reader(**{"kafka.group.id": "etl"})
         with pytest.raises(ConfigurationError) as raised:
             call(reader)
-        assert all(text in str(raised.value) for text in texts), raised.value
+        assert all(text in str(raised.value) for text in (*clusters, "new checkpointLocation")), raised.value
     assert not cluster.committed_offsets("etl")
 
 
 def test_cluster_id_is_added_with_the_next_records_only(cluster: Cluster) -> None:
     reader = cluster.reader()
-    assert reader.latestOffset(OLDER, reader.getDefaultReadLimit()) is OLDER
+    assert next_end(reader, OLDER) is OLDER
     cluster.set_log("a", 0, 0, 30)
-    assert reader.latestOffset(OLDER, reader.getDefaultReadLimit()) == read_to(30)
-    assert reader.latestOffset(read_to(30), reader.getDefaultReadLimit()) == read_to(30)
+    assert next_end(reader, OLDER) == read_to(30)
+    assert next_end(reader, read_to(30)) == read_to(30)
 
 
 def test_brokers_without_a_cluster_id_keep_that_of_the_checkpoint(cluster: Cluster) -> None:
     cluster.edit_replies("Metadata", lambda body: {**body, "cluster_id": None})
     reader = cluster.reader()
-    assert reader.latestOffset(read_to(10), reader.getDefaultReadLimit()) == read_to(20)
+    assert next_end(reader, read_to(10)) == read_to(20)
 
 
 # -- replay of the first batch ------------------------------------------------------------------------
@@ -309,7 +297,7 @@ def test_brokers_without_a_cluster_id_keep_that_of_the_checkpoint(cluster: Clust
 
 def first_batch(cluster: Cluster) -> JsonDict:
     reader = cluster.reader(startingOffsets='{"a": {"0": 5, "1": -1}}')
-    return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    return next_end(reader, reader.initialOffset())
 
 
 def test_replay_of_first_batch_sends_no_request_for_deleted_topic(cluster: Cluster) -> None:
@@ -327,7 +315,7 @@ def test_only_a_replayed_first_batch_warns_that_starting_offsets_are_not_used(
 ) -> None:
     reader = cluster.reader(startingOffsets="earliest")
     start = reader.initialOffset()
-    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    end = next_end(reader, start)
     assert ranges(reader, start, end) == [(0, 0, 20), (1, 0, 20)]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     resumed = cluster.reader(startingOffsets="latest")
@@ -341,7 +329,7 @@ def test_replay_of_first_batch_of_recreated_topic_plans_old_ranges(cluster: Clus
     reader = cluster.reader(startingOffsets="latest", onTopicRecreated="earliest")
     # The tasks find a topic id other than that of the range, and skip the range.
     assert ranges(reader, reader.initialOffset(), end) == [(0, 5, 20)]
-    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    after = next_end(reader, end)
     assert ranges(reader, end, after) == [(0, 0, 30), (1, 0, 3)]
 
 
@@ -351,10 +339,10 @@ def test_pattern_without_match_has_empty_first_batch(cluster: Cluster) -> None:
     cluster.add("b", (0, 3), topic_id=ID_OF_B)
     reader = cluster.reader(subscribe=None, subscribePattern="a", startingOffsets="latest")
     start = reader.initialOffset()
-    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    end = next_end(reader, start)
     assert (end, ranges(reader, start, end)) == ({}, [])
     cluster.add("a", (0, 20), (0, 20))
-    after = reader.latestOffset(end, reader.getDefaultReadLimit())
+    after = next_end(reader, end)
     assert ranges(reader, end, after) == [(0, 0, 20), (1, 0, 20)]
 
 
@@ -364,12 +352,12 @@ def test_batch_longer_than_max_poll_interval_warning_names_option(
     options = {"kafka.group.protocol": "classic", "kafka.max.poll.interval.ms": "1000", "startingOffsets": "earliest"}
     reader = cluster.reader(**options, **{"kafka.group.id": "g", "kafka.heartbeat.interval.ms": "200"})
     begin = reader.initialOffset()
-    read = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    read = next_end(reader, begin)
     assert reader.query.membership is not None
     membership = reader.query.membership.membership
     assert membership is not None
     wait_until(lambda: membership.rebalance_pending)
-    reader.latestOffset(read, reader.getDefaultReadLimit())
+    next_end(reader, read)
     message, *_ = (message for message in caplog.messages if "all partitions are lost" in message)
     assert message.startswith("group g: all partitions are lost: kafka.max.poll.interval.ms: ")
     reader.stop()
