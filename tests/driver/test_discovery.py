@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from protocol.base import once
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
@@ -197,7 +196,6 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(
 def test_pattern_without_a_topic_is_a_warning(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, streaming: bool
 ) -> None:
-    once.reset()
     options = options_on(cluster, streaming, subscribePattern="paid.*")
     client = PROCESS.client(options.client)
     assert discover(client, options, client.deadline()) == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.base import once
 from spark_kafka_source.driver.query_state import IdleTriggers
 from tests.driver.changing_logs import Cluster, next_end, read_to
 
@@ -25,7 +24,6 @@ PARTITIONS = 3_000
 def test_costly_idle_triggers_without_pause_log_one_hint(
     caplog: pytest.LogCaptureFixture, pause_s: float, cpu_s: float, idle: bool, triggers: int, hinted: int
 ) -> None:
-    once.reset()
     observed, now_s = IdleTriggers(), 0.0
     for _ in range(triggers):
         now_s += pause_s + cpu_s
