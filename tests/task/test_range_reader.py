@@ -1,8 +1,9 @@
-"""Columns that a task adds to the records of a range, and its dead letters."""
+"""A task's rack, the columns that it adds to the records of a range, and its dead letters."""
 
 from __future__ import annotations
 
 import json
+import logging
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from protocol.base import once
+from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError
 from protocol.fetch.log_offsets import Range
 from protocol.testing import FakeKafka
@@ -45,6 +48,31 @@ def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert pending < 20 << 20
+
+
+# -- `kafka.client.rack`: a literal value, or an environment variable of the executor ------------------
+
+
+@pytest.mark.parametrize("rack", ["", "eu-1a", "environment"])
+def test_rack_without_env_prefix_is_literal(rack: str) -> None:
+    assert range_reader.resolve_client_rack(ConsumerConfig(client_rack=rack)).client_rack == rack
+
+
+def test_rack_variable_is_read_on_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ConsumerConfig(client_rack="env:MY_RACK", fetch_min_bytes=7)
+    for rack in ("eu-1a", "eu-1b"):
+        monkeypatch.setenv("MY_RACK", rack)
+        assert range_reader.resolve_client_rack(config) == ConsumerConfig(client_rack=rack, fetch_min_bytes=7)
+
+
+def test_rack_with_unset_variable_is_empty_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    once.reset()
+    monkeypatch.delenv("MY_RACK", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert range_reader.resolve_client_rack(ConsumerConfig(client_rack="env:MY_RACK")).client_rack == ""
+    assert "kafka.client.rack is env:MY_RACK, which is not set here" in caplog.text
 
 
 # -- dead letters -------------------------------------------------------------------------------------
