@@ -54,6 +54,7 @@ NEW = {"kafka.group.id": "new"}
         ),
         ({"subscribe": None, "subscribePattern": "none.*"}, "startingOffsets=latest (the default without "),
     ],
+    ids=["default", "latest", "group", "group, latest", "earliest", "JSON", "timestamp", "group, earliest", "no topic"],
 )
 def test_start_is_logged_with_its_reason_and_warns_of_unread_records(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, options: dict[str, str], expected: str

@@ -95,6 +95,7 @@ class TestPlan:
             ("headers", TEXT_HEADERS, "array<struct<key:string,value:binary>>", CAST_OR_DROP),
             ("headers", StringType(), "array<struct<key:string,value:binary>>", CAST_OR_DROP),
         ],
+        ids=["value", "key", "topic", "partition", "timestamp", "headers of texts", "headers as a text"],
     )
     def test_wrong_type_error_names_column_type_and_allowed_types(
         self, name: str, kind: Any, allowed: str, remedy: str

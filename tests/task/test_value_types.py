@@ -85,8 +85,8 @@ def read(events: dict[str, str]) -> Read:
 
     def rows(**more: str) -> list[dict[str, Any]]:
         changed = {**events, "columns": "value", **{name.replace("__", "."): text for name, text in more.items()}}
-        given = {name: text for name, text in changed.items() if text}
-        reader = KafkaBatchReader(with_schemas(parse_source_options(given, streaming=False)))
+        chosen = {name: text for name, text in changed.items() if text}
+        reader = KafkaBatchReader(with_schemas(parse_source_options(chosen, streaming=False)))
         return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
     return rows
