@@ -1,4 +1,4 @@
-"""A schema registry, Confluent's client of it, and the records of its serialisers."""
+"""A schema registry, and Confluent's client of it."""
 
 from __future__ import annotations
 

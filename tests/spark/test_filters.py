@@ -56,12 +56,12 @@ def ansi(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
 
 def assert_kept(rows: Callable[..., DataFrame], condition: str, where: str, **options: str) -> None:
     """Compare the rows that the option `filter` keeps with those of Spark's `where`."""
-    kept, expected = (
+    result, expected = (
         sorted((tuple(row) for row in frame.collect()), key=repr)
         for frame in (rows(filter=condition, **options), rows(**options).where(where))
     )
     assert 0 < len(expected) < 200
-    assert kept == expected
+    assert result == expected
 
 
 @pytest.mark.parametrize(
