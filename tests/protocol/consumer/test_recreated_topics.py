@@ -359,7 +359,7 @@ def test_refused_auto_commit_is_repeated_when_the_consumer_closes() -> None:
             reader = Reader(consumer)
             fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
             reader.until_read(5)
-            wait_until(lambda: reader.poll() or len(fake.request_bodies(OFFSET_COMMIT)) == 3)
+            wait_until(lambda: reader.poll() or len(fake.request_bodies(OFFSET_COMMIT)) >= 3)
         assert fake.committed_offsets("etl") == {("orders", 0): 5}
 
 

