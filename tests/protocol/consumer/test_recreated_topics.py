@@ -12,13 +12,13 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import Broker
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, TopicRecreated
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.net.connection import Connection
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.tables import read
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -31,6 +31,7 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from protocol.wire.schema import Api
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import NewConsumer
@@ -47,16 +48,16 @@ RECREATED = "deleted and created again"
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Numbers of requests of all clients, by API."""
+def requests(monkeypatch: pytest.MonkeyPatch, client: Client) -> Counter[str]:
+    """Return the numbers of the client's requests, by API."""
     counts: Counter[str] = Counter()
-    send = Connection.send
+    send = client.send
 
-    def count(self: Connection, api: Any, *arguments: Any, **named: Any) -> Any:
+    def count(broker: Broker, api: Api, *arguments: Any, **named: Any) -> Any:
         counts[api.name] += 1
-        return send(self, api, *arguments, **named)
+        return send(broker, api, *arguments, **named)
 
-    monkeypatch.setattr(Connection, "send", count)
+    monkeypatch.setattr(client, "send", count)
     return counts
 
 
@@ -123,7 +124,7 @@ def test_recreated_topic_is_read_from_its_beginning_after_assign_with_one_warnin
     consumer.assign([(name, 0)])
     with caplog.at_level(logging.WARNING):
         read_recreated(consumer, kafka1, name, requests, count)
-    assert [RECREATED in record.getMessage() for record in caplog.records] == [True]
+    assert [RECREATED in text for text in caplog.messages if f"{name}-0" in text] == [True]
 
 
 def test_marks_of_old_records_do_not_hide_marks_of_new_ones() -> None:

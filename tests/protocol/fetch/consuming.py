@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,11 @@ def produce(
         value = b"%09d" % number
         producer.produce(topic, value.ljust(size, b"."), partition=number % partitions)
     assert producer.flush(60) == 0
+
+
+def consumer_threads() -> set[threading.Thread]:
+    """Return the running threads of consumers in this process, also those that earlier tests have left."""
+    return {thread for thread in threading.enumerate() if "consumer-" in thread.name}
 
 
 def move_leader(kafka: LocalKafka, topic: str, partition: int, broker: int, folder: Path) -> None:

@@ -19,7 +19,7 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
-from tests.protocol.fetch.consuming import client_of, consumer_of, produce, read_all
+from tests.protocol.fetch.consuming import client_of, consumer_of, consumer_threads, produce, read_all
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.read_back import read_back
 from tests.support.soak import SOAK, scaled
@@ -196,12 +196,13 @@ class TestClose:
                 return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
 
             first: tuple[int, int, int] | None = None
+            earlier_threads = consumer_threads()
             for cycle in range(CYCLES):
                 with consumer_of(client) as consumer:
                     consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
                     if cycle % 2:
                         read_all(consumer, 30)
-                assert not [thread for thread in threading.enumerate() if "consumer-" in thread.name]
+                assert consumer_threads() <= earlier_threads
                 if cycle == 5:  # the client's own connections are open by now
                     first = left()
             # librdkafka, in the same process, may still be closing threads of earlier tests.
@@ -226,7 +227,7 @@ class TestClose:
         assert consumer.close() is None
 
     def test_close_ends_by_its_deadline_when_a_broker_hangs(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1, replication_factor=1)
+        name, earlier_threads = topic(1, replication_factor=1), consumer_threads()
         with client_of(kafka) as client:
             consumer = consumer_of(client)
             stream = consumer.consume_partition(name, 0, EARLIEST)
@@ -239,7 +240,7 @@ class TestClose:
                 assert time.monotonic() - started_s < 15
             finally:
                 kafka.resume(leader)
-            wait_until(lambda: not any("consumer-" in thread.name for thread in threading.enumerate()), timeout_s=5)
+            wait_until(lambda: consumer_threads() <= earlier_threads)
 
 
 def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -22,7 +22,7 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, produce, read_all
+from tests.protocol.fetch.consuming import client_of, consumer_of, consumer_threads, offsets_of, produce, read_all
 from tests.support.internals import fetcher_of
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
@@ -252,6 +252,7 @@ class TestSteering:
     ) -> None:
         """`close` would not wait for it."""
         name = topic(1)
+        earlier_threads = consumer_threads()
         resolving, closing, started = threading.Event(), threading.Event(), list[str]()
         end_stream, start = PartitionConsumer.close, threading.Thread.start
 
@@ -263,7 +264,7 @@ class TestSteering:
 
         def close(stream: PartitionConsumer, *arguments: Any) -> None:
             closing.set()
-            (leaders,) = [thread for thread in threading.enumerate() if thread.name.endswith("-leaders")]
+            [leaders] = consumer_threads() - earlier_threads
             leaders.join(30)
             end_stream(stream, *arguments)
 
