@@ -332,8 +332,11 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
     class Signalling(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             session.mark_offset(claim.topic, claim.partition, 3)
+            both_have_marked.wait()
             send_signal()
             super().consume_claim(session, claim)
+
+    both_have_marked = threading.Barrier(2, timeout=20)
 
     def send_signal(*_: object) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -353,11 +356,12 @@ def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: Small
 
 def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster) -> None:
     """The next `consume` continues after the marked records, as the same member."""
-    stop = threading.Event()
+    stop, both_have_marked = threading.Event(), threading.Barrier(2, timeout=20)
 
     class Stopping(Handler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             session.mark_offset(claim.topic, claim.partition, 3)
+            both_have_marked.wait()
             stop.set()
             super().consume_claim(session, claim)
 

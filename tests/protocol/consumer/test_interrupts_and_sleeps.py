@@ -34,6 +34,7 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from tests.protocol.consumer.conftest import EAGER, KIP_848
 from tests.protocol.consumer.members import IdleHandler, Member, read
 from tests.protocol.fetch.consuming import client_of
+from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.internals import membership_of, partitions_of
 from tests.support.small_cluster import END, SmallCluster
@@ -86,8 +87,18 @@ def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) ->
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
 def test_signal_handler_within_a_poll_may_only_close_the_consumer(
-    client: Client, fake: SmallCluster, protocol: dict[str, object]
+    client: Client, fake: SmallCluster, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    poll, is_polling = AssignedPartitions.poll, threading.Event()
+
+    def note_poll(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
+        is_polling.set()
+        return poll(partitions, timeout_ms, max_rows)
+
+    def send_signal() -> None:
+        assert is_polling.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
     def handle(*_: object) -> None:
         with ThreadPoolExecutor(1) as executor:
             errors.append(executor.submit(consumer.poll, 0).exception())
@@ -99,12 +110,15 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
     consumer = consumer_of(client, protocol)
     consumer.subscribe(["orders"])
     read(consumer, 2 * END)
-    former = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    former = signal.signal(signal.SIGUSR1, handle)
+    monkeypatch.setattr(AssignedPartitions, "poll", note_poll)
     began_s = time.monotonic()
-    assert not consumer.poll(60_000)
+    try:
+        with background(send_signal):
+            assert not consumer.poll(60_000)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
     assert time.monotonic() - began_s < LEAVE_MS / 1000
-    signal.signal(signal.SIGALRM, former)
     assert isinstance(errors[0], UsageError)
     bodies = [body for name, _, body in fake.requests if name == "LeaveGroup" or body.get("member_epoch", 0) < 0]
     assert len(bodies) == 1

@@ -31,6 +31,7 @@ from protocol.errors import (
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
+from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
@@ -42,6 +43,7 @@ from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
 
 HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
+GROUP = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
 
 
 @pytest.fixture
@@ -203,34 +205,26 @@ def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: Fake
     assert read.rows["healthy"] == 0
 
 
-def test_offsets_that_arrive_after_a_new_assignment_are_ignored(fake: FakeKafka, client: Client) -> None:
+@pytest.mark.parametrize("change", ["a new assignment", "a seek"])
+def test_offsets_that_arrive_after_a_change_are_ignored(fake: FakeKafka, client: Client, change: str) -> None:
     """Another member may have committed since they were requested."""
-    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
+    changed = threading.Event()
+    with KafkaConsumer(client, parse_group_consumer(GROUP)) as consumer:
         consumer.commit_sync({HEALTHY: CommittedOffset(1)})
-        fake.delay_replies(OFFSET_FETCH, 0.2)
-        fake.delay_replies(OFFSET_FETCH, 0.8)
+        fake.edit_replies(OFFSET_FETCH, lambda body: body if changed.wait(20) else None, 1)
         consumer.assign([HEALTHY])
         read = Read(consumer)
         read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
-        consumer.assign([])
-        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
-        consumer.assign([HEALTHY])
+        if change == "a seek":
+            consumer.seek(HEALTHY, 3)
+        else:
+            consumer.assign([])
+            fake.offsets.committed["etl"][HEALTHY] = Committed(3, -1, "")
+            fake.delay_replies(OFFSET_FETCH, 0.5)  # the first reply has arrived long before
+            consumer.assign([HEALTHY])
+        read.poll()
+        changed.set()
         read.until(lambda: read.rows["healthy"] == 2)
-        assert consumer.position(HEALTHY) == 5
-
-
-def test_offsets_that_arrive_after_a_seek_are_ignored(fake: FakeKafka, client: Client) -> None:
-    properties = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
-    with KafkaConsumer(client, parse_group_consumer(properties)) as consumer:
-        consumer.commit_sync({HEALTHY: CommittedOffset(3)})
-        fake.delay_replies(OFFSET_FETCH, 0.2)
-        fake.delay_replies(LIST_OFFSETS, 0.5)
-        consumer.assign([HEALTHY])
-        read = Read(consumer)
-        read.until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
-        consumer.seek(HEALTHY, 0)
-        read.until(lambda: read.rows["healthy"] == 5)
         assert consumer.position(HEALTHY) == 5
 
 
@@ -394,9 +388,6 @@ def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(
         fake.clear_faults()
         read.until(lambda: read.rows["offline"] == 5)
         consumer.close()
-
-
-GROUP = {"auto.offset.reset": "earliest", "group.id": "etl", "enable.auto.commit": False}
 
 
 def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: FakeKafka, client: Client) -> None:
