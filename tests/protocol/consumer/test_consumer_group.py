@@ -231,7 +231,7 @@ def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: boo
         threads[0].start()
         wait_until(lambda: len(stuck.claims) == 4)
         threads[1].start()
-        wait_until(lambda: len(handler.claims) == 4, timeout_s=15)
+        wait_until(lambda: len(handler.claims) == 4)
         resume.set()
     for thread in threads:
         thread.join(20)

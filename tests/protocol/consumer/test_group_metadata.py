@@ -125,9 +125,9 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
             with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID.*use a different one for each member"):
                 wait_until(lambda: consumer.poll(20))
         else:
-            wait_until(lambda: consumer.poll(20) or lost.partitions, 10)
+            wait_until(lambda: consumer.poll(20) or lost.partitions)
             assert sorted(lost.partitions) == [("orders", 0), ("orders", 1)]
-            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4, 10)
+            wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4)
 
 
 @PROTOCOLS

@@ -200,8 +200,8 @@ def test_silent_coordinator_delays_neither_polls_nor_wakeup_nor_close(fake: Fake
         consumer.seek(OFFLINE, 2)
         fake.move_leader(*OFFLINE, 1)
         took_s += poll_times(read, lambda: read.rows["offline"] == 3)
-    assert max(took_s) < 1, took_s
-    assert time.monotonic() - since_s < 10
+    assert max(took_s) < 5, took_s
+    assert time.monotonic() - since_s < 15
     assert read.rows["healthy"] == 0
 
 
@@ -472,7 +472,7 @@ def test_sought_position_is_committed_before_the_partition_has_started(
 
 
 def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
-    with client_of(fake.bootstrap_servers, default_api_timeout_ms=200) as client:
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=1_000) as client:
         fake.delay_replies(OFFSET_FETCH, 5)
         consumer = KafkaConsumer(client, parse_group_consumer(GROUP))
         consumer.assign([HEALTHY])

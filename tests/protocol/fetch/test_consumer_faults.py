@@ -246,11 +246,11 @@ class TestConnections:
             assert stream.poll(100) is None
             for reader in (stream, consumer):
                 with pytest.raises(DeadlineExceeded, match=r"not-there-0: .* UNKNOWN_TOPIC_OR_PARTITION"):
-                    reader.poll(5_000)
+                    reader.poll(20_000)
             name = topic(1)
             produce(kafka, name, range(10))
             second = consumer.consume_partition(name, 0, 0)
-            assert len(list(islice(second.messages(5_000), 10))) == 10
+            assert len(list(islice(second.messages(20_000), 10))) == 10
 
 
 class TestBadReplies:
@@ -292,10 +292,10 @@ class TestBadReplies:
             streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
             for _ in range(2):
                 with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
-                    streams["orders", 0].poll(5_000)
-            assert streams["orders", 1].poll(5_000) is not None
+                    streams["orders", 0].poll(20_000)
+            assert streams["orders", 1].poll(20_000) is not None
             streams["orders", 0].seek(0)
-            batch = streams["orders", 0].poll(5_000)
+            batch = streams["orders", 0].poll(20_000)
             assert batch is not None
             assert batch.num_rows == 5
 
@@ -318,7 +318,7 @@ class TestBadReplies:
         self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)
-            messages = stream.messages(5_000)
+            messages = stream.messages(20_000)
             assert [next(messages).offset for _ in range(5)] == list(range(5))
             if epoch_end == -1:
                 assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
@@ -348,7 +348,7 @@ class TestBadReplies:
         fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
         with client_of(fake.bootstrap_servers) as client:
             with consumer_of(client) as consumer:
-                messages = consumer.consume_partition("orders", 0, 0).messages(5_000)
+                messages = consumer.consume_partition("orders", 0, 0).messages(20_000)
                 assert [next(messages).offset for _ in range(10)] == list(range(10))
             for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
                 refused = 0
@@ -378,7 +378,7 @@ class TestBadReplies:
         )
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
-            batch = streams["orders", 1].poll(5_000)
+            batch = streams["orders", 1].poll(20_000)
             assert batch is not None
             assert batch.num_rows == 5
 
@@ -420,7 +420,7 @@ class TestBadReplies:
         with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition("orders", 0, 0)
             with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
-                stream.poll(5_000)
+                stream.poll(20_000)
         assert "a bug" in caplog.text
 
 

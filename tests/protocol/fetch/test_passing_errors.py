@@ -118,9 +118,10 @@ def test_half_a_reply_of_one_broker_stalls_no_range_of_another(refusals: int) ->
         kafka.edit_replies(FETCH, lambda body: b"\0\0", 1, broker=2)
         kafka.refuse(FETCH, ErrorCode.NOT_LEADER_OR_FOLLOWER, refusals, broker=1)
         stalled, healthy = Range("orders", 1, 0, 50), Range("orders", 0, 0, 50)
-        with client_of(kafka.bootstrap_servers, request_timeout_ms=3_000) as client:
+        with client_of(kafka.bootstrap_servers, request_timeout_ms=30_000) as client:
             reading = iter(reader(client, [stalled, healthy], {"max.partition.fetch.bytes": 1_000}))
             began_s = time.monotonic()
             assert [next(reading)[0] for _ in range(10)] == [healthy] * 10
-            assert time.monotonic() - began_s < 2.5
+            assert time.monotonic() - began_s < 15
+            kafka.drop_connections(2)
             assert [source_range for source_range, _ in reading] == [stalled] * 10

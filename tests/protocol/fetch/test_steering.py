@@ -38,10 +38,10 @@ class TestSteering:
             assert stream.poll(200) is None
             assert (stream.position, stream.lag) == (1_000, 0)
             stream.seek(990)
-            assert [message.offset for message in islice(stream.messages(5_000), 10)] == list(range(990, 1_000))
+            assert [message.offset for message in islice(stream.messages(20_000), 10)] == list(range(990, 1_000))
             assert stream.poll(200) is None
             stream.seek(10)
-            messages = stream.messages(5_000)
+            messages = stream.messages(20_000)
             assert next(messages).offset == 10
             stream.seek(500)
             # The iteration that started at offset 10 ends there.
@@ -51,7 +51,7 @@ class TestSteering:
             assert stream.poll(300) is None
             assert (stream.position, stream.lag) == (0, 1_000)
             stream.resume()
-            assert stream.poll(5_000) is not None
+            assert stream.poll(20_000) is not None
             with pytest.raises(UsageError, match="-5"):
                 stream.seek(-5)
 
@@ -62,30 +62,30 @@ class TestSteering:
         produce(kafka, name, range(100))
         with consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            for message in stream.messages(5_000):
+            for message in stream.messages(20_000):
                 if message.offset == 9:
                     break
-            assert (stream.position, next(stream.messages(5_000)).offset, stream.position) == (10, 10, 11)
-            first, second = stream.messages(5_000), stream.messages(5_000)
+            assert (stream.position, next(stream.messages(20_000)).offset, stream.position) == (10, 10, 11)
+            first, second = stream.messages(20_000), stream.messages(20_000)
             assert [next(iterator).offset for iterator in (first, second, first)] == [11, 12, 13]
             for max_rows in (20, None):
-                batch = stream.poll(5_000, max_rows)
+                batch = stream.poll(20_000, max_rows)
                 assert batch is not None
                 assert batch["offset"][0].as_py() == (14 if max_rows else 34)
             assert stream.position == 100
             stream.seek(0)
-            assert next(stream.messages(5_000)).offset == 0
-            part = stream.poll(5_000, 2)
+            assert next(stream.messages(20_000)).offset == 0
+            part = stream.poll(20_000, 2)
             assert part is not None
             assert next(stream.messages_of(part)).offset == 1
             stream.pause()
             assert stream.poll(0) is None
             stream.resume()
-            assert [message.offset for message in islice(stream.messages(5_000), 98)] == list(range(2, 100))
+            assert [message.offset for message in islice(stream.messages(20_000), 98)] == list(range(2, 100))
             stream.seek(50)
-            assert next(stream.messages(5_000)).offset == 50
+            assert next(stream.messages(20_000)).offset == 50
             stream.seek(70)
-            assert next(stream.messages(5_000)).offset == 70
+            assert next(stream.messages(20_000)).offset == 70
             stream.close()
             assert stream.poll(0) is None
 
@@ -104,13 +104,13 @@ class TestSteering:
 
         with consumer_of(client, {"max.partition.fetch.bytes": 100}) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert next(stream.messages(5_000)).offset == 0
+            assert next(stream.messages(20_000)).offset == 0
             stream.pause()
             monkeypatch.setattr(PartitionConsumer, "_take", take_between)
             assert stream.poll(1_000) is None
             monkeypatch.undo()
             stream.resume()
-            assert [message.offset for message in islice(stream.messages(5_000), 99)] == list(range(1, 100))
+            assert [message.offset for message in islice(stream.messages(20_000), 99)] == list(range(1, 100))
 
     def test_reply_to_a_fetch_before_a_seek_is_dropped(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
@@ -119,25 +119,25 @@ class TestSteering:
 
         def hold_the_second(exchange: Exchange) -> float:
             if exchange.number == 2:
-                assert sought.wait(10)
+                assert sought.wait(20)
             return 0.0
 
         with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
             proxy.replies[FETCH] = hold_the_second
             with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
                 stream = consumer.consume_partition(name, 0, EARLIEST)
-                assert stream.poll(5_000) is not None
+                assert stream.poll(20_000) is not None
                 wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
                 stream.seek(500)
                 sought.set()
-                assert next(stream.messages(5_000)).offset == 500
+                assert next(stream.messages(20_000)).offset == 500
 
     def test_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(1)
         produce(kafka, name, range(10))
         with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
             stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert stream.poll(5_000) is not None
+            assert stream.poll(20_000) is not None
             stream.pause()
             # The request in flight, or about to be sent, ends; no other follows.
             assert stream.poll(300) is None
@@ -147,7 +147,7 @@ class TestSteering:
             assert stream.poll(700) is None
             assert proxy.frame_counts["Fetch", "request"] == sent
             stream.resume()
-            assert stream.poll(5_000) is not None
+            assert stream.poll(20_000) is not None
 
     def test_partitions_are_added_and_closed(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
         name = topic(6)
@@ -181,7 +181,7 @@ class TestSteering:
                     with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as raised:
                         stream.poll(10_000)
                 stream.seek(raised.value.context["log_start_offset"])
-                assert len(list(islice(stream.messages(5_000), 60))) == 60
+                assert len(list(islice(stream.messages(20_000), 60))) == 60
                 assert stream.poll(200) is None
                 stream.close()
 
@@ -222,7 +222,7 @@ class TestSteering:
             monkeypatch.setattr(CompletedFetch, "decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 consumer.poll(10_000)
-            read = consumer.poll(2_000)
+            read = consumer.poll(20_000)
             assert read is not None
             assert offsets_of(read[1]) == list(range(100))
 
