@@ -11,17 +11,29 @@ from protocol.cluster.client import Client
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.group.commits.committed_offsets import fetch_offsets
+from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
 from tests.protocol.consumer.members import Member
 from tests.protocol.fetch.consuming import client_of
+from tests.support.small_cluster import SmallCluster
 
 _CLASSIC: dict[str, object] = {"group.protocol": "classic", "heartbeat.interval.ms": 100}
 EAGER = {**_CLASSIC, "partition.assignment.strategy": "range"}
 COOPERATIVE = {**_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"}
 KIP_848: dict[str, object] = {"group.protocol": "consumer"}
 
+PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
+
 NewConsumer = Callable[..., KafkaConsumer]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
+    """Yield a cluster with topics `orders` and `returns`, whose coordinator gets a heartbeat every 100 ms (KIP-848)."""
+    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with SmallCluster("orders", "returns") as fake:
+        yield fake
 
 
 @pytest.fixture(scope="module")

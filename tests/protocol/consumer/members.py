@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 from confluent_kafka.admin import AdminClient
 
@@ -36,6 +38,40 @@ class IdleHandler(ConsumerGroupHandler):
 
     def cleanup(self, session: ConsumerGroupSession) -> None:
         pass
+
+
+class ReadingHandler(ConsumerGroupHandler):
+    """Reads each claim to its end."""
+
+    def __init__(self) -> None:
+        self.sessions: list[ConsumerGroupSession] = []
+        self.cleanups = 0
+        self.starts: dict[int, int] = {}  # by partition
+        self.rows: Counter[str] = Counter()  # by topic
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        self.sessions.append(session)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        self.starts[claim.partition] = claim.initial_offset
+        for batch in claim:
+            self.rows[claim.topic] += batch.num_rows
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        self.cleanups += 1
+
+
+def consumer_of(
+    client: Client, protocol: Mapping[str, object] | None = None, group: str = "etl", **properties: object
+) -> KafkaConsumer:
+    """Return a consumer that starts at the earliest offset, and commits only when a test does."""
+    defaults = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    return KafkaConsumer(client, {**defaults, **(protocol or {}), **properties})
+
+
+def group_of(client: Client, protocol: Mapping[str, object] | None = None, **properties: object) -> ConsumerGroup:
+    """Return a member of the group `etl` that starts at the earliest offset."""
+    return ConsumerGroup(client, {"group.id": "etl", "auto.offset.reset": "earliest", **(protocol or {}), **properties})
 
 
 def remove_member(client: Client, group: str, member: GroupMember) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.commits import Offsets
 from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError
@@ -25,28 +23,20 @@ from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.mock_consumer import MockConsumer
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import read
+from tests.protocol.consumer.conftest import PROTOCOLS
+from tests.protocol.consumer.members import IdleHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, records
+from tests.support.background import background
 from tests.support.internals import commits_of, membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
 OF_FIRST, OF_SECOND = {FIRST: CommittedOffset(5)}, {SECOND: CommittedOffset(5)}
-PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
 AUTOMATIC = {"enable.auto.commit": True, "auto.commit.interval.ms": 50}
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
-    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with SmallCluster("orders", "returns") as fake:
-        yield fake
 
 
 @pytest.fixture
@@ -59,11 +49,6 @@ def client(fake: SmallCluster) -> Iterator[Client]:
 def consumer(client: Client) -> Iterator[KafkaConsumer]:
     with consumer_of(client) as consumer:
         yield consumer
-
-
-def consumer_of(client: Client, **properties: object) -> KafkaConsumer:
-    given = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **properties}
-    return KafkaConsumer(client, parse_group_consumer(given))
 
 
 def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
@@ -108,7 +93,7 @@ def test_offset_that_kafka_cannot_store_is_refused_by_every_call(
 def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
     fake: SmallCluster, client: Client
 ) -> None:
-    class Handler:
+    class Handler(IdleHandler):
         def setup(self, session: ConsumerGroupSession) -> None:
             session.reset_offset(*SECOND, 5)
             for values in ((-1,), (2**63,), (1.0,), (1, "caf\udce9"), (1, b"m")):
@@ -127,11 +112,7 @@ def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
                 session.end(session.end_reason)  # type: ignore[arg-type]
             session.ended.wait(10)
 
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    config = parse_group_consumer({"group.id": GROUP, "auto.offset.reset": "earliest"})
-    with ConsumerGroup(client, config) as group:
+    with group_of(client) as group:
         group.consume(["orders"], Handler())
     assert fake.committed_offsets(GROUP) == {FIRST: 3, SECOND: 5}
 
@@ -139,19 +120,17 @@ def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
 # -- the same offset again ------------------------------------------------------------------------
 
 
-def test_commit_of_the_same_offset_after_another_programs_commit_is_sent(
-    client: Client, consumer: KafkaConsumer
+@pytest.mark.parametrize("first", ["refused", "replaced by another program"])
+def test_commit_of_the_same_offset_is_sent_again(
+    fake: SmallCluster, client: Client, consumer: KafkaConsumer, first: str
 ) -> None:
-    consumer.commit_sync(OF_FIRST)
-    commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
-    consumer.commit_sync(OF_FIRST)
-    assert committed(client) == 5
-
-
-def test_commit_after_a_refusal_is_sent_again(fake: SmallCluster, client: Client, consumer: KafkaConsumer) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
+    if first == "refused":
+        fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
+            consumer.commit_sync(OF_FIRST)
+    else:
         consumer.commit_sync(OF_FIRST)
+        commit_offsets(client, GROUP, {FIRST: CommittedOffset(9)}, client.deadline())
     consumer.commit_sync(OF_FIRST)
     assert committed(client) == 5
 
@@ -199,7 +178,7 @@ def test_polling_continues_when_a_subscribed_topic_is_deleted(
     fake: SmallCluster, client: Client, protocol: dict[str, object]
 ) -> None:
     """Offsets of the deleted topic cannot be committed before its partitions are revoked."""
-    with consumer_of(client, **protocol, **{"enable.auto.commit": True}) as consumer:
+    with consumer_of(client, protocol, **{"enable.auto.commit": True}) as consumer:
         consumer.subscribe(["orders", "returns"])
         read(consumer, 4 * END)
         since_s = time.monotonic()
@@ -207,7 +186,7 @@ def test_polling_continues_when_a_subscribed_topic_is_deleted(
         wait_until(lambda: consumer.poll(50) or {topic for topic, _ in consumer.assignment} == {"orders"})
         fake.write("orders", 0, records_at(fake, FIRST))
         read(consumer, 1)
-        assert time.monotonic() - since_s < 12
+        assert time.monotonic() - since_s < 25
     assert (committed(client), committed(client, SECOND)) == (END + 1, END)
 
 
@@ -218,17 +197,11 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
     observed: set[tuple[str, int, int]] = set()
     errors: list[KafkaError] = []
 
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
+    class Handler(IdleHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             for message in claim.messages():
                 session.mark_message(message)
                 observed.add((message.topic, message.partition, message.offset))
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
 
     properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
 
@@ -236,9 +209,8 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
         while not group.closed:
             group.consume(["orders", "returns"], Handler())
 
-    with ConsumerGroup(client, parse_group_consumer(properties), on_error=errors.append) as group:
-        consuming = threading.Thread(target=consume)
-        consuming.start()
+    group = ConsumerGroup(client, properties, on_error=errors.append)
+    with background(consume), group:
         wait_until(lambda: len(observed) == 4 * END)
         membership = membership_of(group)
         since_s = time.monotonic()
@@ -246,9 +218,7 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
         wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
         fake.write("orders", 0, records_at(fake, FIRST))
         wait_until(lambda: ("orders", 0, END) in observed)
-        assert time.monotonic() - since_s < 12
-    consuming.join(25)
-    assert not consuming.is_alive()
+        assert time.monotonic() - since_s < 25
     assert committed(client, SECOND) == END
     assert any("UNKNOWN_TOPIC_ID" in str(error) for error in errors)
 

@@ -12,49 +12,32 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
+from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.member import ConsumerGroupMetadata
+from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import read, remove_member
-from tests.protocol.fetch.consuming import client_of, records
+from tests.protocol.consumer.conftest import COOPERATIVE, PROTOCOLS
+from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of, read, remove_member
+from tests.protocol.fetch.consuming import client_of
 from tests.protocol.transaction.producing import started
+from tests.support.background import background
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 GROUP, FIRST = "etl", ("orders", 0)
-PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
-    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with SmallCluster() as fake:
-        yield fake
 
 
 @pytest.fixture
 def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers) as client:
         yield client
-
-
-def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
-    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
-    return KafkaConsumer(client, parse_group_consumer(properties))
 
 
 def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
@@ -134,57 +117,38 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
 def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
     producer, refusals = started(client, "etl-0"), []
 
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            self.member = session.member
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for _ in claim:
-                pass
-
+    class Handler(ReadingHandler):
         def cleanup(self, session: ConsumerGroupSession) -> None:
-            assert not membership_of(session).member.keeps_assignment_of(self.member)
-            assert session.generation_id == self.member.generation_id_or_member_epoch >= 0
+            assert not membership_of(session).member.keeps_assignment_of(members[0])
+            assert session.generation_id == members[0].generation_id_or_member_epoch >= 0
             with pytest.raises(BrokerError, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION") as refused:
                 send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
             refusals.append(refused.value)
 
-    handler = Handler()
-    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", **protocol}
-    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
-        consuming = threading.Thread(target=group.consume, args=(["orders"], handler))
-        consuming.start()
-        wait_until(lambda: hasattr(handler, "member"))
-        remove_member(client, GROUP, handler.member)
-        consuming.join(25)
-        assert not consuming.is_alive()
-    assert refusals
+    group, handler, members = group_of(client, protocol), Handler(), list[GroupMember]()
+    with background(lambda: group.consume(["orders"], handler)), group:
+        wait_until(lambda: handler.sessions)
+        members.append(handler.sessions[0].member)
+        remove_member(client, GROUP, members[0])
+        wait_until(lambda: refusals)
 
 
-def test_offset_in_an_open_transaction_delays_its_own_partition_only() -> None:
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 2)
-        for partition in (0, 1):
-            fake.write("orders", partition, records(0, 5))
-        servers = {"bootstrap.servers": fake.bootstrap_servers}
-        with (
-            TransactionalProducer({**servers, "transactional.id": "copy"}) as producer,
-            KafkaConsumer({**servers, "group.id": GROUP, "auto.offset.reset": "earliest"}) as consumer,
-        ):
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(3)}, ConsumerGroupMetadata(GROUP))
-            consumer.assign([("orders", 0), ("orders", 1)])
-            counts: Counter[int] = Counter()
+def test_offset_in_an_open_transaction_delays_its_own_partition_only(client: Client) -> None:
+    producer = started(client, "copy")
+    with consumer_of(client) as consumer:
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({FIRST: CommittedOffset(3)}, ConsumerGroupMetadata(GROUP))
+        consumer.assign([FIRST, ("orders", 1)])
+        counts: Counter[int] = Counter()
 
-            def read_more() -> None:
-                begin_s = time.monotonic()
-                for (_, partition), batches in consumer.poll(50).items():
-                    counts[partition] += sum(batch.num_rows for batch in batches)
-                assert time.monotonic() - begin_s < 5
+        def read_more() -> None:
+            begin_s = time.monotonic()
+            for (_, partition), batches in consumer.poll(50).items():
+                counts[partition] += sum(batch.num_rows for batch in batches)
+            assert time.monotonic() - begin_s < 5
 
-            wait_until(lambda: read_more() or counts[1] == 5)
-            read_more()
-            assert counts == {1: 5}
-            producer.commit_transaction()
-            wait_until(lambda: read_more() or counts[0] == 2)
+        wait_until(lambda: read_more() or counts[1] == END)
+        read_more()
+        assert counts == {1: END}
+        producer.commit_transaction()
+        wait_until(lambda: read_more() or counts[0] == END - 3)

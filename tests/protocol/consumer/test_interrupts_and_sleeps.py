@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,8 +17,6 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError
@@ -28,11 +25,10 @@ from protocol.group.membership.assignment import EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
 from protocol.position import RecordPositions
-from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
-from tests.protocol.consumer.members import IdleHandler, Member, read
+from tests.protocol.consumer.members import IdleHandler, Member, ReadingHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
@@ -48,21 +44,9 @@ Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
-    monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    with SmallCluster() as fake:
-        yield fake
-
-
-@pytest.fixture
 def client(fake: SmallCluster) -> Iterator[Client]:
     with client_of(fake.bootstrap_servers) as client:
         yield client
-
-
-def consumer_of(client: Client, protocol: dict[str, object]) -> KafkaConsumer:
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **protocol}
-    return KafkaConsumer(client, parse_group_consumer(properties))
 
 
 def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
@@ -126,50 +110,27 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
         consumer.poll(0)
 
 
-class BlockingHandler(IdleHandler):
-    """Marks records; waits at offset 3 of both partitions until `release` is set, and longer in those of `slow`."""
-
-    def __init__(self) -> None:
-        self.release, self.blocked = threading.Event(), dict[int, ConsumerGroupClaim]()
-        self.slow = set[int]()
-        self.handled = Counter[int]()
-        self.cleanups = 0
-
-    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-        for message in claim.messages():
-            if message.offset == 3:
-                self.blocked[claim.partition] = claim
-                self.release.wait(20)
-                time.sleep(0.5 if claim.partition in self.slow else 0)
-            self.handled[claim.partition] += 1
-            session.mark_message(message)
-
-    def cleanup(self, session: ConsumerGroupSession) -> None:
-        self.cleanups += 1
-
-
 def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_raised(
     fake: SmallCluster, client: Client
 ) -> None:
+    class Marking(ReadingHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            for message in claim.messages():
+                session.mark_message(message)
+                if message.offset == END - 1:
+                    break
+            both_have_marked.wait()
+
     def raise_it(error: KafkaError) -> None:
         raise error
 
-    def consume(stop: threading.Event) -> None:
-        handled = handler.handled.total()
-        executor.submit(lambda: wait_until(lambda: handler.handled.total() == handled + 2 * END) or stop.set())
-        group.consume(["orders"], handler, stop)
-
-    handler = BlockingHandler()
-    handler.release.set()
+    handler, both_have_marked = Marking(), threading.Barrier(2, timeout=20)
     properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
-    with (
-        ConsumerGroup(client, parse_group_consumer(properties), on_error=raise_it) as group,
-        ThreadPoolExecutor(1) as executor,
-    ):
+    with ConsumerGroup(client, properties, on_error=raise_it) as group:
         fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(CommitFailed):
-            consume(threading.Event())
-        consume(threading.Event())
+            group.consume(["orders"], handler)
+        group.consume(["orders"], handler)
     assert fake.committed_offsets("etl") == dict.fromkeys(BOTH, END)
     assert handler.cleanups == 2
 
@@ -203,10 +164,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
     observed: list[tuple[int, int]] = []
     waiting, suspected = threading.Barrier(3), threading.Event()
 
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
+    class Handler(IdleHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             waiting.wait(20)
             assert suspected.wait(20)
@@ -214,21 +172,14 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
             waiting.wait(20)
             observed.extend((message.partition, message.offset) for message in claim.messages())
 
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    properties = {"group.id": "etl", "auto.offset.reset": "earliest", **KIP_848}
-    with ConsumerGroup(client, parse_group_consumer(properties)) as group:
-        consuming = threading.Thread(target=group.consume, args=(["orders"], Handler()))
-        consuming.start()
+    group = group_of(client, KIP_848)
+    with background(lambda: group.consume(["orders"], Handler())), group:
         waiting.wait(20)
         answer = sleep(fake, membership_of(group))
         suspected.set()
         waiting.wait(20)
         answer()
         wait_until(lambda: sorted(observed) == ALL)
-    consuming.join(25)
-    assert not consuming.is_alive()
 
 
 def test_pausing_all_claims_in_a_rebalance_succeeds(
@@ -256,7 +207,7 @@ def test_pausing_all_claims_in_a_rebalance_succeeds(
 @pytest.mark.parametrize("use", ["poll", "position", "current_lag", "commit_sync"])
 def test_consumer_is_refused_in_a_forked_child_after_its_first_use(client: Client, use: str) -> None:
     """Only the thread that forks exists in the child: others had been about to fetch and to commit."""
-    with consumer_of(client, {}) as unused, consumer_of(client, {}) as consumer:
+    with consumer_of(client) as unused, consumer_of(client) as consumer:
         consumer.assign(BOTH)
         if use == "commit_sync":
             consumer.commit_sync({("orders", 0): CommittedOffset(0)})
@@ -307,7 +258,7 @@ def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Cl
             session.ended.wait(20)
 
     consuming, stop = threading.Event(), threading.Event()
-    group = ConsumerGroup(client, parse_group_consumer({"group.id": "etl"}))
+    group = group_of(client)
     with ThreadPoolExecutor(1) as executor:
         consumed = executor.submit(group.consume, ["orders"], Waiting(), stop)
         assert consuming.wait(20)
