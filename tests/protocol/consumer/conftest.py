@@ -12,6 +12,7 @@ from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
 from tests.protocol.consumer.members import Member
@@ -34,6 +35,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallCluster]:
     monkeypatch.setattr(fake_consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
     with SmallCluster("orders", "returns") as fake:
         yield fake
+
+
+@pytest.fixture
+def fake_client(fake: FakeKafka) -> Iterator[Client]:
+    """Yield a client of `fake`."""
+    with client_of(fake.bootstrap_servers) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

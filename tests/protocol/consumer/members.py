@@ -62,14 +62,19 @@ class ReadingHandler(ConsumerGroupHandler):
 
 
 def consumer_of(
-    client: Client, protocol: Mapping[str, object] | None = None, group: str = "etl", **properties: object
+    client: Client | Mapping[str, object],
+    protocol: Mapping[str, object] | None = None,
+    group: str = "etl",
+    **properties: object,
 ) -> KafkaConsumer:
     """Return a consumer that starts at the earliest offset, and commits only when a test does."""
     defaults = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
     return KafkaConsumer(client, {**defaults, **(protocol or {}), **properties})
 
 
-def group_of(client: Client, protocol: Mapping[str, object] | None = None, **properties: object) -> ConsumerGroup:
+def group_of(
+    client: Client | Mapping[str, object], protocol: Mapping[str, object] | None = None, **properties: object
+) -> ConsumerGroup:
     """Return a member of the group `etl` that starts at the earliest offset."""
     return ConsumerGroup(client, {"group.id": "etl", "auto.offset.reset": "earliest", **(protocol or {}), **properties})
 

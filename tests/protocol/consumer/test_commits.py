@@ -149,6 +149,15 @@ def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCl
         wait_until(lambda: consumer.poll(10) or committed(client) == END)
 
 
+def test_refused_automatic_commit_is_repeated(fake: SmallCluster, client: Client) -> None:
+    with consumer_of(client, **AUTOMATIC) as consumer:
+        consumer.subscribe(["orders"])
+        fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
+        read(consumer, 2 * END)
+        wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_COMMIT)) >= 3)
+    assert fake.committed_offsets(GROUP) == {FIRST: END, SECOND: END}
+
+
 # -- one partition fails --------------------------------------------------------------------------
 
 

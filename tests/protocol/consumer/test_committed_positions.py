@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from protocol.cluster.client import Client
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.commits import Offsets
-from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
@@ -28,14 +28,13 @@ from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import EAGER, NewConsumer
-from tests.protocol.consumer.members import read, remove_member
-from tests.protocol.fetch.consuming import client_of
+from tests.protocol.consumer.members import consumer_of, read, remove_member
 from tests.support.internals import commits_of, membership_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
-COUNT = 20
+COUNT, FIRST, SECOND = 20, ("orders", 0), ("orders", 1)
 Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 
@@ -58,19 +57,17 @@ def test_seek_to_the_committed_offset_is_committed(key: TopicPartition, new_cons
     assert ours.committed([key]) == {key: CommittedOffset(5)}
 
 
-def test_commit_to_a_group_with_members_is_refused_without_retry() -> None:
+def test_commit_to_a_group_with_members_is_refused_without_retry(fake_client: Client) -> None:
     """After the members have left, the commit would reset their offsets."""
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        key, config = ("orders", 0), parse_group_consumer({"group.id": "etl", "enable.auto.commit": False})
-        with KafkaConsumer(client, config) as ours:
-            with KafkaConsumer(client, config) as consumer:
-                consumer.subscribe(["orders"])
-                wait_until(lambda: consumer.poll(100) or consumer.assignment)
-                consumer.commit_sync({key: CommittedOffset(9)})
-                with pytest.raises(CommitFailed, match="the group has live members"):
-                    ours.commit_sync({key: CommittedOffset(5)}, timeout_ms=20_000)
-            ours.commit_sync({("orders", 1): CommittedOffset(1)})
-            assert ours.committed([key]) == {key: CommittedOffset(9)}
+    with consumer_of(fake_client) as ours:
+        with consumer_of(fake_client) as consumer:
+            consumer.subscribe(["orders"])
+            wait_until(lambda: consumer.poll(100) or consumer.assignment)
+            consumer.commit_sync({FIRST: CommittedOffset(9)})
+            with pytest.raises(CommitFailed, match="the group has live members"):
+                ours.commit_sync({FIRST: CommittedOffset(5)}, timeout_ms=20_000)
+        ours.commit_sync({SECOND: CommittedOffset(1)})
+        assert ours.committed([FIRST]) == {FIRST: CommittedOffset(9)}
 
 
 def all_calls(consumer: KafkaConsumer, key: TopicPartition) -> dict[str, Callable[[], object]]:
@@ -125,7 +122,7 @@ def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewCon
 
 @pytest.mark.parametrize("waits", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "rebalance"])
-def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
+def test_listener_commits_before_revocation(fake: SmallCluster, fake_client: Client, end: str, waits: bool) -> None:
     offset, callback_errors = CommittedOffset(7), []
 
     class Commits(ConsumerRebalanceListener):
@@ -138,59 +135,54 @@ def test_listener_commits_before_revocation(end: str, waits: bool) -> None:
             if end == "close":
                 ours.close()  # again, without effect
 
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        properties = {"group.id": "etl", **EAGER, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        ours = KafkaConsumer(client, parse_group_consumer(properties))
-        ours.subscribe(["orders"], Commits())
-        read(ours, 2 * END)
-        both = ours.assignment
-        if end == "rebalance":
-            fake.delay_replies(OFFSET_COMMIT, 0.1)
-            fake.rebalance("etl")
-            wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies(JOIN_GROUP)) > 2)
-        else:
-            getattr(ours, end)()
-        assert callback_errors == ([] if waits else [None])
-        assert fetch_offsets(client, "etl", both, client.deadline()) == dict.fromkeys(both, offset)
-        ours.close()
+    ours = consumer_of(fake_client, EAGER)
+    ours.subscribe(["orders"], Commits())
+    read(ours, 2 * END)
+    both = ours.assignment
+    if end == "rebalance":
+        fake.delay_replies(OFFSET_COMMIT, 0.1)
+        fake.rebalance("etl")
+        wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies(JOIN_GROUP)) > 2)
+    else:
+        getattr(ours, end)()
+    assert callback_errors == ([] if waits else [None])
+    assert fetch_offsets(fake_client, "etl", both, fake_client.deadline()) == dict.fromkeys(both, offset)
+    ours.close()
 
 
-def test_close_ends_by_its_deadline() -> None:
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        properties = {"group.id": "etl", "group.protocol": "classic", "auto.offset.reset": "earliest"}
-        ours = KafkaConsumer(client, parse_group_consumer(properties))
-        ours.subscribe(["orders"])
-        assert len(read(ours, 2 * END)) == 2 * END
-        fake.silence(1)
-        since_s = time.monotonic()
-        ours.close(timeout_ms=500)
-        assert time.monotonic() - since_s < 15
+def test_close_ends_by_its_deadline(fake: SmallCluster, fake_client: Client) -> None:
+    ours = consumer_of(fake_client, EAGER, **{"enable.auto.commit": True})
+    ours.subscribe(["orders"])
+    assert len(read(ours, 2 * END)) == 2 * END
+    fake.silence(1)
+    since_s = time.monotonic()
+    ours.close(timeout_ms=500)
+    assert time.monotonic() - since_s < 15
 
 
 @pytest.mark.parametrize("end", ["poll", "close"])
-def test_callbacks_after_a_raising_one_are_called(end: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_callbacks_after_a_raising_one_are_called(
+    fake_client: Client, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
     called_with: list[int] = []
 
-    def mistake(offsets: Offsets, error: CommitFailed | None) -> None:
-        called_with.append(offsets["orders", 0].offset)
-        raise ZeroDivisionError(f"in callback {called_with[-1]}")
+    def fail_at_first(offsets: Offsets, error: CommitFailed | None) -> None:
+        called_with.append(offsets[FIRST].offset)
+        if called_with[-1] < 3:
+            raise ZeroDivisionError(f"in callback {called_with[-1]}")
 
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        ours = KafkaConsumer(client, parse_group_consumer({"group.id": "etl", "enable.auto.commit": False}))
-        ours.assign([("orders", 0)])
-        for offset in (1, 2, 3):
-            offsets = {("orders", 0): CommittedOffset(offset)}
-            ours.commit_async(
-                offsets, mistake if offset < 3 else lambda of, _: called_with.append(of["orders", 0].offset)
-            )
-        manager = commits_of(ours).manager
-        assert manager is not None
-        assert manager.flush(client.deadline())
-        with pytest.raises(ZeroDivisionError, match="in callback 1"):
-            ours.close() if end == "close" else ours.poll(0)
-        assert called_with == [1, 2, 3]
-        assert "in callback 2" in caplog.text
-        ours.close()
+    ours = consumer_of(fake_client)
+    ours.assign([FIRST])
+    for offset in (1, 2, 3):
+        ours.commit_async({FIRST: CommittedOffset(offset)}, fail_at_first)
+    manager = commits_of(ours).manager
+    assert manager is not None
+    assert manager.flush(fake_client.deadline())
+    with pytest.raises(ZeroDivisionError, match="in callback 1"):
+        ours.close() if end == "close" else ours.poll(0)
+    assert called_with == [1, 2, 3]
+    assert "in callback 2" in caplog.text
+    ours.close()
 
 
 def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
@@ -203,25 +195,23 @@ def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
-def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fault: str) -> None:
-    with SmallCluster() as fake:
-        if fault == "a corrupt batch":
-            fake.edit_replies(FETCH, with_corrupt_end)
-        properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
-        with KafkaConsumer(properties) as ours:
-            ours.assign([("orders", 0), ("orders", 1)])
-            ours.seek(("orders", 0), 10_000 if fault == "deleted records" else 0)
-            ours.seek(("orders", 1), 0)
-            rows, raised, frames = 0, 0, list[int]()
-            while rows < END or raised < 5:
-                try:
-                    rows += sum(batch.num_rows for batch in ours.poll(20).get(("orders", 1), []))
-                except (Corrupt, DataLoss) as error:
-                    raised += 1
-                    frames.append(len(traceback.extract_tb(error.__traceback__)))
-            assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
-            ours.seek(("orders", 0), END)
-            assert not ours.poll(50)
+def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fake: SmallCluster, fault: str) -> None:
+    if fault == "a corrupt batch":
+        fake.edit_replies(FETCH, with_corrupt_end)
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
+    with KafkaConsumer(properties) as ours:
+        ours.assign([FIRST, SECOND])
+        ours.seek(FIRST, 10_000 if fault == "deleted records" else 0)
+        ours.seek(SECOND, 0)
+        rows, frames = 0, list[int]()
+        while rows < END or len(frames) < 5:
+            try:
+                rows += sum(batch.num_rows for batch in ours.poll(20).get(SECOND, []))
+            except (Corrupt, DataLoss) as error:
+                frames.append(len(traceback.extract_tb(error.__traceback__)))
+        assert len(set(frames[-3:])) == 1, "frames of earlier polls are kept"
+        ours.seek(FIRST, END)
+        assert not ours.poll(50)
 
 
 @pytest.mark.parametrize("change", ["seek", "assign"])
@@ -232,42 +222,36 @@ def test_error_is_not_raised_after_its_partition_was_sought_or_dropped(change: s
         for value in "ab":
             fake.produce("orders", value, partition=0)
         fake.edit_replies(FETCH, with_corrupt_end)
-        properties = {
-            "bootstrap.servers": fake.bootstrap_servers,
-            "auto.offset.reset": "earliest",
-            "fetch.max.wait.ms": 50,
-        }
-        with KafkaConsumer(properties) as ours:
-            ours.assign([("orders", 0)])
+        servers = {"bootstrap.servers": fake.bootstrap_servers}
+        with KafkaConsumer({**servers, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 50}) as ours:
+            ours.assign([FIRST])
             read(ours, 1)
             if change == "seek":
-                ours.seek(("orders", 0), 2)
+                ours.seek(FIRST, 2)
             else:
-                ours.assign([("orders", 1)])
+                ours.assign([SECOND])
             assert not ours.poll(100)
 
 
-def test_callbacks_are_called_in_the_order_of_the_commits() -> None:
+def test_callbacks_are_called_in_the_order_of_the_commits(fake: SmallCluster, fake_client: Client) -> None:
     """Also after a commit that fails alone at first, and of a commit that is refused at once."""
     called_with: list[tuple[int, bool]] = []
 
     def note(offsets: Offsets, error: CommitFailed | None) -> None:
         called_with.extend((to.offset, error is None) for to in offsets.values())
 
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers) as client:
-        properties = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False, **EAGER}
-        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-            ours.subscribe(["orders"])
-            read(ours, 2 * END)
-            fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=("orders", 0))
-            ours.commit_async({("orders", 0): CommittedOffset(1)}, note)
-            ours.commit_async({("orders", 1): CommittedOffset(2)}, note)
-            wait_until(lambda: ours.poll(20) or len(called_with) == 2)
-            fake.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS", 1_000)
-            ours.commit_async({("orders", 0): CommittedOffset(3)}, note)
-            remove_member(client, "etl", ours.group_metadata().member)
-            wait_until(lambda: membership_of(ours).assignment_lost)
-            ours.commit_async({("orders", 1): CommittedOffset(4)}, note)
-            assert len(called_with) == 2, "callbacks are called by later calls"
-            wait_until(lambda: ours.poll(20) or len(called_with) == 4)
+    with consumer_of(fake_client, EAGER) as ours:
+        ours.subscribe(["orders"])
+        read(ours, 2 * END)
+        fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=FIRST)
+        ours.commit_async({FIRST: CommittedOffset(1)}, note)
+        ours.commit_async({SECOND: CommittedOffset(2)}, note)
+        wait_until(lambda: ours.poll(20) or len(called_with) == 2)
+        fake.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS", 1_000)
+        ours.commit_async({FIRST: CommittedOffset(3)}, note)
+        remove_member(fake_client, "etl", ours.group_metadata().member)
+        wait_until(lambda: membership_of(ours).assignment_lost)
+        ours.commit_async({SECOND: CommittedOffset(4)}, note)
+        assert len(called_with) == 2, "callbacks are called by later calls"
+        wait_until(lambda: ours.poll(20) or len(called_with) == 4)
     assert called_with == [(1, True), (2, True), (3, False), (4, False)]
