@@ -64,11 +64,11 @@ class ReadingHandler(ConsumerGroupHandler):
 def consumer_of(
     client: Client | Mapping[str, object],
     protocol: Mapping[str, object] | None = None,
-    group: str = "etl",
+    group: str | None = "etl",
     **properties: object,
 ) -> KafkaConsumer:
     """Return a consumer that starts at the earliest offset, and commits only when a test does."""
-    defaults = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    defaults = {"auto.offset.reset": "earliest", "enable.auto.commit": False, **({"group.id": group} if group else {})}
     return KafkaConsumer(client, {**defaults, **(protocol or {}), **properties})
 
 

@@ -158,6 +158,18 @@ def test_refused_automatic_commit_is_repeated(fake: SmallCluster, client: Client
     assert fake.committed_offsets(GROUP) == {FIRST: END, SECOND: END}
 
 
+@pytest.mark.parametrize("end", ["commit_sync", "close"])
+def test_sought_position_is_committed_before_the_partition_has_started(
+    fake: SmallCluster, client: Client, end: str
+) -> None:
+    with consumer_of(client, **{"enable.auto.commit": end == "close"}) as consumer:
+        consumer.assign([FIRST, SECOND])
+        consumer.seek_to_end([FIRST])
+        assert consumer.positions() == {FIRST: CommittedOffset(END)}
+        getattr(consumer, end)()
+        assert fake.committed_offsets(GROUP) == {FIRST: END}
+
+
 # -- one partition fails --------------------------------------------------------------------------
 
 
