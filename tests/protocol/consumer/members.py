@@ -73,10 +73,13 @@ def consumer_of(
 
 
 def group_of(
-    client: Client | Mapping[str, object], protocol: Mapping[str, object] | None = None, **properties: object
+    client: Client | Mapping[str, object],
+    protocol: Mapping[str, object] | None = None,
+    group: str = "etl",
+    **properties: object,
 ) -> ConsumerGroup:
-    """Return a member of the group `etl` that starts at the earliest offset."""
-    return ConsumerGroup(client, {"group.id": "etl", "auto.offset.reset": "earliest", **(protocol or {}), **properties})
+    """Return a member of a group that starts at the earliest offset."""
+    return ConsumerGroup(client, {"group.id": group, "auto.offset.reset": "earliest", **(protocol or {}), **properties})
 
 
 def remove_member(client: Client, group: str, member: GroupMember) -> None:

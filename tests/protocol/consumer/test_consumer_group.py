@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -14,8 +14,6 @@ from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
@@ -27,16 +25,17 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.contract.members import ask_coordinator
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import Member
+from tests.protocol.consumer.members import Member, ReadingHandler, consumer_of, group_of, remove_member
 from tests.protocol.fetch.consuming import client_of, produce
+from tests.support.background import background
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 NewMember = Callable[..., Member]
 PARTITIONS, COUNT = 4, 400
+BOTH = frozenset({("orders", 0), ("orders", 1)})
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +46,16 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
     return name
 
 
-def all_records(*members: Member) -> set[tuple[int, int]]:
-    return {record for member in members for record in member.handled}
-
-
 def test_rebalance_in_the_middle_of_messages_loses_none(
     client: Client, group: str, orders: str, new_member: NewMember, protocol: dict[str, object]
 ) -> None:
-    # A new broker creates the topic of offsets first, which members report as errors.
-    fetch_offsets(client, group, None, client.deadline())
-    first, two = new_member(orders, **protocol), None
+    first = new_member(orders, **protocol)
     first.slow_s = 0.005
     wait_until(lambda: len(first.handled) > 40)
     two = new_member(orders, **protocol)
     two.slow_s = 0.005
     wait_until(lambda: len(first.numbers) == len(two.numbers) == 2, lambda: (first.numbers, two.numbers))
-    wait_until(lambda: len(all_records(first, two)) == COUNT)
+    wait_until(lambda: len({*first.handled, *two.handled}) == COUNT)
     # Records handled before the revocation are committed: the next owner starts after them, and no record is repeated.
     assert len(first.handled) + len(two.handled) == COUNT
     owners: dict[tuple[int, int], int] = {}
@@ -85,44 +78,18 @@ def test_rebalance_in_the_middle_of_messages_loses_none(
     assert (first.errors, two.errors) == ([], [])
 
 
-class Handler:
-    """Handler of one session; tests override its methods."""
-
-    def __init__(self) -> None:
-        self.sessions: list[ConsumerGroupSession] = []
-        self.cleaned = 0
-        self.claims: dict[int, int] = {}
-
-    def setup(self, session: ConsumerGroupSession) -> None:
-        self.sessions.append(session)
-
-    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-        self.claims[claim.partition] = claim.initial_offset
-        for _ in claim:
-            pass
-
-    def cleanup(self, session: ConsumerGroupSession) -> None:
-        self.cleaned += 1
-
-
-def consumer_group(client: Client, group: str, **properties: object) -> ConsumerGroup:
-    return ConsumerGroup(
-        client, parse_group_consumer({"group.id": group, "auto.offset.reset": "earliest", **properties})
-    )
-
-
 def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
-    class Failing(Handler):
+    class Failing(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             if claim.partition == 2:
                 raise ZeroDivisionError("as if")
             super().consume_claim(session, claim)
 
     handler = Failing()
-    with consumer_group(client, group) as members:
+    with group_of(client, group=group) as members:
         with pytest.raises(ZeroDivisionError, match="as if"):
             members.consume([orders], handler)
-        assert handler.cleaned == 1
+        assert handler.cleanups == 1
         assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].end_reason)
         # The partitions still belong to this member; the next session has them at once.
         with pytest.raises(ZeroDivisionError):
@@ -136,7 +103,7 @@ def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group
 def test_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
     all_have_committed = threading.Barrier(PARTITIONS, timeout=30)
 
-    class Ending(Handler):
+    class Ending(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             batch = claim.poll()
             assert batch is not None
@@ -146,7 +113,7 @@ def test_handler_that_returns_ends_the_session(client: Client, group: str, order
             if claim.partition != 1:
                 session.ended.wait(20)
 
-    with consumer_group(client, group, **{"enable.auto.commit": False}) as members:
+    with group_of(client, group=group, **{"enable.auto.commit": False}) as members:
         assert f"consume_claim of {orders}-1 has returned" in str(members.consume([orders], Ending()))
     committed = fetch_offsets(client, group, None, client.deadline())
     assert committed[orders, 1].metadata == "so far"
@@ -160,53 +127,51 @@ def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
     end_requested, resume = threading.Event(), threading.Event()
     refused: list[Exception] = []
 
-    class Slow(Handler):
+    class Slow(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             if claim.partition == 0:
                 session.ended.wait(20)
                 end_requested.set()
                 resume.wait(30)
                 session.mark_offset(orders, 0, 77)
-                try:
+                with pytest.raises(CommitFailed) as raised:
                     session.commit()
-                except CommitFailed as error:
-                    refused.append(error)
+                refused.append(raised.value)
             else:
                 super().consume_claim(session, claim)
 
-    slow, properties = Slow(), {**EAGER, "max.poll.interval.ms": 1_500}
-    with consumer_group(client, group, **properties) as first, consumer_group(client, group, **properties) as second:
+    slow, handler, limit = Slow(), ReadingHandler(), {"max.poll.interval.ms": 1_500}
+    with group_of(client, EAGER, group, **limit) as first, group_of(client, EAGER, group, **limit) as second:
         ending = threading.Thread(target=first.consume, args=([orders], slow))
         ending.start()
         wait_until(lambda: slow.sessions)
-        handler = Handler()
         thread = threading.Thread(target=second.consume, args=([orders], handler))
         thread.start()
         assert end_requested.wait(20)
-        wait_until(lambda: len(handler.claims) == PARTITIONS)  # all but the first
+        wait_until(lambda: len(handler.starts) == PARTITIONS)  # all but the first
         wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
         resume.set()
         ending.join(20)
         assert not ending.is_alive()
         assert f"the handler of claim {orders}-0 has not returned" in caplog.text
         assert len(refused) == 1
-        assert slow.cleaned == 1
+        assert slow.cleanups == 1
     thread.join(20)
     committed = fetch_offsets(client, group, None, client.deadline())
     assert committed[orders, 0].offset == 0, "the start offset"
 
 
-class Stuck(Handler):
+class Stuck(ReadingHandler):
     """Marks an offset every few milliseconds; returns from an ended claim only after `resume`."""
 
-    def __init__(self, resume: threading.Event, *, commits: bool = False) -> None:
+    def __init__(self, *, commits: bool = False) -> None:
         super().__init__()
-        self._resume = resume
-        self._commits = commits
+        self.resume = threading.Event()
         self.ended: set[int] = set()
+        self._commits = commits
 
     def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-        self.claims[claim.partition] = claim.initial_offset
+        self.starts[claim.partition] = claim.initial_offset
         with suppress(KafkaError):
             for offset in count(1):
                 if claim.revoked or not session.keeps_claims():
@@ -216,53 +181,40 @@ class Stuck(Handler):
                 if self._commits:
                     session.commit()
         self.ended.add(claim.partition)
-        self._resume.wait(30)
+        self.resume.wait(30)
+
+
+@contextmanager
+def joined_by_another(stuck: Stuck, **properties: object) -> Iterator[tuple[FakeKafka, ReadingHandler]]:
+    """Give four partitions to a member with a stuck handler, then start another member; yield its handler."""
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 4)
+        client, handler = {"bootstrap.servers": fake.bootstrap_servers}, ReadingHandler()
+        first, second = (group_of(client, COOPERATIVE, **properties) for _ in range(2))
+        with background(lambda: first.consume(["orders"], stuck)), first:
+            wait_until(lambda: len(stuck.starts) == 4)
+            with background(lambda: second.consume(["orders"], handler)), second:
+                try:
+                    yield fake, handler
+                finally:
+                    stuck.resume.set()
 
 
 @pytest.mark.parametrize("commits", [False, True])
 def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: bool) -> None:
     """In the cooperative protocol the other claims go on, and must not keep the member alive."""
-    resume = threading.Event()
-    options: dict[str, object] = {**COOPERATIVE, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
-    with two_groups(options) as (_, first, second):
-        stuck, handler = Stuck(resume, commits=commits), Handler()
-        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
-            (first, stuck), (second, handler))]  # fmt: skip
-        threads[0].start()
-        wait_until(lambda: len(stuck.claims) == 4)
-        threads[1].start()
-        wait_until(lambda: len(handler.claims) == 4)
-        resume.set()
-    for thread in threads:
-        thread.join(20)
+    properties = {"max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
+    with joined_by_another(Stuck(commits=commits), **properties) as (_, handler):
+        wait_until(lambda: len(handler.starts) == 4)
 
 
 def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
-    resume = threading.Event()
-    with two_groups({**COOPERATIVE, "auto.commit.interval.ms": 50}) as (fake, first, second):
-        stuck, handler = Stuck(resume), Handler()
-        threads = [threading.Thread(target=group.consume, args=(["orders"], of)) for group, of in (
-            (first, stuck), (second, handler))]  # fmt: skip
-        threads[0].start()
-        wait_until(lambda: len(stuck.claims) == 4)
-        threads[1].start()
+    stuck = Stuck()
+    with joined_by_another(stuck, **{"auto.commit.interval.ms": 50}) as (fake, _):
         wait_until(lambda: len(stuck.ended) == 2)
-        retained = [("orders", partition) for partition in stuck.claims if partition not in stuck.ended]
+        retained = [("orders", partition) for partition in stuck.starts if partition not in stuck.ended]
         before = fake.committed_offsets("etl")
         wait_until(lambda: all(fake.committed_offsets("etl").get(key, 0) > before.get(key, 0) + 2 for key in retained))
-        resume.set()
-    for thread in threads:
-        thread.join(20)
-
-
-@contextmanager
-def two_groups(properties: Mapping[str, object]) -> Iterator[tuple[FakeKafka, ConsumerGroup, ConsumerGroup]]:
-    """Yield a cluster with a topic of four partitions, and two members of one group."""
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 4)
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        with ConsumerGroup({**given, **properties}) as first, ConsumerGroup({**given, **properties}) as second:
-            yield fake, first, second
 
 
 def test_refused_commit_is_reported_and_the_session_continues(
@@ -276,9 +228,9 @@ def test_refused_commit_is_reported_and_the_session_continues(
     assert not member.setups[0].ended.is_set()
 
 
-def test_long_broker_failure_is_reported_and_reading_continues() -> None:
-    with SmallCluster() as fake, client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
-        fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+def test_long_broker_failure_is_reported_and_reading_continues(fake: SmallCluster) -> None:
+    fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         member = Member(client, "etl", "orders", **EAGER)
         try:
             wait_until(lambda: member.errors)
@@ -306,8 +258,7 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
         if forgotten:
             membership = membership_of(two.group)
             before = membership.member.member_id
-            body = {"group_id": group, "members": [{"member_id": before, "group_instance_id": None}]}
-            assert ask_coordinator(client, group, LEAVE_GROUP, body)["members"][0]["error_code"] == 0
+            remove_member(client, group, membership.member)
             wait_until(lambda: membership.member.generation_id >= 0 and membership.member.member_id != before)
         member.close()
         produce(kafka1, name, range(3))
@@ -319,78 +270,69 @@ def test_member_without_initial_partitions_reads_those_assigned_later(
         two.close()
 
 
-@pytest.fixture
-def fake() -> Iterator[SmallCluster]:
-    with SmallCluster() as fake:
-        yield fake
+class Marking(ReadingHandler):
+    """Marks offset 3 of both partitions; calls `then` when both are marked."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then = then
+        self._both_are_marked = threading.Barrier(2, timeout=20)
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        session.mark_offset(claim.topic, claim.partition, 3)
+        self._both_are_marked.wait()
+        self._then()
+        super().consume_claim(session, claim)
 
 
 @pytest.mark.timeout(60)
-def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: SmallCluster) -> None:
+def test_close_in_a_signal_handler_ends_consume_and_leaves_the_group(fake: SmallCluster, fake_client: Client) -> None:
     """The signal interrupts the thread of `consume`, and again while that thread leaves the group."""
-
-    class Signalling(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            session.mark_offset(claim.topic, claim.partition, 3)
-            both_have_marked.wait()
-            send_signal()
-            super().consume_claim(session, claim)
-
-    both_have_marked = threading.Barrier(2, timeout=20)
 
     def send_signal(*_: object) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    with client_of(fake.bootstrap_servers) as client:
-        members, handler = consumer_group(client, "etl", **EAGER), Signalling()
-        before = signal.signal(signal.SIGUSR1, lambda *_: members.close())
-        fake.before[LEAVE_GROUP] = send_signal
-        try:
-            while not members.closed:
-                members.consume(["orders"], handler)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
-    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
+    members, handler = group_of(fake_client, EAGER), Marking(send_signal)
+    before = signal.signal(signal.SIGUSR1, lambda *_: members.close())
+    fake.before[LEAVE_GROUP] = send_signal
+    try:
+        while not members.closed:
+            members.consume(["orders"], handler)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert fake.committed_offsets("etl") == dict.fromkeys(BOTH, 3)
+    assert (handler.cleanups, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1)
 
 
-def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster) -> None:
+def test_stop_event_ends_the_session_and_keeps_the_membership(fake: SmallCluster, fake_client: Client) -> None:
     """The next `consume` continues after the marked records, as the same member."""
-    stop, both_have_marked = threading.Event(), threading.Barrier(2, timeout=20)
-
-    class Stopping(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            session.mark_offset(claim.topic, claim.partition, 3)
-            both_have_marked.wait()
-            stop.set()
-            super().consume_claim(session, claim)
-
-    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
-        first, second = Stopping(), Stopping()
-        assert str(members.consume(["orders"], first, stop)) == "the stop event of consume was set"
-        assert str(members.consume(["orders"], second, stop)) == "the stop event of consume was set"
+    stop = threading.Event()
+    first, second = Marking(stop.set), Marking(stop.set)
+    with group_of(fake_client, EAGER) as members:
+        for handler in (first, second):
+            assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
         assert second.sessions == [], "an event that is set already: nothing is done"
-        assert {offset.offset for offset in fetch_offsets(client, "etl", None, client.deadline()).values()} == {3}
+        assert fake.committed_offsets("etl") == dict.fromkeys(BOTH, 3)
         stop.clear()
         members.consume(["orders"], second, stop)
         assert not members.closed
-        assert set(second.claims.values()) == {3}
-        (one,), (two,) = first.sessions, second.sessions
-        assert (one.member_id, one.generation_id) == (two.member_id, two.generation_id)
+        assert second.starts == {0: 3, 1: 3}
+        (earlier,), (later,) = first.sessions, second.sessions
+        assert (earlier.member_id, earlier.generation_id) == (later.member_id, later.generation_id)
         assert fake.request_bodies(LEAVE_GROUP) == []
-    assert (first.cleaned, second.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
+    assert (first.cleanups, second.cleanups, len(fake.request_bodies(LEAVE_GROUP))) == (1, 1, 1)
 
 
 @pytest.mark.timeout(60)
-def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster) -> None:
+def test_stop_event_ends_a_wait_for_claims(fake: SmallCluster, fake_client: Client) -> None:
     """No session begins while the coordinator refuses all joins."""
     fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
-    stop, handler = threading.Event(), Handler()
-    with client_of(fake.bootstrap_servers) as client, consumer_group(client, "etl", **EAGER) as members:
-        timer = threading.Thread(target=lambda: (wait_until(lambda: fake.request_bodies(JOIN_GROUP)), stop.set()))
-        timer.start()
+    stop, handler = threading.Event(), ReadingHandler()
+    with (
+        group_of(fake_client, EAGER) as members,
+        background(lambda: wait_until(lambda: fake.request_bodies(JOIN_GROUP)) or stop.set()),
+    ):
         assert str(members.consume(["orders"], handler, stop)) == "the stop event of consume was set"
-        timer.join()
         assert handler.sessions == []
 
 
@@ -404,22 +346,16 @@ def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCl
         ConsumerGroup(client, properties, on_error=reported.append) as members,
     ):
         for _ in range(2):
-            with pytest.raises(
-                BrokerError, match=r"3 attempts to join have failed \(group\.join\.retries=2\)"
-            ) as raised:
-                members.consume(["orders"], Handler())
+            refused = r"3 attempts to join have failed \(group\.join\.retries=2\)"
+            with pytest.raises(BrokerError, match=refused) as raised:
+                members.consume(["orders"], ReadingHandler())
             assert raised.value.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             assert raised.value.settings == {"group.join.retries"}
         assert {getattr(error, "code", None) for error in reported} == {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
         fake.faults.clear()
         stop = threading.Event()
-
-        class Joined(Handler):
-            def setup(self, session: ConsumerGroupSession) -> None:
-                super().setup(session)
-                stop.set()
-
-        members.consume(["orders"], joined := Joined(), stop)
+        joined = Marking(stop.set)
+        members.consume(["orders"], joined, stop)
         assert len(joined.sessions) == 1
 
 
@@ -427,10 +363,9 @@ def test_failed_joins_are_reported_and_raised_after_the_last_retry(fake: SmallCl
 def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol: dict[str, object]) -> None:
     api = JOIN_GROUP if protocol == EAGER else CONSUMER_GROUP_HEARTBEAT
     fake.refuse(api, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, times=ALWAYS)
-    properties = {"group.id": "etl", "group.join.retries": 2, "auto.offset.reset": "earliest", **protocol}
     with (
         client_of(fake.bootstrap_servers, retry_backoff_ms=20) as client,
-        KafkaConsumer(client, properties) as consumer,
+        consumer_of(client, protocol, **{"group.join.retries": 2}) as consumer,
     ):
         consumer.subscribe(["orders"])
         with pytest.raises(BrokerError, match=r"attempts to join .* \(group\.join\.retries=2\)"):
@@ -443,28 +378,22 @@ def test_poll_raises_after_the_last_retry_of_a_join(fake: SmallCluster, protocol
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("leave_group", "leaves"), [(None, 1), (False, 0)])
 def test_close_in_a_handler_ends_consume_and_leaves_the_group(
-    fake: SmallCluster, leave_group: bool | None, leaves: int
+    fake: SmallCluster, fake_client: Client, leave_group: bool | None, leaves: int
 ) -> None:
-    class Closing(Handler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            members.close(leave_group=leave_group)
-            super().consume_claim(session, claim)
-
-    with client_of(fake.bootstrap_servers) as client:
-        members, handler = consumer_group(client, "etl", **EAGER), Closing()
-        assert "was closed" in str(members.consume(["orders"], handler))
-    assert (handler.cleaned, len(fake.request_bodies(LEAVE_GROUP))) == (1, leaves)
+    members = group_of(fake_client, EAGER)
+    handler = Marking(lambda: members.close(leave_group=leave_group))
+    assert "was closed" in str(members.consume(["orders"], handler))
+    assert (handler.cleanups, len(fake.request_bodies(LEAVE_GROUP))) == (1, leaves)
 
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "kip848"])
 @pytest.mark.parametrize(("leave_group", "count"), [(None, 0), (False, 1)])
 def test_closed_consumer_stays_in_the_group_with_leave_group_false(
-    fake: SmallCluster, protocol: dict[str, object], leave_group: bool | None, count: int
+    fake_client: Client, protocol: dict[str, object], leave_group: bool | None, count: int
 ) -> None:
     """KIP-1092."""
-    with client_of(fake.bootstrap_servers) as client:
-        consumer = KafkaConsumer(client, {"group.id": "etl", "auto.offset.reset": "earliest", **protocol})
-        consumer.subscribe(["orders"])
-        wait_until(lambda: consumer.poll(100))
-        consumer.close(leave_group=leave_group)
-        assert len(describe_group(client, "etl").members) == count
+    consumer = consumer_of(fake_client, protocol)
+    consumer.subscribe(["orders"])
+    wait_until(lambda: consumer.poll(100))
+    consumer.close(leave_group=leave_group)
+    assert len(describe_group(fake_client, "etl").members) == count
