@@ -10,21 +10,17 @@ import confluent_kafka as other
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.group_consumer_config import parse_group_consumer
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import DataLoss, LogTruncated, UsageError
+from protocol.errors import DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.kafka_terms import TopicPartition
-from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.contract.raw_requests import written
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer.members import read
-from tests.protocol.fetch.consuming import client_of, produce
+from tests.protocol.consumer.members import consumer_of, read
+from tests.protocol.fetch.consuming import produce
 from tests.support.wait_until import wait_until
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
@@ -206,73 +202,13 @@ def test_positions_are_committed_with_the_leader_epoch_of_the_last_record(
     assert ours.committed([key])[key].leader_epoch == FIRST_EPOCH
 
 
-@pytest.mark.parametrize("reset", ["earliest", "none"])
-def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(reset: str) -> None:
-    properties = {"group.id": "readers", "auto.offset.reset": reset, "enable.auto.commit": False}
-    key = ("orders", 0)
-    with FakeKafka() as fake, client_of(fake.address(1)) as client:
-        fake.create_topic("orders")
-        for count in (6, 4):
-            written(client, "orders", *[b"old"] * count)
-        commit_offsets(client, "readers", {key: CommittedOffset(10, FIRST_EPOCH)}, client.deadline())
-        fake.log("orders").truncate(6)
-        fake.move_leader("orders", 0, 1)
-        written(client, "orders", *[b"new"] * 8)
-        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-            ours.assign([key])
-            if reset == "none":
-                with pytest.raises(LogTruncated, match="truncated below offset 10"):
-                    read(ours, 8)
-            else:
-                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), (
-                    "not the records now after offset 10"
-                )
-
-
-def test_seek_to_committed_offset_detects_a_truncation_below_it() -> None:
-    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    key = ("orders", 0)
-    with FakeKafka() as fake, client_of(fake.address(1)) as client:
-        fake.create_topic("orders")
-        for count in (6, 4):
-            written(client, "orders", *[b"old"] * count)
-        fake.log("orders").truncate(6)
-        fake.move_leader("orders", 0, 1)
-        written(client, "orders", *[b"new"] * 8)
-        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-            ours.assign([key])
-            for started in (False, True):
-                ours.seek(key, CommittedOffset(10, FIRST_EPOCH))
-                assert [offset for _, offset in read(ours, 8)] == list(range(6, 14)), started
-
-
-def test_position_after_a_truncation_has_the_leader_epoch_of_the_last_record() -> None:
-    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    key = ("orders", 0)
-    with FakeKafka() as fake, client_of(fake.address(1)) as client:
-        fake.create_topic("orders")
-        for count in (6, 4):
-            written(client, "orders", *[b"old"] * count)
-        with KafkaConsumer(client, parse_group_consumer(properties)) as ours:
-            ours.assign([key])
-            assert len(read(ours, 10)) == 10
-            with fake.changed:
-                fake.log("orders").truncate(6)
-                fake.move_leader("orders", 0, 1)
-            wait_until(lambda: not ours.poll(50) and ours.position(key) == 6)
-            ours.commit_sync()
-            assert ours.committed([key]) == {key: CommittedOffset(6, FIRST_EPOCH)}
-
-
-def test_refused_subscription_leaves_the_assigned_partitions() -> None:
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        with KafkaConsumer({"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl"}) as consumer:
-            consumer.assign([("orders", 0)])
-            with pytest.raises(UsageError, match="unsubscribe first"):
-                consumer.subscribe(["other"])
-            assert consumer.subscription == TopicSubscription()
-            assert consumer.assignment == {("orders", 0)}
+def test_refused_subscription_leaves_the_assigned_partitions(fake_client: Client) -> None:
+    with consumer_of(fake_client) as consumer:
+        consumer.assign([("orders", 0)])
+        with pytest.raises(UsageError, match="unsubscribe first"):
+            consumer.subscribe(["other"])
+        assert consumer.subscription == TopicSubscription()
+        assert consumer.assignment == {("orders", 0)}
 
 
 # -- membership -----------------------------------------------------------------------------------
@@ -357,13 +293,11 @@ def test_group_metadata_is_that_of_the_described_member(
     assert described() == []
 
 
-def test_subscription_to_unknown_topic_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_subscription_to_unknown_topic_is_a_warning(fake_client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """A misspelled name reads nothing, and raises no error."""
-    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
-        fake.create_topic("orders")
-        with KafkaConsumer(client, {"group.id": "warned", **EAGER}) as consumer:
-            consumer.subscribe(["orders", "order"])
-            consumer.poll(0)
-            wait_until(lambda: "group warned" in caplog.text)
+    with consumer_of(fake_client, EAGER, "warned") as consumer:
+        consumer.subscribe(["orders", "order"])
+        consumer.poll(0)
+        wait_until(lambda: "group warned" in caplog.text)
     warnings = [text for text in caplog.messages if "group warned" in text]
     assert warnings == ["group warned: the cluster does not have the subscribed topic(s) order"]

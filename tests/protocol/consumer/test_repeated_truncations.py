@@ -1,25 +1,22 @@
-"""A second unclean election before anything is read from the first truncation on (KIP-320)."""
+"""Unclean elections: one, and a second one before anything is read from the first truncation on (KIP-320)."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import DataLoss, LogTruncated
 from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from tests.contract.raw_requests import written
-from tests.protocol.consumer.members import read
+from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, reader, rows_of
+from tests.support.background import background
 from tests.support.wait_until import wait_until
 
 KEY = ("orders", 0)
@@ -52,9 +49,8 @@ def elect(fake: FakeKafka, end: int) -> None:
         fake.move_leader("orders", 0, 1)
 
 
-def new_consumer(client: Client, reset: str = "earliest", group: str | None = "readers") -> KafkaConsumer:
-    properties = {"group.id": group, "auto.offset.reset": reset, "enable.auto.commit": False, "fetch.max.wait.ms": 20}
-    consumer = KafkaConsumer(client, parse_group_consumer(properties))
+def new_consumer(client: Client, reset: str = "earliest") -> KafkaConsumer:
+    consumer = consumer_of(client, **{"auto.offset.reset": reset, "fetch.max.wait.ms": 20})
     consumer.assign([KEY])
     return consumer
 
@@ -64,32 +60,34 @@ def moved_to(consumer: KafkaConsumer, offset: int) -> Callable[[], bool]:
     return lambda: not consumer.poll(20) and consumer.position(KEY) == offset
 
 
-# The log has grown past the position again, and is shorter than it.
-@pytest.mark.parametrize("grown", [7, 2])
-def test_second_truncation_is_read_from_its_own_end(fake: FakeKafka, client: Client, grown: int) -> None:
-    with new_consumer(client) as consumer:
-        read(consumer, 10)
-        elect(fake, 6)
-        wait_until(moved_to(consumer, 6))
-        elect(fake, 3)
-        write(client, grown)
-        assert [offset for _, offset in read(consumer, grown)] == list(range(3, 3 + grown))
-
-
-@pytest.mark.parametrize("grown", [7, 2])
-def test_second_truncation_is_detected_from_the_commit_after_the_first(
-    fake: FakeKafka, client: Client, grown: int
+@pytest.mark.parametrize("reset", ["earliest", "none"])
+def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(
+    fake: FakeKafka, client: Client, reset: str
 ) -> None:
-    with new_consumer(client) as consumer:
+    commit_offsets(client, "etl", {KEY: CommittedOffset(10, 0)}, client.deadline())
+    elect(fake, 6)
+    write(client, 8)
+    with new_consumer(client, reset) as consumer:
+        if reset == "none":
+            with pytest.raises(LogTruncated, match="truncated below offset 10"):
+                read(consumer, 8)
+        else:
+            assert [offset for _, offset in read(consumer, 8)] == list(range(6, 14)), "not only those after offset 10"
+
+
+@pytest.mark.parametrize("reader", ["the same consumer", "the next one, from a commit"])
+@pytest.mark.parametrize("grown", [7, 2], ids=["grown past the position", "shorter than the position"])
+def test_second_truncation_is_read_from_its_own_end(fake: FakeKafka, client: Client, grown: int, reader: str) -> None:
+    with new_consumer(client) as consumer, new_consumer(client) as second:
         read(consumer, 10)
         elect(fake, 6)
         wait_until(moved_to(consumer, 6))
         consumer.commit_sync()
         assert consumer.committed([KEY]) == {KEY: CommittedOffset(6, 0)}
-    elect(fake, 3)
-    write(client, grown)
-    with new_consumer(client) as consumer:
-        assert [offset for _, offset in read(consumer, grown)] == list(range(3, 3 + grown))
+        elect(fake, 3)
+        write(client, grown)
+        reading = consumer if reader == "the same consumer" else second
+        assert [offset for _, offset in read(reading, grown)] == list(range(3, 3 + grown))
 
 
 def test_user_continues_with_offset_and_epoch_of_the_error(fake: FakeKafka, client: Client) -> None:
@@ -115,43 +113,26 @@ def test_epoch_of_an_earlier_topic_holds_up_no_start(
 ) -> None:
     """A committed epoch that is newer than the topic's leaders may be a stale leader's reply, for a while."""
     monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 300)
-    commit_offsets(client, "readers", {KEY: CommittedOffset(offset, 2)}, client.deadline())
+    commit_offsets(client, "etl", {KEY: CommittedOffset(offset, 2)}, client.deadline())
     with new_consumer(client) as consumer:
         assert [offset for _, offset in read(consumer, 10 - first)] == list(range(first, 10))
 
 
-def test_seek_before_the_start_of_a_partition_keeps_the_epoch(fake: FakeKafka, client: Client) -> None:
+def test_seek_to_a_committed_offset_detects_a_truncation_below_it(fake: FakeKafka, client: Client) -> None:
     elect(fake, 3)
     write(client, 7)
     with new_consumer(client) as consumer:
-        consumer.seek(KEY, CommittedOffset(6, 0))
-        assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10))
+        for started in (False, True):
+            consumer.seek(KEY, CommittedOffset(6, 0))
+            assert [offset for _, offset in read(consumer, 7)] == list(range(3, 10)), started
 
 
 def test_handler_commits_the_epoch_of_a_truncation(fake: FakeKafka, client: Client) -> None:
-    commit_offsets(client, "readers", {KEY: CommittedOffset(10, 0)}, client.deadline())
+    commit_offsets(client, "etl", {KEY: CommittedOffset(10, 0)}, client.deadline())
     elect(fake, 6)
-
-    class Handler:
-        def setup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for _ in claim:
-                pass
-
-        def cleanup(self, session: ConsumerGroupSession) -> None:
-            pass
-
-    properties = {"group.id": "readers", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 50}
-    group = ConsumerGroup(client, parse_group_consumer(properties))
-    thread = threading.Thread(target=group.consume, args=(["orders"], Handler()))
-    thread.start()
-    try:
-        wait_until(lambda: fetch_offsets(client, "readers", [KEY], client.deadline()) == {KEY: CommittedOffset(6, 0)})
-    finally:
-        group.close()
-        thread.join()
+    group = group_of(client, **{"auto.commit.interval.ms": 50})
+    with background(lambda: group.consume(["orders"], ReadingHandler())), group:
+        wait_until(lambda: fetch_offsets(client, "etl", [KEY], client.deadline()) == {KEY: CommittedOffset(6, 0)})
 
 
 def test_rest_of_a_range_is_read_from_the_second_truncation(fake: FakeKafka, client: Client) -> None:
