@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from crc32c import crc32c
 
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import Partition
 from protocol.config import parse_client, parse_consumer
 from protocol.errors import DataLoss, TopicRecreated
 from protocol.fetch.bounded_reader import BoundedReader
@@ -92,6 +93,12 @@ def client_of(kafka: LocalKafka | str, **properties: object) -> Client:
     servers = kafka if isinstance(kafka, str) else kafka.bootstrap_servers
     values = {name.replace("_", "."): value for name, value in properties.items()}
     return Client(parse_client({"bootstrap.servers": servers, **values}))
+
+
+def partition_now(client: Client, topic: str) -> Partition:
+    """Ask for partition 0 with another client: the consumer under test must notice changes on its own."""
+    with Client(client.config) as second:
+        return second.topic(topic).partitions[0]
 
 
 def consumer_of(client: Client, properties: Mapping[str, object] | None = None, **options: Any) -> Consumer:

@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Partition
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated, UsageError
 from protocol.fetch.bounded_reader import OnLoss, raise_loss
 from protocol.fetch.log_offsets import Range
@@ -22,9 +21,11 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
     client_of,
     move_leader,
+    partition_now,
     produce,
     ranges_of,
     reader,
@@ -39,9 +40,8 @@ from tests.support.wait_for_brokers import wait_until_gone
 from tests.support.wait_until import wait_until
 
 
-def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(12)
-    produce(kafka, name, range(6_000), 12, settings={"batch.size": 4_096})
+def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, written: Written, client: Client) -> None:
+    name = written(6_000, 12, settings={"batch.size": 4_096})
     expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(12)}
     for record in read_back(kafka, name):
         expected[record.partition].append((record.offset, record.value))
@@ -51,9 +51,8 @@ def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, topic: TopicFacto
     assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
 
 
-def test_partial_ranges_of_one_partition_are_read(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(2)
-    produce(kafka, name, range(2_000), 2)
+def test_partial_ranges_of_one_partition_are_read(written: Written, client: Client) -> None:
+    name = written(2_000, 2)
     ranges = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
     result = rows_of(reader(client, ranges))
     assert {source_range: [offset for offset, _ in rows] for source_range, rows in result.items()} == {
@@ -61,9 +60,8 @@ def test_partial_ranges_of_one_partition_are_read(kafka: LocalKafka, topic: Topi
     }
 
 
-def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, topic: TopicFactory) -> None:
-    name = topic(1)
-    produce(kafka, name, range(3_000), size=100, settings={"batch.size": 20_000})
+def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, written: Written) -> None:
+    name = written(3_000, size=100, settings={"batch.size": 20_000})
     with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
         consumer = reader(client, [Range(name, 0, 0, 3_000)], {"max.partition.fetch.bytes": 100_000})
         batches = iter(consumer)
@@ -76,10 +74,9 @@ def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, top
         assert proxy.frame_counts["Fetch", "request"] == consumer.fetches <= 5
 
 
-def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, written: Written) -> None:
     """The first records are delivered early, while later and larger replies are in flight."""
-    name = topic(1)
-    produce(kafka, name, range(8_000), size=1_000, settings={"batch.size": 100_000})
+    name = written(8_000, size=1_000, settings={"batch.size": 100_000})
     requested: list[int] = []
 
     def note(exchange: Exchange) -> float:
@@ -95,10 +92,9 @@ def test_large_range_starts_with_a_small_fetch_if_requested(kafka: LocalKafka, t
     assert 8 << 20 in requested[3:], "max.partition.fetch.bytes from the first fetch on"
 
 
-def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, topic: TopicFactory) -> None:
+def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, written: Written) -> None:
     """The memory must not grow with the number of ranges."""
-    name = topic(8)
-    produce(kafka, name, range(8_000), 8, size=500)
+    name = written(8_000, 8, size=500)
     requested: list[int] = []
 
     def note(exchange: Exchange) -> float:
@@ -115,11 +111,10 @@ def test_fetches_of_many_ranges_are_as_small_as_of_one(kafka: LocalKafka, topic:
 
 
 def test_leader_moving_during_a_read_loses_no_rows(
-    kafka: LocalKafka, topic: TopicFactory, client: Client, tmp_path: Path
+    kafka: LocalKafka, written: Written, client: Client, tmp_path: Path
 ) -> None:
     """No record is missing or repeated. The epochs then show a truncated log."""
-    name = topic(2, replication_factor=1)
-    produce(kafka, name, range(4_000), 2, size=100, settings={"batch.size": 10_000})
+    name = written(4_000, 2, size=100, settings={"batch.size": 10_000})
     ranges = ranges_of(client, name, 2)
     consumer = reader(client, ranges, {"max.partition.fetch.bytes": 65_536})
     batches = iter(consumer)
@@ -127,14 +122,14 @@ def test_leader_moving_during_a_read_loses_no_rows(
     old = client.leader(name, 0)[0].node_id
     new = next(number for number in kafka.broker_ids if number != old)
     move_leader(kafka, name, 0, new, tmp_path)
-    wait_until(lambda: _partition_now(client, name).leader == new)
+    wait_until(lambda: partition_now(client, name).leader == new)
     for source_range, batch in batches:
         rows += [(source_range.partition, offset) for offset in batch["offset"].to_pylist()]
     assert sorted(rows) == [(partition, offset) for partition in range(2) for offset in range(2_000)]
 
     produce(kafka, name, range(0, 20, 2), 2)
     # Not with `client`: the old leader may have served it to the end. Another broker may still lag.
-    wait_until(lambda: _partition_now(client, name).leader_epoch > 0)
+    wait_until(lambda: partition_now(client, name).leader_epoch > 0)
     end = 2_000 + 10
     assert len(rows_of(reader(client, [Range(name, 0, 2_000, end, from_epoch=0)]))) == 1
     # A reader that has read up to 2,005 in epoch 0: its last five records are not those of the current log.
@@ -148,15 +143,8 @@ def test_leader_moving_during_a_read_loses_no_rows(
         rows_of(reader(client, [Range(name, 0, 2_005, end, from_epoch=99)]))
 
 
-def _partition_now(client: Client, topic: str) -> Partition:
-    # Ask with another client: the consumer must notice on its own.
-    with Client(client.config) as second:
-        return second.topic(topic).partitions[0]
-
-
-def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(3)
-    produce(kafka, name, range(300), 3)
+def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, written: Written, client: Client) -> None:
+    name = written(300, 3)
     ranges = ranges_of(client, name, 3)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     admin.delete_records([TopicPartition(name, 1, 40)])[TopicPartition(name, 1)].result()
@@ -174,9 +162,8 @@ def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, topic: To
     assert consumer.skipped == [Range(name, 1, 0, 40)]
 
 
-def test_range_behind_the_log_end_is_skipped_whole(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(1)
-    produce(kafka, name, range(10))
+def test_range_behind_the_log_end_is_skipped_whole(written: Written, client: Client) -> None:
+    name = written(10)
     beyond = Range(name, 0, 50, 60)
     with pytest.raises(DataLoss, match="the log was truncated"):
         rows_of(reader(client, [beyond]))
@@ -185,9 +172,8 @@ def test_range_behind_the_log_end_is_skipped_whole(kafka: LocalKafka, topic: Top
     assert consumer.skipped == [Range(name, 0, 50, 60)]
 
 
-def test_recreated_topic_is_data_loss(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(1)
-    produce(kafka, name, range(10))
+def test_recreated_topic_is_data_loss(written: Written, client: Client) -> None:
+    name = written(10)
     expected = Range(name, 0, 3, 10, topic_id=b"\1" * 16)
     words = f"{name}-0: the topic was deleted and created again .*: offsets 3 to 10 "
     with pytest.raises(TopicRecreated, match=words):
@@ -229,10 +215,9 @@ def test_topic_deleted_during_a_read_is_data_loss(
             assert consumer.skipped == [Range(deleted, 0, rows[deleted], 100)]
 
 
-def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_records_that_never_arrive_time_out(written: Written, client: Client) -> None:
     """The range of another partition is read all the same."""
-    name = topic(2)
-    produce(kafka, name, range(20), 2)
+    name = written(20, 2)
     consumer = reader(client, [Range(name, 0, 0, 11), Range(name, 1, 0, 10)], poll_timeout_ms=700)
     started_s = time.monotonic()
     rows = []
@@ -243,10 +228,9 @@ def test_records_that_never_arrive_time_out(kafka: LocalKafka, topic: TopicFacto
     assert time.monotonic() - started_s < 15
 
 
-def test_slow_caller_causes_no_timeout(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+def test_slow_caller_causes_no_timeout(written: Written, client: Client) -> None:
     """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
-    name = topic(1)
-    produce(kafka, name, range(30), size=500_000, settings={"batch.size": 400_000})
+    name = written(30, size=500_000, settings={"batch.size": 400_000})
     properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
     rows = 0
     for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=1_000):
@@ -256,9 +240,8 @@ def test_slow_caller_causes_no_timeout(kafka: LocalKafka, topic: TopicFactory, c
     assert rows == 30
 
 
-def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, topic: TopicFactory) -> None:
-    name = topic(3)
-    produce(kafka, name, range(300), 3)
+def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, written: Written) -> None:
+    name = written(300, 3)
     failing = {"left": 3}
     answered: set[int] = set()
 

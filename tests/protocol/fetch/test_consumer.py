@@ -19,6 +19,7 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import ROOT, TopicFactory
+from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import client_of, consumer_of, consumer_threads, produce, read_all
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.read_back import read_back
@@ -33,75 +34,74 @@ CYCLES = scaled("CYCLES", 50, 1_000)
 MANY = 1_000 if SOAK else 300
 
 
-class TestRows:
-    def test_rows_equal_those_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(9)
-        produce(kafka, name, range(9_000), 9, settings={"batch.size": 4_096, "compression.type": "lz4"})
-        expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(9)}
-        for record in read_back(kafka, name):
-            expected[record.partition].append((record.offset, record.value))
-        with consumer_of(client, {"max.partition.fetch.bytes": 5_000}) as consumer:
-            consumer.consume_partitions({(name, number): EARLIEST for number in range(9)})
-            assert read_all(consumer, 9_000) == expected
+def test_rows_equal_those_of_librdkafka(kafka: LocalKafka, written: Written, client: Client) -> None:
+    name = written(9_000, 9, settings={"batch.size": 4_096, "compression.type": "lz4"})
+    expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(9)}
+    for record in read_back(kafka, name):
+        expected[record.partition].append((record.offset, record.value))
+    with consumer_of(client, {"max.partition.fetch.bytes": 5_000}) as consumer:
+        consumer.consume_partitions({(name, number): EARLIEST for number in range(9)})
+        assert read_all(consumer, 9_000) == expected
 
-    @pytest.mark.parametrize(("isolation_level", "values"), [("read_committed", 3), ("read_uncommitted", 9)])
-    def test_committed_rows_of_transactions_are_read(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client, isolation_level: str, values: int
-    ) -> None:
-        """Three committed, three aborted, three open transactions: the position stays before the open ones."""
-        name = topic(1)
-        settings = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name, "log_level": 0}
-        producer = Producer(settings)
-        producer.init_transactions()
-        for end in (producer.commit_transaction, producer.abort_transaction, producer.flush):
-            producer.begin_transaction()
-            for number in range(3):
-                producer.produce(name, b"%d" % number)
-            producer.flush()
-            end()
-        with consumer_of(client, {"isolation.level": isolation_level}) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert sum(len(rows) for rows in read_all(consumer, values).values()) == values
-            assert consumer.poll(50) is None
-            assert (stream.high_water_mark, stream.last_stable_offset) == (11, 8)
-            assert stream.position == (8 if isolation_level == "read_committed" else 11)
-            assert stream.lag == 0
-        producer.abort_transaction()
 
-    def test_messages_equal_those_produced(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(1)
-        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
-        producer.produce(name, None, None, timestamp=1_700_000_000_456)
+@pytest.mark.parametrize(("isolation_level", "values"), [("read_committed", 3), ("read_uncommitted", 9)])
+def test_committed_rows_of_transactions_are_read(
+    kafka: LocalKafka, topic: TopicFactory, client: Client, isolation_level: str, values: int
+) -> None:
+    """Three committed, three aborted, three open transactions: the position stays before the open ones."""
+    name = topic(1)
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name, "log_level": 0}
+    producer = Producer(settings)
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction, producer.flush):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce(name, b"%d" % number)
         producer.flush()
-        with consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            messages = stream.messages(10_000)
-            assert next(messages) == (
-                *(name, 0, 0, 1_700_000_000_123, 0, b"key", b"value"),
-                [("a", b"1"), ("b", None)],
-            )
-            assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
+        end()
+    with consumer_of(client, {"isolation.level": isolation_level}) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        assert sum(len(rows) for rows in read_all(consumer, values).values()) == values
+        assert consumer.poll(50) is None
+        assert (stream.high_water_mark, stream.last_stable_offset) == (11, 8)
+        assert stream.position == (8 if isolation_level == "read_committed" else 11)
+        assert stream.lag == 0
+    producer.abort_transaction()
 
-    def test_large_record_is_read_with_a_small_fetch_size(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client
-    ) -> None:
-        name = topic(4, config={"max.message.bytes": str(10 << 20)})
-        produce(kafka, name, range(400), 4)
-        produce(kafka, name, range(1), size=8 << 20)
-        with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
-            started_s = time.monotonic()
-            stream = consumer.consume_partition(name, 0, 100)
-            before = consumer.fetches
-            batch = stream.poll(20_000)
-            assert batch is not None
-            assert len(batch.column("value")[0].as_py()) == 8 << 20
-            assert consumer.fetches - before <= 8
-            consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
-            stream.seek(0)
-            assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-            # A broker without new records gets two fetches per second.
-            assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
+
+def test_messages_equal_those_produced(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
+    producer.produce(name, None, None, timestamp=1_700_000_000_456)
+    producer.flush()
+    with consumer_of(client) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        messages = stream.messages(10_000)
+        assert next(messages) == (
+            *(name, 0, 0, 1_700_000_000_123, 0, b"key", b"value"),
+            [("a", b"1"), ("b", None)],
+        )
+        assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
+
+
+def test_large_record_is_read_with_a_small_fetch_size(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    name = topic(4, config={"max.message.bytes": str(10 << 20)})
+    produce(kafka, name, range(400), 4)
+    produce(kafka, name, range(1), size=8 << 20)
+    with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
+        started_s = time.monotonic()
+        stream = consumer.consume_partition(name, 0, 100)
+        before = consumer.fetches
+        batch = stream.poll(20_000)
+        assert batch is not None
+        assert len(batch.column("value")[0].as_py()) == 8 << 20
+        assert consumer.fetches - before <= 8
+        consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
+        stream.seek(0)
+        assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
+        # A broker without new records gets two fetches per second.
+        assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
 
 
 _OF_MANY = """
@@ -127,120 +127,118 @@ with client_of(servers) as client, consumer_of(client) as consumer:
 """
 
 
-class TestRequests:
-    def test_many_partitions_on_three_brokers_cost_three_requests_a_round(
-        self, kafka: LocalKafka, topic: TopicFactory
-    ) -> None:
-        """Caught up. A round lasts fetch.max.wait.ms, half a second; the first one may have begun before."""
-        name = topic(MANY)
-        observed: list[tuple[int, int, int]] = []
+def test_many_partitions_on_three_brokers_cost_three_requests_a_round(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """Caught up. A round lasts fetch.max.wait.ms, half a second; the first one may have begun before."""
+    name = topic(MANY)
+    observed: list[tuple[int, int, int]] = []
 
-        def note(exchange: Exchange) -> float:
-            body = exchange.request()
-            rows = sum(len(topic["partitions"]) for topic in body["topics"])
-            observed.append((body["session_id"], body["session_epoch"], rows))
-            return 0.0
+    def note(exchange: Exchange) -> float:
+        body = exchange.request()
+        rows = sum(len(topic["partitions"]) for topic in body["topics"])
+        observed.append((body["session_id"], body["session_epoch"], rows))
+        return 0.0
 
-        with KafkaProxy.of(kafka) as proxy:
-            proxy.requests[FETCH] = note
-            done = subprocess.run(
-                [sys.executable, "-c", _OF_MANY, name, str(MANY), proxy.servers],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0, done.stderr
-            wait_until(lambda: sum(epoch == -1 for _, epoch, _ in observed) == 3)
-        measured = json.loads(done.stdout)
-        print(measured)
-        assert measured["fetches"] <= 3 * (measured["seconds"] / 0.5 + 1)
-        assert measured["rss_mib"] < 250
-        full = [rows for session, epoch, rows in observed if epoch == 0]
-        assert (len(full), sum(full)) == (3, MANY), "each broker got one full request"
-        assert {rows for _, epoch, rows in observed if epoch > 0} == {0}, "later requests name no changes"
-        assert all(session > 0 for session, epoch, _ in observed if epoch == -1), "the sessions are closed"
-
-    def test_waiting_broker_does_not_delay_others(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        """One broker has a partition without new records; records of another broker arrive while it is still
-        waiting."""
-        name = topic(3, replication_factor=1)
-
-        def leaders() -> set[int]:
-            return {client.leader(name, number)[0].node_id for number in range(3)}
-
-        # Brokers learn of a new topic at different times.
-        assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
-        with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
-            streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
-            wait_until(lambda: consumer.fetches >= 6)  # each broker has its second Fetch, which waits
-            for number in (0, 1, 2, 0, 1, 2):
-                produce(kafka, name, range(number, number + 1), 3)
-                started_s = time.monotonic()
-                assert streams[name, number].poll(30_000) is not None
-                assert time.monotonic() - started_s < 15
+    with KafkaProxy.of(kafka) as proxy:
+        proxy.requests[FETCH] = note
+        done = subprocess.run(
+            [sys.executable, "-c", _OF_MANY, name, str(MANY), proxy.servers],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        wait_until(lambda: sum(epoch == -1 for _, epoch, _ in observed) == 3)
+    measured = json.loads(done.stdout)
+    print(measured)
+    assert measured["fetches"] <= 3 * (measured["seconds"] / 0.5 + 1)
+    assert measured["rss_mib"] < 250
+    full = [rows for session, epoch, rows in observed if epoch == 0]
+    assert (len(full), sum(full)) == (3, MANY), "each broker got one full request"
+    assert {rows for _, epoch, rows in observed if epoch > 0} == {0}, "later requests name no changes"
+    assert all(session > 0 for session, epoch, _ in observed if epoch == -1), "the sessions are closed"
 
 
-class TestClose:
-    def test_closed_consumers_leave_no_threads_and_sockets(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(3, replication_factor=1)
-        produce(kafka, name, range(30), 3)
-        with client_of(kafka) as client:
+def test_waiting_broker_does_not_delay_others(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
+    """One broker has a partition without new records; records of another broker arrive while it is still
+    waiting."""
+    name = topic(3, replication_factor=1)
 
-            def left() -> tuple[int, int, int]:
-                return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client.pool)
+    def leaders() -> set[int]:
+        return {client.leader(name, number)[0].node_id for number in range(3)}
 
-            def no_more_than(before: tuple[int, int, int]) -> bool:
-                # The check of a broker that was slow once has a separate connection, which stays.
-                return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
+    # Brokers learn of a new topic at different times.
+    assert len(client.retrying("the leaders", leaders, client.deadline(), topics=[name])) == 3
+    with consumer_of(client, {"fetch.max.wait.ms": 20_000}) as consumer:
+        streams = consumer.consume_partitions({(name, number): LATEST for number in range(3)})
+        wait_until(lambda: consumer.fetches >= 6)  # each broker has its second Fetch, which waits
+        for number in (0, 1, 2, 0, 1, 2):
+            produce(kafka, name, range(number, number + 1), 3)
+            started_s = time.monotonic()
+            assert streams[name, number].poll(30_000) is not None
+            assert time.monotonic() - started_s < 15
 
-            first: tuple[int, int, int] | None = None
-            earlier_threads = consumer_threads()
-            for cycle in range(CYCLES):
-                with consumer_of(client) as consumer:
-                    consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
-                    if cycle % 2:
-                        read_all(consumer, 30)
-                assert consumer_threads() <= earlier_threads
-                if cycle == 5:  # the client's own connections are open by now
-                    first = left()
-            # librdkafka, in the same process, may still be closing threads of earlier tests.
-            wait_until(lambda: first is not None and no_more_than(first))
 
-    def test_close_wakes_readers_without_waiting_for_fetches(self, topic: TopicFactory, client: Client) -> None:
-        name = topic(1)
-        consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
-        stream = consumer.consume_partition(name, 0, LATEST)
-        wait_until(lambda: consumer.fetches >= 2)
-        ended: list[Any] = []
-        users = [threading.Thread(target=lambda: ended.append(list(stream)))]
-        users.append(threading.Thread(target=lambda: ended.append(list(consumer))))
-        for user in users:
-            user.start()
-        started_s = time.monotonic()
-        consumer.close()
-        for user in users:
-            user.join(15)
-        assert time.monotonic() - started_s < 15
-        assert ended == [[], []]
-        assert consumer.close() is None
+def test_closed_consumers_leave_no_threads_and_sockets(kafka: LocalKafka, written: Written) -> None:
+    name = written(30, 3)
+    with client_of(kafka) as client:
 
-    def test_close_ends_by_its_deadline_when_a_broker_hangs(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name, earlier_threads = topic(1, replication_factor=1), consumer_threads()
-        with client_of(kafka) as client:
-            consumer = consumer_of(client)
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            wait_until(lambda: stream.high_water_mark == 0)
-            leader = client.leader(name, 0)[0].node_id
-            kafka.pause(leader)
-            try:
-                started_s = time.monotonic()
-                consumer.close(client.deadline(500))
-                assert time.monotonic() - started_s < 15
-            finally:
-                kafka.resume(leader)
-            wait_until(lambda: consumer_threads() <= earlier_threads)
+        def left() -> tuple[int, int, int]:
+            return threading.active_count(), len(os.listdir("/proc/self/fd")), len(client.pool)
+
+        def no_more_than(before: tuple[int, int, int]) -> bool:
+            # The check of a broker that was slow once has a separate connection, which stays.
+            return all(now <= then + 3 for now, then in zip(left(), before, strict=True))
+
+        first: tuple[int, int, int] | None = None
+        earlier_threads = consumer_threads()
+        for cycle in range(CYCLES):
+            with consumer_of(client) as consumer:
+                consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+                if cycle % 2:
+                    read_all(consumer, 30)
+            assert consumer_threads() <= earlier_threads
+            if cycle == 5:  # the client's own connections are open by now
+                first = left()
+        # librdkafka, in the same process, may still be closing threads of earlier tests.
+        wait_until(lambda: first is not None and no_more_than(first))
+
+
+def test_close_wakes_readers_without_waiting_for_fetches(topic: TopicFactory, client: Client) -> None:
+    name = topic(1)
+    consumer = consumer_of(client, {"fetch.max.wait.ms": 20_000})
+    stream = consumer.consume_partition(name, 0, LATEST)
+    wait_until(lambda: consumer.fetches >= 2)
+    ended: list[Any] = []
+    users = [threading.Thread(target=lambda: ended.append(list(stream)))]
+    users.append(threading.Thread(target=lambda: ended.append(list(consumer))))
+    for user in users:
+        user.start()
+    started_s = time.monotonic()
+    consumer.close()
+    for user in users:
+        user.join(15)
+    assert time.monotonic() - started_s < 15
+    assert ended == [[], []]
+    assert consumer.close() is None
+
+
+def test_close_ends_by_its_deadline_when_a_broker_hangs(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name, earlier_threads = topic(1, replication_factor=1), consumer_threads()
+    with client_of(kafka) as client:
+        consumer = consumer_of(client)
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        wait_until(lambda: stream.high_water_mark == 0)
+        leader = client.leader(name, 0)[0].node_id
+        kafka.pause(leader)
+        try:
+            started_s = time.monotonic()
+            consumer.close(client.deadline(500))
+            assert time.monotonic() - started_s < 15
+        finally:
+            kafka.resume(leader)
+        wait_until(lambda: consumer_threads() <= earlier_threads)
 
 
 def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
     TOPIC_ID,
     client_of,
     consumer_of,
     end_of_epoch,
     move_leader,
+    offsets_of,
+    partition_now,
     produce,
+    reader,
     records,
     reply,
     reply_row,
@@ -43,6 +47,7 @@ from tests.protocol.fetch.consuming import (
 from tests.support.background import background
 from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
+from tests.support.wait_until import wait_until
 
 pytestmark = pytest.mark.soak
 
@@ -63,365 +68,324 @@ class Rows:
         self.consumer = consumer
         self.next: dict[int, int] = {}
 
-    def read(self, until: Callable[[], bool], timeout_s: float = 60) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not until():
-            assert time.monotonic() < deadline_s, f"it came to {self.next}"
-            read = self.consumer.poll(200)
-            if read is not None:
-                stream, batch = read
-                offsets = batch.column("offset").to_pylist()
-                first = self.next.get(stream.partition, 0)
-                assert offsets == list(range(first, first + len(offsets))), stream.name
-                self.next[stream.partition] = first + len(offsets)
+    def read(self, until: Callable[[], bool]) -> None:
+        wait_until(lambda: until() or self._poll(), lambda: f"it came to {self.next}", timeout_s=60)
+
+    def _poll(self) -> None:
+        if (read := self.consumer.poll(200)) is not None:
+            stream, batch = read
+            first = self.next.get(stream.partition, 0)
+            assert offsets_of(batch) == list(range(first, first + batch.num_rows)), stream.name
+            self.next[stream.partition] = first + batch.num_rows
 
     def all_at(self, offset: int, partitions: int) -> bool:
         return self.next == dict.fromkeys(range(partitions), offset)
 
 
-def leader_of(client: Client, topic: str, partition: int = 0) -> int:
-    with Client(client.config) as second:
-        return second.topic(topic).partitions[partition].leader
+def test_leader_is_restarted_under_load(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(6, replication_factor=3, config={"min.insync.replicas": "2"})
+    settings = {"enable.idempotence": True, "acks": "all"}
+    with client_of(kafka) as client, consumer_of(client) as consumer:
+        consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+        rows = Rows(consumer)
+        produce(kafka, name, range(600), 6, settings=settings)
+        rows.read(lambda: rows.all_at(100, 6))
+        victim = client.leader(name, 0)[0].node_id
+
+        def load() -> None:
+            for first in range(600, 6_000, 600):
+                produce(kafka, name, range(first, first + 600), 6, settings=settings)
+                if first == 1_200:
+                    (kafka.kill if KILLS else kafka.stop)(victim)
+            kafka.start(victim)
+
+        with background(load):
+            rows.read(lambda: rows.all_at(1_000, 6))
+        produce(kafka, name, range(600), 6, settings=settings)
+        rows.read(lambda: rows.all_at(1_100, 6))
 
 
-def in_sync(client: Client, topic: str) -> int:
-    with Client(client.config) as second:
-        return len(second.topic(topic).partitions[0].isr)
+def test_partition_is_reassigned_under_load(kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
+    name = topic(2, replication_factor=1)
+    stop, sent = threading.Event(), 0
+    with client_of(kafka) as client, consumer_of(client) as consumer:
+        consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+        old = partition_now(client, name).leader
+        new = next(number for number in kafka.broker_ids if number != old)
+
+        def load() -> None:
+            nonlocal sent
+            while not stop.is_set():
+                produce(kafka, name, range(200), 2, settings={"enable.idempotence": True})
+                sent += 100
+
+        rows = Rows(consumer)
+        with background(load):
+            try:
+                rows.read(lambda: rows.next.get(0, 0) >= 100)
+                move_leader(kafka, name, 0, new, tmp_path)
+                rows.read(lambda: partition_now(client, name).leader == new)
+                moved_at = rows.next[0]
+                rows.read(lambda: rows.next[0] >= moved_at + 200)
+            finally:
+                stop.set()
+        rows.read(lambda: rows.all_at(sent, 2))
+        # The old leader may have served the last records before it released the partition.
+        rows.read(lambda: client.leader(name, 0)[0].node_id == new)
 
 
-def running(kafka: LocalKafka) -> set[int]:
-    return {number for number in kafka.broker_ids if kafka.pid(number) is not None}
+@pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
+def test_truncation_by_unclean_election_is_data_loss(kafka: LocalKafka, topic: TopicFactory) -> None:
+    """A hundred records exist only on the leader when they are read; then a replica without them becomes leader."""
+    name = topic(1, replication_factor=2, config={"unclean.leader.election.enable": "true"})
+    with client_of(kafka) as client, consumer_of(client) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        rows = Rows(consumer)
+        produce(kafka, name, range(100))
+        rows.read(lambda: rows.all_at(100, 1))
+        leader, partition = client.leader(name, 0)
+        [follower] = set(partition.replicas) - {leader.node_id}
+        try:
+            kafka.kill(follower)
+            rows.read(lambda: len(partition_now(client, name).isr) == 1)
+            produce(kafka, name, range(100))
+            rows.read(lambda: rows.all_at(200, 1))
+            kafka.kill(leader.node_id)
+            kafka.start(follower)
+            produce(kafka, name, range(150))
+            with pytest.raises(DataLoss, match=rf"{name}-0: the log was truncated below offset 200: .* offset 100 "):
+                rows.read(lambda: False)
+            begins = Range(name, 0, 200, 250, from_epoch=partition.leader_epoch)
+            with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
+                list(BoundedReader(client, ConsumerConfig(), [begins]))
+            planned = Range(name, 0, 50, 200, client.topic(name).topic_id, until_epoch=partition.leader_epoch)
+            reading = BoundedReader(client, ConsumerConfig(), [planned], on_loss=skip_loss)
+            assert [offset for offset, _ in rows_of(reading)[planned]] == list(range(50, 100))
+            assert [(source_range.from_offset, source_range.until_offset) for source_range in reading.skipped] == [
+                (100, 200)
+            ]
+            stream.seek(100)
+            assert len(list(stream.messages(2_000))) == 150
+        finally:
+            kafka.start(*(number for number in (leader.node_id, follower) if kafka.pid(number) is None))
 
 
-class TestBrokers:
-    def test_leader_is_restarted_under_load(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(6, replication_factor=3, config={"min.insync.replicas": "2"})
-        settings = {"enable.idempotence": True, "acks": "all"}
-        with client_of(kafka) as client, consumer_of(client) as consumer:
+@pytest.mark.parametrize("code", SESSION_ERRORS)
+def test_lost_session_is_restarted_with_the_same_positions(kafka: LocalKafka, topic: TopicFactory, code: int) -> None:
+    name = topic(3)
+    injected: list[int] = []
+    epochs: dict[int, list[int]] = {number: [] for number in kafka.broker_ids}
+
+    def break_some(exchange: Exchange) -> float | bytes:
+        if exchange.number > 3 and exchange.number % 4 == 0 and len(injected) < 6:
+            injected.append(exchange.number)
+            return exchange.reply_with(reply(error_code=code))
+        return 0.0
+
+    def note(exchange: Exchange) -> float:
+        epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+        proxy.replies[FETCH] = break_some
+        proxy.requests[FETCH] = note
+        # Sessions are short enough for errors to meet requests other than waiting ones.
+        with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
+            rows = Rows(consumer)
+            for first in range(0, 600, 60):
+                produce(kafka, name, range(first, first + 60), 3)
+                rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
+            rows.read(lambda: len(injected) == 6)
+    assert sum(epoch.count(0) for epoch in epochs.values()) >= 3 + 3
+    assert max(map(max, epochs.values())) > 1
+
+
+def test_lost_replies_and_connections_lose_no_rows(kafka: LocalKafka, written: Written) -> None:
+    name = written(12_000, 6, settings={"batch.size": 2_000})
+    rng, cut = random.Random(7), list[int]()
+
+    def lose(exchange: Exchange) -> Fate:
+        if rng.random() < 0.2:
+            cut.append(exchange.number)
+            return Fate.CUT
+        return Fate.PASS
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
+        proxy.replies[FETCH] = lose
+        with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
             consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
             rows = Rows(consumer)
-            produce(kafka, name, range(600), 6, settings=settings)
-            rows.read(lambda: rows.all_at(100, 6))
-            victim = client.leader(name, 0)[0].node_id
-
-            def load() -> None:
-                for first in range(600, 6_000, 600):
-                    produce(kafka, name, range(first, first + 600), 6, settings=settings)
-                    if first == 1_200:
-                        (kafka.kill if KILLS else kafka.stop)(victim)
-                kafka.start(victim)
-
-            with background(load):
-                rows.read(lambda: rows.all_at(1_000, 6))
-            produce(kafka, name, range(600), 6, settings=settings)
-            rows.read(lambda: rows.all_at(1_100, 6))
-
-    def test_partition_is_reassigned_under_load(self, kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
-        name = topic(2, replication_factor=1)
-        stop = threading.Event()
-        sent = 0
-        with client_of(kafka) as client, consumer_of(client) as consumer:
-            consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
-            old = leader_of(client, name)
-            new = next(number for number in kafka.broker_ids if number != old)
-
-            def load() -> None:
-                nonlocal sent
-                while not stop.is_set():
-                    produce(kafka, name, range(200), 2, settings={"enable.idempotence": True})
-                    sent += 100
-
-            rows = Rows(consumer)
-            with background(load):
-                try:
-                    rows.read(lambda: rows.next.get(0, 0) >= 100)
-                    move_leader(kafka, name, 0, new, tmp_path)
-                    rows.read(lambda: leader_of(client, name) == new)
-                    moved_at = rows.next[0]
-                    rows.read(lambda: rows.next[0] >= moved_at + 200)
-                finally:
-                    stop.set()
-            rows.read(lambda: rows.all_at(sent, 2))
-            # The old leader may have served the last records before it released the partition.
-            rows.read(lambda: client.leader(name, 0)[0].node_id == new)
-
-    @pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
-    def test_truncation_by_unclean_election_is_data_loss(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        """A hundred records exist only on the leader when they are read; then a replica without them becomes leader."""
-        name = topic(1, replication_factor=2, config={"unclean.leader.election.enable": "true"})
-        with client_of(kafka) as client, consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            rows = Rows(consumer)
-            produce(kafka, name, range(100))
-            rows.read(lambda: rows.all_at(100, 1))
-            leader, partition = client.leader(name, 0)
-            [follower] = set(partition.replicas) - {leader.node_id}
-            try:
-                kafka.kill(follower)
-                rows.read(lambda: in_sync(client, name) == 1)
-                produce(kafka, name, range(100))
-                rows.read(lambda: rows.all_at(200, 1))
-                kafka.kill(leader.node_id)
-                kafka.start(follower)
-                produce(kafka, name, range(150))
-                with pytest.raises(
-                    DataLoss, match=rf"{name}-0: the log was truncated below offset 200: .* offset 100 "
-                ):
-                    rows.read(lambda: False)
-                begins = Range(name, 0, 200, 250, from_epoch=partition.leader_epoch)
-                with pytest.raises(DataLoss, match=r"unclean leader election. Offsets 100 to 200 were read"):
-                    list(BoundedReader(client, ConsumerConfig(), [begins]))
-                topic_id = client.topic(name).topic_id
-                planned = Range(name, 0, 50, 200, topic_id, until_epoch=partition.leader_epoch)
-                reading = BoundedReader(client, ConsumerConfig(), [planned], on_loss=skip_loss)
-                assert [offset for offset, _ in rows_of(reading)[planned]] == list(range(50, 100))
-                assert [(source_range.from_offset, source_range.until_offset) for source_range in reading.skipped] == [
-                    (100, 200)
-                ]
-                stream.seek(100)
-                assert len(list(stream.messages(2_000))) == 150
-            finally:
-                kafka.start(*{leader.node_id, follower} - running(kafka))
+            rows.read(lambda: rows.all_at(2_000, 6))
+    assert len(cut) > 5
 
 
-class TestSessions:
-    @pytest.mark.parametrize("code", SESSION_ERRORS)
-    def test_lost_session_is_restarted_with_the_same_positions(
-        self, kafka: LocalKafka, topic: TopicFactory, code: int
-    ) -> None:
-        name = topic(3)
-        injected: list[int] = []
-        epochs: dict[int, list[int]] = {number: [] for number in kafka.broker_ids}
-
-        def break_some(exchange: Exchange) -> float | bytes:
-            if exchange.number > 3 and exchange.number % 4 == 0 and len(injected) < 6:
-                injected.append(exchange.number)
-                return exchange.reply_with(reply(error_code=code))
-            return 0.0
-
-        def note(exchange: Exchange) -> float:
-            epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
-            return 0.0
-
-        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
-            proxy.replies[FETCH] = break_some
-            proxy.requests[FETCH] = note
-            # Sessions are short enough for errors to meet requests other than waiting ones.
-            with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
-                consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
-                rows = Rows(consumer)
-                for first in range(0, 600, 60):
-                    produce(kafka, name, range(first, first + 60), 3)
-                    rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
-                rows.read(lambda: len(injected) == 6)
-        assert sum(epoch.count(0) for epoch in epochs.values()) >= 3 + 3
-        assert max(map(max, epochs.values())) > 1
+def test_topic_created_later_is_read(kafka: LocalKafka, topic: TopicFactory) -> None:
+    with client_of(kafka, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
+        stream = consumer.consume_partition("not-there", 0, 0)
+        assert stream.poll(100) is None
+        for polled in (stream, consumer):
+            with pytest.raises(DeadlineExceeded, match=r"not-there-0: .* UNKNOWN_TOPIC_OR_PARTITION"):
+                polled.poll(20_000)
+        name = topic(1)
+        produce(kafka, name, range(10))
+        second = consumer.consume_partition(name, 0, 0)
+        assert len(list(islice(second.messages(20_000), 10))) == 10
 
 
-class TestConnections:
-    def test_lost_replies_and_connections_lose_no_rows(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(6, replication_factor=1)
-        produce(kafka, name, range(12_000), 6, settings={"batch.size": 2_000})
-        rng = random.Random(7)
-        cut = 0
+def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
+    """Answer Fetch with `replies` in turn, the last repeated; each is called with the request."""
+    remaining = list(replies)
 
-        def lose(exchange: Exchange) -> Fate:
-            nonlocal cut
-            if rng.random() < 0.2:
-                cut += 1
-                return Fate.CUT
-            return Fate.PASS
+    def fetch(body: dict[str, Any], version: int) -> Any:
+        if body["session_epoch"] == -1:
+            return reply()
+        return (remaining.pop(0) if len(remaining) > 1 else remaining[0])(body)
 
-        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
-            proxy.replies[FETCH] = lose
-            with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
-                consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
-                rows = Rows(consumer)
-                rows.read(lambda: rows.all_at(2_000, 6))
-        assert cut > 5
-
-    def test_topic_created_later_is_read(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        with client_of(kafka, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
-            stream = consumer.consume_partition("not-there", 0, 0)
-            assert stream.poll(100) is None
-            for reader in (stream, consumer):
-                with pytest.raises(DeadlineExceeded, match=r"not-there-0: .* UNKNOWN_TOPIC_OR_PARTITION"):
-                    reader.poll(20_000)
-            name = topic(1)
-            produce(kafka, name, range(10))
-            second = consumer.consume_partition(name, 0, 0)
-            assert len(list(islice(second.messages(20_000), 10))) == 10
+    fake.handlers[FETCH] = fetch
 
 
-class TestBadReplies:
-    @pytest.fixture
-    def fake(self) -> Iterator[FakeKafka]:
-        """Yield a broker that leads two partitions of "orders"."""
-        with FakeKafka() as fake:
-            fake.create_topic("orders", 2, topic_id=TOPIC_ID)
-            yield fake
+def idle(body: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(body["max_wait_ms"] / 1000)
+    return reply(session_id=5)
 
-    @staticmethod
-    def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
-        """Answer Fetch with `replies` in turn, the last repeated; each is called with the request."""
-        remaining = list(replies)
 
-        def fetch(body: dict[str, Any], version: int) -> Any:
-            if body["session_epoch"] == -1:
-                return reply()
-            return (remaining.pop(0) if len(remaining) > 1 else remaining[0])(body)
+def test_corrupt_record_batch_is_raised_and_read_again_after_a_seek(fake: FakeKafka, consumer: Consumer) -> None:
+    complete = records(0, 5)
+    rows = [reply_row(0, complete[:-1] + bytes([complete[-1] ^ 1])), reply_row(1, complete)]
+    answers(
+        fake,
+        lambda body: reply(*rows, session_id=5),
+        # In a session, an unchanged partition at the same offset is not named again.
+        lambda body: idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, complete), session_id=5),
+    )
+    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
+            streams["orders", 0].poll(20_000)
+    assert streams["orders", 1].poll(20_000) is not None
+    streams["orders", 0].seek(0)
+    assert offsets_of(streams["orders", 0].poll(20_000)) == [0, 1, 2, 3, 4]
 
-        fake.handlers[FETCH] = fetch
 
-    @staticmethod
-    def idle(body: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(body["max_wait_ms"] / 1000)
-        return reply(session_id=5)
+@pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
+def test_offset_refused_for_its_epoch_is_data_loss_unless_the_log_has_none(
+    fake: FakeKafka, consumer: Consumer, epoch_end: int
+) -> None:
+    """The log has offsets 0 to 9. Five were read, in epoch 3; the leader has epoch 0, or a log without epochs."""
 
-    def test_corrupt_record_batch_is_raised_and_read_again_after_a_seek(self, fake: FakeKafka) -> None:
-        complete = records(0, 5)
-        broken = complete[:-1] + bytes([complete[-1] ^ 1])
-        rows = [reply_row(0, broken), reply_row(1, records(0, 5))]
-        self.answers(
-            fake,
-            lambda body: reply(*rows, session_id=5),
-            # In a session, an unchanged partition at the same offset is not named again.
-            lambda body: self.idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, complete), session_id=5),
-        )
-        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
-            for _ in range(2):
-                with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
-                    streams["orders", 0].poll(20_000)
-            assert streams["orders", 1].poll(20_000) is not None
-            streams["orders", 0].seek(0)
-            batch = streams["orders", 0].poll(20_000)
-            assert batch is not None
-            assert batch.num_rows == 5
+    def refuse(body: dict[str, Any]) -> dict[str, Any]:
+        rows = [row for topic in body["topics"] for row in topic["partitions"]]
+        if not rows or rows[0]["fetch_offset"] == 10:
+            return idle(body)
+        if rows[0]["last_fetched_epoch"] == -1:
+            return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
+        return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
 
-    @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
-    def test_offset_refused_for_its_epoch_is_data_loss_unless_the_log_has_none(
-        self, fake: FakeKafka, epoch_end: int
-    ) -> None:
-        """The log has offsets 0 to 9. Five were read, in epoch 3; the leader has epoch 0, or a log without epochs."""
+    fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
+    fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=10)
+    answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
+    stream = consumer.consume_partition("orders", 0, 0)
+    messages = stream.messages(20_000)
+    assert [next(messages).offset for _ in range(5)] == list(range(5))
+    if epoch_end == -1:
+        assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
+    else:
+        with pytest.raises(DataLoss, match=r"orders-0: .* truncated .* leader epoch 3 of .* \[0, 10\)"):
+            next(messages)
 
-        def refuse(body: dict[str, Any]) -> dict[str, Any]:
-            rows = [row for topic in body["topics"] for row in topic["partitions"]]
-            if not rows or rows[0]["fetch_offset"] == 10:
-                return self.idle(body)
-            if rows[0]["last_fetched_epoch"] == -1:
-                return reply(reply_row(0, records(5, 5, epoch=-1)), session_id=5)
-            return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE), session_id=5)
 
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: epoch_end})
-        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=10)
-        self.answers(fake, lambda body: reply(reply_row(0, records(0, 5, epoch=3)), session_id=5), refuse)
-        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-            stream = consumer.consume_partition("orders", 0, 0)
-            messages = stream.messages(20_000)
-            assert [next(messages).offset for _ in range(5)] == list(range(5))
-            if epoch_end == -1:
-                assert [next(messages).offset for _ in range(5)] == list(range(5, 10))
-            else:
-                with pytest.raises(DataLoss, match=r"orders-0: .* truncated .* leader epoch 3 of .* \[0, 10\)"):
-                    next(messages)
+@pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
+def test_stale_leader_is_no_data_loss(fake: FakeKafka, position: int) -> None:
+    """The stale leader has epoch 4 and offsets 0 to 4; the position comes from a leader of epoch 5."""
+    refused = 0
 
-    @pytest.mark.parametrize("position", [7, 3], ids=["beyond its end", "within its log"])
-    def test_stale_leader_is_no_data_loss(self, fake: FakeKafka, position: int) -> None:
-        """The stale leader has epoch 4 and offsets 0 to 4; the position comes from a leader of epoch 5."""
-        refused = 0
+    def refuse_some(body: dict[str, Any], version: int) -> dict[str, Any]:
+        nonlocal refused
+        offsets = [row["fetch_offset"] for topic in body["topics"] for row in topic["partitions"]]
+        if offsets == [0]:
+            return reply(reply_row(0, records(0, position, epoch=5)))
+        if offsets != [position]:
+            return {**idle(body), "session_id": 0}
+        refused += 1
+        if refused <= 2:
+            return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+        return reply(reply_row(0, records(position, 10 - position, epoch=5)))
 
-        def refuse_some(body: dict[str, Any], version: int) -> dict[str, Any]:
-            nonlocal refused
-            offsets = [row["fetch_offset"] for topic in body["topics"] for row in topic["partitions"]]
-            if offsets == [0]:
-                return reply(reply_row(0, records(0, position, epoch=5)))
-            if offsets != [position]:
-                return {**self.idle(body), "session_id": 0}
-            refused += 1
-            if refused <= 2:
-                return reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
-            return reply(reply_row(0, records(position, 10 - position, epoch=5)))
-
-        fake.handlers[FETCH] = refuse_some
-        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
-        fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
-        with client_of(fake.bootstrap_servers) as client:
-            with consumer_of(client) as consumer:
-                messages = consumer.consume_partition("orders", 0, 0).messages(20_000)
-                assert [next(messages).offset for _ in range(10)] == list(range(10))
-            for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
-                refused = 0
-                ranges = [Range("orders", 0, position, 10, TOPIC_ID, **epochs)]
-                reading = BoundedReader(client, ConsumerConfig(), ranges, on_loss=skip_loss)
-                assert [offset for _, batch in reading for offset in batch["offset"].to_pylist()] == list(
-                    range(position, 10)
-                )
-                assert reading.skipped == []
-                assert refused == 3
-
-    def test_stale_leader_is_awaited_until_the_timeout(self, fake: FakeKafka) -> None:
-        fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
-        fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
-        ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
-        with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
-            reading = BoundedReader(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
-            with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
-                list(reading)
+    fake.handlers[FETCH] = refuse_some
+    fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
+    fake.handlers[OFFSET_FOR_LEADER_EPOCH] = lambda body, version: end_of_epoch(body, {0: 3, 4: 5})
+    with client_of(fake.bootstrap_servers) as client:
+        with consumer_of(client) as consumer:
+            messages = consumer.consume_partition("orders", 0, 0).messages(20_000)
+            assert [next(messages).offset for _ in range(10)] == list(range(10))
+        for epochs in ({"from_epoch": 5}, {"until_epoch": 5}):
+            refused = 0
+            ranges = [Range("orders", 0, position, 10, TOPIC_ID, **epochs)]
+            reading = BoundedReader(client, ConsumerConfig(), ranges, on_loss=skip_loss)
+            assert [offset for offset, _ in rows_of(reading)[ranges[0]]] == list(range(position, 10))
             assert reading.skipped == []
+            assert refused == 3
 
-    def test_partition_missing_in_a_reply_is_fetched_again(self, fake: FakeKafka) -> None:
-        self.answers(
-            fake,
-            lambda body: reply(reply_row(0)),
-            lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else self.idle(body),
-        )
-        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-            streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
-            batch = streams["orders", 1].poll(20_000)
-            assert batch is not None
-            assert batch.num_rows == 5
 
-    def test_empty_reply_slightly_after_max_wait_is_accepted(self, fake: FakeKafka) -> None:
-        def wait_longer(body: Any, version: int) -> Any:
-            time.sleep(0.6)
-            return reply(reply_row(0))
+def test_stale_leader_is_awaited_until_the_timeout(fake: FakeKafka) -> None:
+    fake.handlers[FETCH] = lambda body, version: reply(reply_row(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+    fake.handlers[LIST_OFFSETS] = lambda body, version: list_offsets(body, end=5, epoch=4)
+    ranges = [Range("orders", 0, 7, 10, TOPIC_ID, until_epoch=5)]
+    with Client(parse_client({"bootstrap.servers": fake.bootstrap_servers}), ManualClock()) as client:
+        reading = BoundedReader(client, ConsumerConfig(), ranges, poll_timeout_ms=500, on_loss=skip_loss)
+        with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
+            list(reading)
+        assert reading.skipped == []
 
-        fake.handlers[FETCH] = wait_longer
-        properties = ConsumerConfig(fetch_max_wait_ms=100)
-        ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
-        with client_of(fake.bootstrap_servers) as client:
-            client.leader("orders", 0)  # may take longer than the reader's timeout
-            reading = BoundedReader(client, properties, ranges, poll_timeout_ms=300, on_loss=skip_loss)
-            with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
-                list(reading)
 
-    def test_throttle_time_is_awaited(self, fake: FakeKafka) -> None:
-        self.answers(
-            fake,
-            lambda body: reply(throttle_time_ms=400),
-            lambda body: reply(reply_row(0, records(0, 5)), session_id=5),
-            self.idle,
-        )
-        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-            started_s = time.monotonic()
-            batch = consumer.consume_partition("orders", 0, 0).poll(15_000)
-            assert batch is not None
-            assert time.monotonic() - started_s >= 0.4
+def test_partition_missing_in_a_reply_is_fetched_again(fake: FakeKafka, consumer: Consumer) -> None:
+    answers(
+        fake,
+        lambda body: reply(reply_row(0)),
+        lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else idle(body),
+    )
+    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+    assert offsets_of(streams["orders", 1].poll(20_000)) == [0, 1, 2, 3, 4]
 
-    def test_unexpected_error_is_raised_to_the_user(
-        self, fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr("protocol.fetch.fetch_request.FetchRequest.handle_response", fail)
-        self.answers(fake, lambda body: reply(reply_row(0)))
-        with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-            stream = consumer.consume_partition("orders", 0, 0)
-            with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
-                stream.poll(20_000)
-        assert "a bug" in caplog.text
+def test_empty_reply_slightly_after_max_wait_is_accepted(fake: FakeKafka, fake_client: Client) -> None:
+    def wait_longer(body: Any, version: int) -> Any:
+        time.sleep(0.6)
+        return reply(reply_row(0))
+
+    fake.handlers[FETCH] = wait_longer
+    ranges = [Range("orders", 0, 0, 10, TOPIC_ID)]
+    fake_client.leader("orders", 0)  # may take longer than the reader's timeout
+    reading = reader(fake_client, ranges, {"fetch.max.wait.ms": 100}, poll_timeout_ms=300, on_loss=skip_loss)
+    with pytest.raises(DeadlineExceeded, match=r"orders-0: .* sends no records at offset 0"):
+        list(reading)
+
+
+def test_throttle_time_is_awaited(fake: FakeKafka, consumer: Consumer) -> None:
+    answers(
+        fake,
+        lambda body: reply(throttle_time_ms=400),
+        lambda body: reply(reply_row(0, records(0, 5)), session_id=5),
+        idle,
+    )
+    started_s = time.monotonic()
+    assert consumer.consume_partition("orders", 0, 0).poll(15_000) is not None
+    assert time.monotonic() - started_s >= 0.4
+
+
+def test_unexpected_error_is_raised_to_the_user(
+    fake: FakeKafka, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("protocol.fetch.fetch_request.FetchRequest.handle_response", fail)
+    answers(fake, lambda body: reply(reply_row(0)))
+    stream = consumer.consume_partition("orders", 0, 0)
+    with pytest.raises(Exception, match=r"ZeroDivisionError\('a bug'\)"):
+        stream.poll(20_000)
+    assert "a bug" in caplog.text
 
 
 def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str, Any]:

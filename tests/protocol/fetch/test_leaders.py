@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,18 +26,8 @@ TRUNCATED = LogTruncated("orders-0: the log was truncated", end_offset=2)
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    """Yield a broker with offsets 0 to 4 of orders-0."""
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 1)
-        fake.write("orders", 0, records(0, 5))
-        yield fake
-
-
-@pytest.fixture
-def client(fake: FakeKafka) -> Iterator[Client]:
-    with client_of(fake.bootstrap_servers) as client:
-        yield client
+def client(fake_client: Client) -> Client:
+    return fake_client
 
 
 def routed(client: Client, offset: int) -> FetchPosition:

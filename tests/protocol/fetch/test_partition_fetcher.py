@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import ConnectFailed
+from protocol.fetch.consumer import Consumer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from tests.protocol.fetch.consuming import (
-    TOPIC_ID,
     client_of,
     consumer_of,
     offsets_of,
@@ -26,17 +25,9 @@ from tests.protocol.fetch.consuming import (
 from tests.support.wait_until import wait_until
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    """Yield a broker with offsets 0 to 4 of orders-0 and orders-1."""
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 2, topic_id=TOPIC_ID)
-        for partition in range(2):
-            fake.write("orders", partition, records(0, 5))
-        yield fake
-
-
-def test_records_do_not_wait_for_the_query_about_the_log_of_another_partition(fake: FakeKafka) -> None:
+def test_records_do_not_wait_for_the_query_about_the_log_of_another_partition(
+    fake: FakeKafka, consumer: Consumer
+) -> None:
     """One reply has the records of orders-0, and refuses the position of orders-1: its log is queried."""
     read = threading.Event()
 
@@ -49,12 +40,11 @@ def test_records_do_not_wait_for_the_query_about_the_log_of_another_partition(fa
 
     fake.handlers[FETCH] = fetch
     fake.handlers[LIST_OFFSETS] = list_offsets
-    with client_of(fake.bootstrap_servers) as client, consumer_of(client) as consumer:
-        streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 7})
-        try:
-            assert offsets_of(streams["orders", 0].poll(20_000)) == [0, 1, 2, 3, 4]
-        finally:
-            read.set()
+    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 7})
+    try:
+        assert offsets_of(streams["orders", 0].poll(20_000)) == [0, 1, 2, 3, 4]
+    finally:
+        read.set()
 
 
 def test_broker_whose_thread_cannot_start_delays_only_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,30 +16,8 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
-from tests.protocol.fetch.consuming import client_of, consumer_of, reader, records, rows_of
+from tests.protocol.fetch.consuming import client_of, reader, records, rows_of
 from tests.support.wait_until import wait_until
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    """One broker, with five records in each of two partitions."""
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 2)
-        for number in (0, 1):
-            kafka.write("orders", number, records(0, 5))
-        yield kafka
-
-
-@pytest.fixture
-def client(fake: FakeKafka) -> Iterator[Client]:
-    with client_of(fake.bootstrap_servers, retry_backoff_ms=10) as client:
-        yield client
-
-
-@pytest.fixture
-def consumer(client: Client) -> Iterator[Consumer]:
-    with consumer_of(client) as consumer:
-        yield consumer
 
 
 def poll_until_read(consumer: Consumer) -> list[KafkaError]:
@@ -99,10 +76,10 @@ def test_poll_raises_unreadable_reply_and_fetches_again(fake: FakeKafka, consume
     assert all(isinstance(error, ProtocolError) for error in raised)
 
 
-def test_range_is_read_after_unknown_server_error(fake: FakeKafka, client: Client) -> None:
+def test_range_is_read_after_unknown_server_error(fake: FakeKafka, fake_client: Client) -> None:
     fake.refuse(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, 2, partition=("orders", 0))
     expected = Range("orders", 0, 0, 5)
-    assert len(rows_of(reader(client, [expected]))[expected]) == 5
+    assert len(rows_of(reader(fake_client, [expected]))[expected]) == 5
 
 
 @pytest.mark.parametrize("refusals", [0, 1])

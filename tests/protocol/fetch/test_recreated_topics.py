@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,25 +19,6 @@ from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, r
 from tests.support.older_brokers import limit_version
 
 OLD = b"old-topic-id----"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    """Yield a broker with offsets 0 to 4 of orders-0."""
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 1)
-        fake.write("orders", 0, records(0, 5))
-        yield fake
-
-
-@pytest.fixture
-def consumer(fake: FakeKafka) -> Iterator[Consumer]:
-    properties = {"retry_backoff_ms": 5, "retry_backoff_max_ms": 10}
-    with (
-        client_of(fake.bootstrap_servers, **properties) as client,
-        consumer_of(client, {"fetch.max.wait.ms": 20}) as consumer,
-    ):
-        yield consumer
 
 
 def recreate(fake: FakeKafka, count: int) -> None:

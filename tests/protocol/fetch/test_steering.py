@@ -22,277 +22,271 @@ from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import client_of, consumer_of, consumer_threads, offsets_of, produce, read_all
 from tests.support.internals import fetcher_of
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
 
 
-class TestSteering:
-    def test_stream_is_sought_paused_and_resumed(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(1)
-        produce(kafka, name, range(1_000))
-        with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
-            stream = consumer.consume_partition(name, 0, LATEST)
-            wait_until(lambda: stream.high_water_mark == 1_000)
-            assert stream.poll(200) is None
-            assert (stream.position, stream.lag) == (1_000, 0)
-            stream.seek(990)
-            assert [message.offset for message in islice(stream.messages(20_000), 10)] == list(range(990, 1_000))
-            assert stream.poll(200) is None
-            stream.seek(10)
-            messages = stream.messages(20_000)
-            assert next(messages).offset == 10
+def test_stream_is_sought_paused_and_resumed(written: Written, client: Client) -> None:
+    name = written(1_000)
+    with consumer_of(client, {"fetch.max.wait.ms": 100}) as consumer:
+        stream = consumer.consume_partition(name, 0, LATEST)
+        wait_until(lambda: stream.high_water_mark == 1_000)
+        assert stream.poll(200) is None
+        assert (stream.position, stream.lag) == (1_000, 0)
+        stream.seek(990)
+        assert [message.offset for message in islice(stream.messages(20_000), 10)] == list(range(990, 1_000))
+        assert stream.poll(200) is None
+        stream.seek(10)
+        messages = stream.messages(20_000)
+        assert next(messages).offset == 10
+        stream.seek(500)
+        # The iteration that started at offset 10 ends there.
+        assert next(messages).offset == 500
+        stream.seek(0)
+        stream.pause()
+        assert stream.poll(300) is None
+        assert (stream.position, stream.lag) == (0, 1_000)
+        stream.resume()
+        assert stream.poll(20_000) is not None
+        with pytest.raises(UsageError, match="-5"):
+            stream.seek(-5)
+
+
+def test_read_after_a_break_continues_after_the_last_message(written: Written, client: Client) -> None:
+    name = written(100)
+    with consumer_of(client) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        for message in stream.messages(20_000):
+            if message.offset == 9:
+                break
+        assert (stream.position, next(stream.messages(20_000)).offset, stream.position) == (10, 10, 11)
+        first, second = stream.messages(20_000), stream.messages(20_000)
+        assert [next(iterator).offset for iterator in (first, second, first)] == [11, 12, 13]
+        for max_rows in (20, None):
+            batch = stream.poll(20_000, max_rows)
+            assert batch is not None
+            assert batch["offset"][0].as_py() == (14 if max_rows else 34)
+        assert stream.position == 100
+        stream.seek(0)
+        assert next(stream.messages(20_000)).offset == 0
+        part = stream.poll(20_000, 2)
+        assert part is not None
+        assert next(stream.messages_of(part)).offset == 1
+        stream.pause()
+        assert stream.poll(0) is None
+        stream.resume()
+        assert [message.offset for message in islice(stream.messages(20_000), 98)] == list(range(2, 100))
+        stream.seek(50)
+        assert next(stream.messages(20_000)).offset == 50
+        stream.seek(70)
+        assert next(stream.messages(20_000)).offset == 70
+        stream.close()
+        assert stream.poll(0) is None
+
+
+def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
+    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = written(100, settings={"batch.num.messages": 10})
+    take = PartitionConsumer._take
+
+    def take_between(stream: PartitionConsumer, *arguments: Any) -> Any:
+        stream.resume()
+        taken = take(stream, *arguments)
+        stream.pause()
+        return taken
+
+    with consumer_of(client, {"max.partition.fetch.bytes": 100}) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        assert next(stream.messages(20_000)).offset == 0
+        stream.pause()
+        monkeypatch.setattr(PartitionConsumer, "_take", take_between)
+        assert stream.poll(1_000) is None
+        monkeypatch.undo()
+        stream.resume()
+        assert [message.offset for message in islice(stream.messages(20_000), 99)] == list(range(1, 100))
+
+
+def test_reply_to_a_fetch_before_a_seek_is_dropped(kafka: LocalKafka, written: Written) -> None:
+    name = written(1_000, settings={"batch.size": 2_000})
+    sought = threading.Event()
+
+    def hold_the_second(exchange: Exchange) -> float:
+        if exchange.number == 2:
+            assert sought.wait(20)
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+        proxy.replies[FETCH] = hold_the_second
+        with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert stream.poll(20_000) is not None
+            wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
             stream.seek(500)
-            # The iteration that started at offset 10 ends there.
-            assert next(messages).offset == 500
-            stream.seek(0)
-            stream.pause()
-            assert stream.poll(300) is None
-            assert (stream.position, stream.lag) == (0, 1_000)
-            stream.resume()
-            assert stream.poll(20_000) is not None
-            with pytest.raises(UsageError, match="-5"):
-                stream.seek(-5)
+            sought.set()
+            assert next(stream.messages(20_000)).offset == 500
 
-    def test_read_after_a_break_continues_after_the_last_message(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client
-    ) -> None:
-        name = topic(1)
-        produce(kafka, name, range(100))
-        with consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            for message in stream.messages(20_000):
-                if message.offset == 9:
-                    break
-            assert (stream.position, next(stream.messages(20_000)).offset, stream.position) == (10, 10, 11)
-            first, second = stream.messages(20_000), stream.messages(20_000)
-            assert [next(iterator).offset for iterator in (first, second, first)] == [11, 12, 13]
-            for max_rows in (20, None):
-                batch = stream.poll(20_000, max_rows)
-                assert batch is not None
-                assert batch["offset"][0].as_py() == (14 if max_rows else 34)
-            assert stream.position == 100
-            stream.seek(0)
-            assert next(stream.messages(20_000)).offset == 0
-            part = stream.poll(20_000, 2)
-            assert part is not None
-            assert next(stream.messages_of(part)).offset == 1
-            stream.pause()
-            assert stream.poll(0) is None
-            stream.resume()
-            assert [message.offset for message in islice(stream.messages(20_000), 98)] == list(range(2, 100))
-            stream.seek(50)
-            assert next(stream.messages(20_000)).offset == 50
-            stream.seek(70)
-            assert next(stream.messages(20_000)).offset == 70
+
+def test_paused_stream_is_not_fetched(kafka: LocalKafka, written: Written) -> None:
+    name = written(10)
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        assert stream.poll(20_000) is not None
+        stream.pause()
+        # The request in flight, or about to be sent, ends; no other follows.
+        assert stream.poll(300) is None
+        wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == proxy.frame_counts["Fetch", "request"])
+        sent = proxy.frame_counts["Fetch", "request"]
+        produce(kafka, name, range(10))
+        assert stream.poll(700) is None
+        assert proxy.frame_counts["Fetch", "request"] == sent
+        stream.resume()
+        assert stream.poll(20_000) is not None
+
+
+def test_partitions_are_added_and_closed(written: Written, client: Client) -> None:
+    name = written(600, 6)
+    with consumer_of(client) as consumer:
+        first = consumer.consume_partition(name, 0, EARLIEST)
+        assert len(read_all(consumer, 100)) == 1
+        with pytest.raises(UsageError, match=f"{name}-0 is being consumed already"):
+            consumer.consume_partition(name, 0, EARLIEST)
+        first.close()
+        assert first.poll(0) is None
+        streams = consumer.consume_partitions({(name, number): 90 for number in range(6)})
+        assert {number: len(rows) for number, rows in read_all(consumer, 60).items()} == dict.fromkeys(range(6), 10)
+        for stream in streams.values():
             stream.close()
-            assert stream.poll(0) is None
+        assert consumer.streams == {}
+    with pytest.raises(UsageError, match="closed"):
+        consumer.consume_partition(name, 0, 0)
 
-    def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        name = topic(1)
-        produce(kafka, name, range(100), settings={"batch.num.messages": 10})
-        take = PartitionConsumer._take
 
-        def take_between(stream: PartitionConsumer, *arguments: Any) -> Any:
-            stream.resume()
-            taken = take(stream, *arguments)
-            stream.pause()
-            return taken
-
-        with consumer_of(client, {"max.partition.fetch.bytes": 100}) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert next(stream.messages(20_000)).offset == 0
-            stream.pause()
-            monkeypatch.setattr(PartitionConsumer, "_take", take_between)
-            assert stream.poll(1_000) is None
-            monkeypatch.undo()
-            stream.resume()
-            assert [message.offset for message in islice(stream.messages(20_000), 99)] == list(range(1, 100))
-
-    def test_reply_to_a_fetch_before_a_seek_is_dropped(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        produce(kafka, name, range(1_000), settings={"batch.size": 2_000})
-        sought = threading.Event()
-
-        def hold_the_second(exchange: Exchange) -> float:
-            if exchange.number == 2:
-                assert sought.wait(20)
-            return 0.0
-
-        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
-            proxy.replies[FETCH] = hold_the_second
-            with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
-                stream = consumer.consume_partition(name, 0, EARLIEST)
-                assert stream.poll(20_000) is not None
-                wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
-                stream.seek(500)
-                sought.set()
-                assert next(stream.messages(20_000)).offset == 500
-
-    def test_paused_stream_is_not_fetched(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        produce(kafka, name, range(10))
-        with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert stream.poll(20_000) is not None
-            stream.pause()
-            # The request in flight, or about to be sent, ends; no other follows.
-            assert stream.poll(300) is None
-            wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == proxy.frame_counts["Fetch", "request"])
-            sent = proxy.frame_counts["Fetch", "request"]
-            produce(kafka, name, range(10))
-            assert stream.poll(700) is None
-            assert proxy.frame_counts["Fetch", "request"] == sent
-            stream.resume()
-            assert stream.poll(20_000) is not None
-
-    def test_partitions_are_added_and_closed(self, kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-        name = topic(6)
-        produce(kafka, name, range(600), 6)
-        with consumer_of(client) as consumer:
-            first = consumer.consume_partition(name, 0, EARLIEST)
-            assert len(read_all(consumer, 100)) == 1
-            with pytest.raises(UsageError, match=f"{name}-0 is being consumed already"):
-                consumer.consume_partition(name, 0, EARLIEST)
-            first.close()
-            assert first.poll(0) is None
-            streams = consumer.consume_partitions({(name, number): 90 for number in range(6)})
-            assert {number: len(rows) for number, rows in read_all(consumer, 60).items()} == dict.fromkeys(range(6), 10)
-            for stream in streams.values():
-                stream.close()
-            assert consumer.streams == {}
-        with pytest.raises(UsageError, match="closed"):
-            consumer.consume_partition(name, 0, 0)
-
-    def test_deleted_offset_is_raised_until_the_user_seeks(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client
-    ) -> None:
-        name = topic(1)
-        produce(kafka, name, range(100))
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        admin.delete_records([TopicPartition(name, 0, 40)])[TopicPartition(name, 0)].result()
-        with consumer_of(client) as consumer:
-            for offset in (10, 101):
-                stream = consumer.consume_partition(name, 0, offset)
-                for _ in range(2):
-                    with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as raised:
-                        stream.poll(10_000)
-                stream.seek(raised.value.context["log_start_offset"])
-                assert len(list(islice(stream.messages(20_000), 60))) == 60
-                assert stream.poll(200) is None
-                stream.close()
-
-    def test_records_before_a_deleted_offset_are_read_first(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client
-    ) -> None:
-        """Two replies are ahead of the user when the third is refused."""
-        name = topic(1)
-        produce(kafka, name, range(100), settings={"batch.num.messages": 10, "linger.ms": 60_000})
-        with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            wait_until(lambda: stream.buffer.full)
-            admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-            admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
-            assert offsets_of(stream.poll(10_000)) == list(range(10))
-            wait_until(lambda: stream.buffer.error is not None)
-            assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
-            with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as raised:
-                stream.poll(10_000)
+def test_deleted_offset_is_raised_until_the_user_seeks(kafka: LocalKafka, written: Written, client: Client) -> None:
+    name = written(100)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    admin.delete_records([TopicPartition(name, 0, 40)])[TopicPartition(name, 0)].result()
+    with consumer_of(client) as consumer:
+        for offset in (10, 101):
+            stream = consumer.consume_partition(name, 0, offset)
+            for _ in range(2):
+                with pytest.raises(DataLoss, match=rf"offset {offset} is not in the log .* \[40, 100\)") as raised:
+                    stream.poll(10_000)
             stream.seek(raised.value.context["log_start_offset"])
-            assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
+            assert len(list(islice(stream.messages(20_000), 60))) == 60
+            assert stream.poll(200) is None
+            stream.close()
 
-    def test_rest_of_a_reply_is_read_after_ctrl_c(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        name = topic(1)
-        produce(kafka, name, range(100))
-        with consumer_of(client) as consumer:
-            consumer.consume_partition(name, 0, EARLIEST)
-            decode = CompletedFetch.decode
-            interrupts = iter([KeyboardInterrupt()])
 
-            def interrupted(fetched: CompletedFetch, *arguments: Any) -> Iterator[pa.RecordBatch]:
-                for interrupt in interrupts:
-                    raise interrupt
-                yield from decode(fetched, *arguments)
+def test_records_before_a_deleted_offset_are_read_first(kafka: LocalKafka, written: Written, client: Client) -> None:
+    """Two replies are ahead of the user when the third is refused."""
+    name = written(100, settings={"batch.num.messages": 10, "linger.ms": 60_000})
+    with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        wait_until(lambda: stream.buffer.full)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
+        assert offsets_of(stream.poll(10_000)) == list(range(10))
+        wait_until(lambda: stream.buffer.error is not None)
+        assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
+        with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as raised:
+            stream.poll(10_000)
+        stream.seek(raised.value.context["log_start_offset"])
+        assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
 
-            monkeypatch.setattr(CompletedFetch, "decode", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                consumer.poll(10_000)
-            read = consumer.poll(20_000)
-            assert read is not None
-            assert offsets_of(read[1]) == list(range(100))
 
-    def test_unexpected_error_of_a_leader_lookup_is_raised(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The leader thread continues."""
-        name = topic(1)
-        produce(kafka, name, range(10))
-        faults = iter([RuntimeError("a fault")])
+def test_rest_of_a_reply_is_read_after_ctrl_c(
+    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = written(100)
+    with consumer_of(client) as consumer:
+        consumer.consume_partition(name, 0, EARLIEST)
+        decode = CompletedFetch.decode
+        interrupts = iter([KeyboardInterrupt()])
 
-        def faulty(*arguments: Any) -> Any:
-            for fault in faults:
-                raise fault
-            return resolve_leaders(*arguments)
+        def interrupted(fetched: CompletedFetch, *arguments: Any) -> Iterator[pa.RecordBatch]:
+            for interrupt in interrupts:
+                raise interrupt
+            yield from decode(fetched, *arguments)
 
-        monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", faulty)
-        with consumer_of(client) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
-                stream.poll(10_000)
-            stream.seek(4)
-            assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
+        monkeypatch.setattr(CompletedFetch, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(10_000)
+        read = consumer.poll(20_000)
+        assert read is not None
+        assert offsets_of(read[1]) == list(range(100))
 
-    def test_leader_found_during_close_starts_no_thread(
-        self, kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """`close` would not wait for it."""
-        name = topic(1)
-        earlier_threads = consumer_threads()
-        resolving, closing, started = threading.Event(), threading.Event(), list[str]()
-        end_stream, start = PartitionConsumer.close, threading.Thread.start
 
-        def slow(*arguments: Any) -> Any:
-            resolving.set()
-            assert closing.wait(30)
-            monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread)))
-            return resolve_leaders(*arguments)
+def test_unexpected_error_of_a_leader_lookup_is_raised(
+    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader thread continues."""
+    name = written(10)
+    faults = iter([RuntimeError("a fault")])
 
-        def close(stream: PartitionConsumer, *arguments: Any) -> None:
-            closing.set()
-            [leaders] = consumer_threads() - earlier_threads
-            leaders.join(30)
-            end_stream(stream, *arguments)
+    def faulty(*arguments: Any) -> Any:
+        for fault in faults:
+            raise fault
+        return resolve_leaders(*arguments)
 
-        monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", slow)
-        monkeypatch.setattr(PartitionConsumer, "close", close)
-        with consumer_of(client) as consumer:
-            consumer.consume_partition(name, 0, EARLIEST)
-            assert resolving.wait(30)
-        assert [name for name in started if name.startswith("consumer-")] == []
+    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", faulty)
+    with consumer_of(client) as consumer:
+        stream = consumer.consume_partition(name, 0, EARLIEST)
+        with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
+            stream.poll(10_000)
+        stream.seek(4)
+        assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
 
-    def test_failure_of_one_partition_is_raised_beside_busy_ones(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2)
-        produce(kafka, name, range(40_000), 2, size=100, settings={"batch.num.messages": 10})
-        with (
-            client_of(kafka, default_api_timeout_ms=1_000) as impatient,
-            consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
-        ):
-            streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
-            failing = streams[name, 0]
 
-            def read_on() -> None:
-                for stream, _ in islice(consumer, 1_500):
-                    if stream is not failing and failing.buffer.source.failure is None:
-                        with fetcher_of(consumer).lock:
-                            failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
-                            failing.buffer.source.retry_at_s = float("inf")
-                    time.sleep(0.005)
+def test_leader_found_during_close_starts_no_thread(
+    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` would not wait for it."""
+    name = topic(1)
+    earlier_threads = consumer_threads()
+    resolving, closing, started = threading.Event(), threading.Event(), list[str]()
+    end_stream, start = PartitionConsumer.close, threading.Thread.start
 
-            with pytest.raises(DeadlineExceeded, match=failing.name):
-                read_on()
-            assert consumer.poll(10_000) is not None
+    def slow(*arguments: Any) -> Any:
+        resolving.set()
+        assert closing.wait(30)
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread)))
+        return resolve_leaders(*arguments)
+
+    def close(stream: PartitionConsumer, *arguments: Any) -> None:
+        closing.set()
+        [leaders] = consumer_threads() - earlier_threads
+        leaders.join(30)
+        end_stream(stream, *arguments)
+
+    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", slow)
+    monkeypatch.setattr(PartitionConsumer, "close", close)
+    with consumer_of(client) as consumer:
+        consumer.consume_partition(name, 0, EARLIEST)
+        assert resolving.wait(30)
+    assert [name for name in started if name.startswith("consumer-")] == []
+
+
+def test_failure_of_one_partition_is_raised_beside_busy_ones(kafka: LocalKafka, written: Written) -> None:
+    name = written(40_000, 2, size=100, settings={"batch.num.messages": 10})
+    with (
+        client_of(kafka, default_api_timeout_ms=1_000) as impatient,
+        consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
+    ):
+        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
+        failing = streams[name, 0]
+
+        def read_on() -> None:
+            for stream, _ in islice(consumer, 1_500):
+                if stream is not failing and failing.buffer.source.failure is None:
+                    with fetcher_of(consumer).lock:
+                        failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
+                        failing.buffer.source.retry_at_s = float("inf")
+                time.sleep(0.005)
+
+        with pytest.raises(DeadlineExceeded, match=failing.name):
+            read_on()
+        assert consumer.poll(10_000) is not None
