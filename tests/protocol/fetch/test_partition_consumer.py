@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 import pyarrow as pa
 import pytest
 
-from protocol.base.clock import Clock
 from protocol.config import ConsumerConfig
 from protocol.errors import ConnectionLost, Corrupt, DataLoss, DeadlineExceeded
 from protocol.fetch.fetch_buffer import FetchBuffer
@@ -20,43 +19,37 @@ from protocol.metrics.client_sensors import ClientSensors
 from protocol.position import Position
 from protocol.records.decode import decode
 from protocol.records.memory_records import read_batch_headers
-from tests.protocol.fetch.consuming import records
+from protocol.testing.fake_kafka.clock import ManualClock
+from tests.protocol.fetch.consuming import offsets_of, records
 
 Decode = Callable[[CompletedFetch, str], Iterator[pa.RecordBatch]]
 
 
-class ManualClock(Clock):
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def now_s(self) -> float:
-        return self.at_s
-
-
 def decoded(fetched: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
     """Decode five rows at a time."""
-    for batch in decode(
-        fetched.records,
-        first_offset=fetched.start.offset,
-        end_offset=fetched.next_offset,
-        columns=["offset"],
-        where=where,
-    ):
-        for first in range(0, batch.num_rows, 5):
-            yield batch.slice(first, 5)
+    first, end = fetched.start.offset, fetched.next_offset
+    for batch in decode(fetched.records, first_offset=first, end_offset=end, columns=["offset"], where=where):
+        for row in range(0, batch.num_rows, 5):
+            yield batch.slice(row, 5)
 
 
 def stream_of(
-    decode_: Decode = decoded, clock: Clock | None = None, sensors: ClientSensors | None = None
+    *replies: CompletedFetch,
+    decode: Decode = decoded,
+    clock: ManualClock | None = None,
+    sensors: ClientSensors | None = None,
 ) -> PartitionConsumer:
+    """Return a stream whose user has not read the replies yet."""
     # The consumer's threads call under the lock: here one thread always holds it.
     lock: Any = threading.RLock()
     lock.acquire()
     clock = clock or ManualClock()
+    position = FetchPosition("orders", 0, Position(0), ConsumerConfig())
+    buffer = FetchBuffer(position, clock, failure_timeout_s=60, decode=decode)
+    for reply in replies:
+        buffer.put(reply, 0)
     return PartitionConsumer(
-        FetchBuffer(
-            FetchPosition("orders", 0, Position(0), ConsumerConfig()), clock, failure_timeout_s=60, decode=decode_
-        ),
+        buffer,
         lock,
         clock,
         read_committed=False,
@@ -78,18 +71,13 @@ def corrupt(part: CompletedFetch) -> CompletedFetch:
     return CompletedFetch(read_batch_headers(broken), part.start, part.next_offset, None)
 
 
-def read(stream: PartitionConsumer) -> list[int]:
-    batch = stream.poll(0)
-    assert batch is not None
-    offsets: list[int] = batch.column("offset").to_pylist()
-    return offsets
+def read(stream: PartitionConsumer, most: int | None = None) -> list[int]:
+    return offsets_of(stream.poll(0, most))
 
 
 def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
     """Neither replies ahead nor those in flight: the error stays until the user seeks."""
-    stream = stream_of()
-    stream.buffer.put(corrupt(fetched(0)), 0)
-    stream.buffer.put(fetched(10), 0)
+    stream = stream_of(corrupt(fetched(0)), fetched(10))
     on_its_way = stream.buffer.source
     for _ in range(2):
         with pytest.raises(Corrupt):
@@ -100,9 +88,7 @@ def test_corrupt_reply_stops_the_stream_at_its_position() -> None:
 
 def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
     """The error is not repeated at once: a user that continues behind it would skip the records before it."""
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
-    stream.buffer.put(fetched(10), 0)
+    stream = stream_of(fetched(0), fetched(10))
     stream.buffer.stop(DataLoss("offset 20 is not in the log"))
     stream.buffer.expire()
     stream.buffer.drop_ahead()
@@ -111,9 +97,11 @@ def test_error_dropped_with_earlier_replies_is_raised_again() -> None:
 
 
 def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> None:
-    stream = stream_of(lambda part, where: decode(part.records, first_offset=0, end_offset=4, where=where))
     headers = read_batch_headers(records(0, 2, epoch=8) + records(2, 2, epoch=9))
-    stream.buffer.put(CompletedFetch(headers, Position(0, 7), 4, None), 0)
+    stream = stream_of(
+        CompletedFetch(headers, Position(0, 7), 4, None),
+        decode=lambda part, where: decode(part.records, first_offset=0, end_offset=4, where=where),
+    )
     messages = stream.messages(0)
     read_until = [(next(messages).offset, stream.position, stream.committable.leader_epoch) for _ in range(4)]
     assert read_until == [(0, 1, 8), (1, 2, 8), (2, 3, 9), (3, 4, 9)]
@@ -123,8 +111,7 @@ def test_last_epoch_is_that_before_the_position_while_messages_are_unread() -> N
 
 @pytest.mark.parametrize("call", ["seek", "close"])
 def test_batch_has_no_messages_if_another_thread_seeks_or_closes_after_the_poll(call: str) -> None:
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
+    stream = stream_of(fetched(0))
     batch = stream.poll(0)
     assert batch is not None
     if call == "seek":
@@ -150,9 +137,7 @@ def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
             for interrupt in interrupts:
                 raise interrupt
 
-    stream = stream_of(interrupted)
-    stream.buffer.put(fetched(0), 0)
-    stream.buffer.put(fetched(10), 0)
+    stream = stream_of(fetched(0), fetched(10), decode=interrupted)
     assert read(stream) == [0, 1, 2, 3, 4]
     with pytest.raises(KeyboardInterrupt):
         stream.poll(0)
@@ -162,8 +147,7 @@ def test_rest_of_a_reply_is_read_after_ctrl_c() -> None:
 @pytest.mark.parametrize("at", ["decode", "name"])
 def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any point in `_begin`."""
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
+    stream = stream_of(fetched(0))
     with monkeypatch.context() as patched:
 
         def interrupted(*_: Any) -> Any:
@@ -186,8 +170,7 @@ def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchB
         fetches.append(part)
         return decoded(part, where)
 
-    stream = stream_of(noted)
-    stream.buffer.put(fetched(0, before=1_000), 0)
+    stream = stream_of(fetched(0, before=1_000), decode=noted)
     assert read(stream) == [0, 1, 2, 3, 4]
     leave(stream.buffer)
     leave(stream.buffer)
@@ -198,8 +181,7 @@ def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchB
 
 
 def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
+    stream = stream_of(fetched(0))
     read(stream)
     stream.buffer.expire()
     assert not stream.expired
@@ -222,8 +204,7 @@ def test_closed_stream_has_no_rows_and_errors() -> None:
 def test_time_without_requests_does_not_count_as_broker_failure() -> None:
     """One Fetch failed; then no request was sent, since the user did not read."""
     clock = ManualClock()
-    stream = stream_of(clock=clock)
-    stream.buffer.put(fetched(0), 0)
+    stream = stream_of(fetched(0), clock=clock)
     stream.buffer.postpone(ConnectionLost("broken"), clock.now_s())
     stream.buffer.expire()
     clock.at_s = 70
@@ -279,22 +260,15 @@ def test_empty_poll_marks_the_stream_as_wanted_until_a_reply_arrives() -> None:
 
 
 def test_limited_reads_cut_batches_without_a_gap() -> None:
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
-    collected = []
-    for most in (2, 2, 4, 100):
-        batch = stream.poll(0, most)
-        assert batch is not None
-        collected.append(batch.column("offset").to_pylist())
-        assert stream.position == collected[-1][-1] + 1
-    assert collected == [[0, 1], [2, 3], [4], [5, 6, 7, 8, 9]]
+    stream = stream_of(fetched(0))
+    for most, offsets in ((2, [0, 1]), (2, [2, 3]), (4, [4]), (100, [5, 6, 7, 8, 9])):
+        assert read(stream, most) == offsets
+        assert stream.position == offsets[-1] + 1
 
 
 def test_seek_drops_the_rest_of_a_cut_batch() -> None:
-    stream = stream_of()
-    stream.buffer.put(fetched(0), 0)
-    assert (cut := stream.poll(0, 2)) is not None
-    assert cut.num_rows == 2
+    stream = stream_of(fetched(0))
+    assert read(stream, 2) == [0, 1]
     stream.seek(40)
     stream.buffer.put(fetched(40), 0)
     assert read(stream) == [40, 41, 42, 43, 44]
@@ -302,8 +276,7 @@ def test_seek_drops_the_rest_of_a_cut_batch() -> None:
 
 def test_records_of_a_reply_are_counted_without_those_before_a_seek() -> None:
     sensors = MagicMock()
-    stream = stream_of(sensors=sensors)
-    stream.buffer.put(fetched(0), 0)
+    stream = stream_of(fetched(0), sensors=sensors)
     read(stream)
     stream.seek(40)
     stream.buffer.put(fetched(40), 0)
@@ -314,10 +287,8 @@ def test_records_of_a_reply_are_counted_without_those_before_a_seek() -> None:
 
 def test_rest_of_a_cut_batch_survives_a_pause() -> None:
     """A pause copies the reply, and its rest is decoded again."""
-    stream = stream_of()
-    stream.buffer.put(fetched(0, before=1_000), 0)
-    assert (cut := stream.poll(0, 2)) is not None
-    assert cut.num_rows == 2
+    stream = stream_of(fetched(0, before=1_000))
+    assert read(stream, 2) == [0, 1]
     stream.pause()
     assert stream.poll(0, 2) is None
     stream.resume()
