@@ -7,9 +7,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
+from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
@@ -36,7 +35,7 @@ from tests.protocol.fetch.consuming import (
 )
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.read_back import read_back
-from tests.support.wait_for_brokers import wait_until_gone
+from tests.support.topic_changes import delete_topics
 from tests.support.wait_until import wait_until
 
 
@@ -143,11 +142,10 @@ def test_leader_moving_during_a_read_loses_no_rows(
         rows_of(reader(client, [Range(name, 0, 2_005, end, from_epoch=99)]))
 
 
-def test_deleted_records_in_one_range_are_data_loss(kafka: LocalKafka, written: Written, client: Client) -> None:
+def test_deleted_records_in_one_range_are_data_loss(written: Written, client: Client) -> None:
     name = written(300, 3)
     ranges = ranges_of(client, name, 3)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    admin.delete_records([TopicPartition(name, 1, 40)])[TopicPartition(name, 1)].result()
+    delete_records(client, {(name, 1): 40})
     with pytest.raises(
         DataLoss,
         match=rf"{name}-1: offsets 0 to 40 are not .* wanted \[0, 100\), the broker has \[40, 100\).*retention",
@@ -202,9 +200,7 @@ def test_topic_deleted_during_a_read_is_data_loss(
         while not rows[deleted]:
             source_range, batch = next(batches)
             rows[source_range.topic] += batch.num_rows
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        admin.delete_topics([deleted])[deleted].result(30)
-        wait_until_gone(kafka, deleted)
+        delete_topics(kafka, deleted)
         lost = rf"{deleted}-0: offsets \d+ to 100 cannot .* deleted"
         with pytest.raises(DataLoss, match=lost) if on_loss is raise_loss else nullcontext():
             for source_range, batch in batches:

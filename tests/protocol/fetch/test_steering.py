@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
+from protocol.admin.topics import delete_records
 from protocol.cluster.client import Client
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
-from protocol.fetch.fetch_position import CompletedFetch
 from protocol.fetch.leaders import resolve_leaders
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
@@ -165,10 +161,9 @@ def test_partitions_are_added_and_closed(written: Written, client: Client) -> No
         consumer.consume_partition(name, 0, 0)
 
 
-def test_deleted_offset_is_raised_until_the_user_seeks(kafka: LocalKafka, written: Written, client: Client) -> None:
+def test_deleted_offset_is_raised_until_the_user_seeks(written: Written, client: Client) -> None:
     name = written(100)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    admin.delete_records([TopicPartition(name, 0, 40)])[TopicPartition(name, 0)].result()
+    delete_records(client, {(name, 0): 40})
     with consumer_of(client) as consumer:
         for offset in (10, 101):
             stream = consumer.consume_partition(name, 0, offset)
@@ -181,14 +176,13 @@ def test_deleted_offset_is_raised_until_the_user_seeks(kafka: LocalKafka, writte
             stream.close()
 
 
-def test_records_before_a_deleted_offset_are_read_first(kafka: LocalKafka, written: Written, client: Client) -> None:
+def test_records_before_a_deleted_offset_are_read_first(written: Written, client: Client) -> None:
     """Two replies are ahead of the user when the third is refused."""
     name = written(100, settings={"batch.num.messages": 10, "linger.ms": 60_000})
     with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
         stream = consumer.consume_partition(name, 0, EARLIEST)
         wait_until(lambda: stream.buffer.full)
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-        admin.delete_records([TopicPartition(name, 0, 60)])[TopicPartition(name, 0)].result()
+        delete_records(client, {(name, 0): 60})
         assert offsets_of(stream.poll(10_000)) == list(range(10))
         wait_until(lambda: stream.buffer.error is not None)
         assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
@@ -196,28 +190,6 @@ def test_records_before_a_deleted_offset_are_read_first(kafka: LocalKafka, writt
             stream.poll(10_000)
         stream.seek(raised.value.context["log_start_offset"])
         assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
-
-
-def test_rest_of_a_reply_is_read_after_ctrl_c(
-    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = written(100)
-    with consumer_of(client) as consumer:
-        consumer.consume_partition(name, 0, EARLIEST)
-        decode = CompletedFetch.decode
-        interrupts = iter([KeyboardInterrupt()])
-
-        def interrupted(fetched: CompletedFetch, *arguments: Any) -> Iterator[pa.RecordBatch]:
-            for interrupt in interrupts:
-                raise interrupt
-            yield from decode(fetched, *arguments)
-
-        monkeypatch.setattr(CompletedFetch, "decode", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            consumer.poll(10_000)
-        read = consumer.poll(20_000)
-        assert read is not None
-        assert offsets_of(read[1]) == list(range(100))
 
 
 def test_unexpected_error_of_a_leader_lookup_is_raised(

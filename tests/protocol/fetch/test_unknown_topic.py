@@ -5,7 +5,8 @@ Skipped records are lost to the query. So brokers must report the topic as unkno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -71,12 +72,28 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def consumer_of(client: Client, **options: Any) -> BoundedReader:
-    return BoundedReader(client, ConsumerConfig(), [WANTED], **options)
-
-
-def client_on(broker: FakeKafka, clock: ManualClock, **properties: str) -> Client:
+def client_on(broker: FakeKafka, clock: ManualClock, **properties: object) -> Client:
     return Client(parse_client({"bootstrap.servers": broker.bootstrap_servers, **properties}), clock)
+
+
+@contextmanager
+def reading(
+    clock: ManualClock,
+    *says: str | float,
+    settings: Mapping[str, str] | None = None,
+    backoff_ms: int = 100,
+    **options: Any,
+) -> Iterator[tuple[Broker, BoundedReader]]:
+    """Yield a broker, and a reader of its range whose client has known the topic if the first reply does."""
+    properties = {"retry.backoff.ms": backoff_ms, "retry.backoff.max.ms": max(backoff_ms, 1_000)}
+    with (
+        Broker(clock, *says, settings=settings) as broker,
+        client_on(broker, clock, **properties) as client,
+    ):
+        if says[0] == KNOWN:
+            client.topic("orders")
+            client.expire_metadata(["orders"])
+        yield broker, BoundedReader(client, ConsumerConfig(), [WANTED], **options)
 
 
 def rows(consumer: BoundedReader) -> int:
@@ -89,39 +106,31 @@ def rows(consumer: BoundedReader) -> int:
 @pytest.mark.parametrize("poll_timeout_ms", [400, 120_000])
 def test_topic_unknown_for_half_a_minute_is_lost(clock: ManualClock, poll_timeout_ms: int) -> None:
     """Also with a shorter poll timeout: a less specific error would be retried forever."""
-    with Broker(clock, KNOWN, UNKNOWN) as broker, client_on(broker, clock) as client:
-        client.topic("orders")
-        client.expire_metadata(["orders"])
+    with reading(clock, KNOWN, UNKNOWN, poll_timeout_ms=poll_timeout_ms) as (_, reader):
         with pytest.raises(DataLoss, match=r"orders-0: offsets 5 to 15 .* deleted"):
-            rows(consumer_of(client, poll_timeout_ms=poll_timeout_ms))
+            rows(reader)
         assert 30 < clock.at_s < 33
 
 
 def test_long_back_off_raises_the_same_error(clock: ManualClock) -> None:
-    with Broker(clock, UNKNOWN) as broker:
-        properties = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000"}
-        with client_on(broker, clock, **properties) as client, pytest.raises(DataLoss, match="deleted"):
-            rows(consumer_of(client))
+    with reading(clock, UNKNOWN, backoff_ms=60_000) as (_, reader):
+        with pytest.raises(DataLoss, match="deleted"):
+            rows(reader)
         assert 29 < clock.at_s < 35
 
 
-def test_deleted_topic_of_a_kraft_cluster_is_skipped_within_two_seconds(clock: ManualClock) -> None:
-    kraft = {"process.roles": "broker"}
-    with Broker(clock, KNOWN, UNKNOWN, settings=kraft) as broker, client_on(broker, clock) as client:
-        client.topic("orders")
-        client.expire_metadata(["orders"])
-        consumer = consumer_of(client, on_loss=skip_loss)
-        assert rows(consumer) == 0
-        assert consumer.skipped == [WANTED]
-        assert 0.5 <= clock.at_s < 2
-
-
-def test_deleted_topic_is_skipped_with_a_loss_handler(clock: ManualClock) -> None:
-    with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client:
-        consumer = consumer_of(client, on_loss=skip_loss)
-        assert rows(consumer) == 0
-        assert consumer.skipped == [Range("orders", 0, 5, 15)]
-        assert clock.at_s > 30
+@pytest.mark.parametrize(
+    ("says", "roles", "least_s", "most_s"),
+    [([UNKNOWN], {}, 30, 40), ([KNOWN, UNKNOWN], {"process.roles": "broker"}, 0.5, 2)],
+    ids=["half a minute with ZooKeeper", "two seconds with KRaft"],
+)
+def test_deleted_topic_is_skipped_with_a_loss_handler(
+    clock: ManualClock, says: list[str], roles: dict[str, str], least_s: float, most_s: float
+) -> None:
+    with reading(clock, *says, settings=roles, on_loss=skip_loss) as (_, reader):
+        assert rows(reader) == 0
+        assert reader.skipped == [WANTED]
+        assert least_s <= clock.at_s < most_s
 
 
 # -- existing topics ------------------------------------------------------------------------------
@@ -142,42 +151,40 @@ FOR_A_WHILE = [UNKNOWN] * 25
     ids=["an election", "another answer between", "a cluster that comes and goes", "one that was away", "at last"],
 )
 def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[str | float]) -> None:
-    with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        consumer = consumer_of(client, on_loss=skip_loss, poll_timeout_ms=300_000)
-        assert rows(consumer) == 10
-        assert consumer.skipped == []
+    with reading(clock, *says, on_loss=skip_loss, poll_timeout_ms=300_000) as (broker, reader):
+        assert rows(reader) == 10
+        assert reader.skipped == []
         assert broker.looks >= len([text for text in says if isinstance(text, str)]) - 2
 
 
 def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:
     """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
     # The time passes while no request is in flight.
-    with Broker(clock, *[16.0, UNKNOWN] * 8, UNKNOWN) as broker, client_on(broker, clock) as client:
+    says: list[str | float] = [*[16.0, UNKNOWN] * 8, UNKNOWN]
+    with reading(clock, *says, on_loss=skip_loss, poll_timeout_ms=2_000) as (_, reader):
         # On a busy machine the time may pass during the first request, which names no partition.
         with pytest.raises(DeadlineExceeded, match="orders"):
-            rows(consumer_of(client, on_loss=skip_loss, poll_timeout_ms=2_000))
+            rows(reader)
         assert clock.at_s < 200
 
 
-def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeout(
-    clock: ManualClock,
-) -> None:
+def test_leader_without_a_topic_of_the_metadata_is_retried_beyond_the_poll_timeout(clock: ManualClock) -> None:
     """The metadata decide whether the topic is deleted: one of two brokers, the leader, may have forgotten it first."""
-    with Broker(clock, KNOWN) as broker, client_on(broker, clock) as client:
+    with reading(clock, KNOWN, poll_timeout_ms=1_000) as (broker, reader):
         broker.refuse(FETCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 5)
-        assert rows(consumer_of(client, poll_timeout_ms=1_000)) == 10
+        assert rows(reader) == 10
         assert clock.at_s > 1
 
 
 def test_poll_timeout_starts_when_the_topic_is_known(clock: ManualClock) -> None:
-    with Broker(clock, *FOR_A_WHILE, KNOWN) as broker, client_on(broker, clock) as client:
-        assert rows(consumer_of(client, poll_timeout_ms=2_000)) == 10
+    with reading(clock, *FOR_A_WHILE, KNOWN, poll_timeout_ms=2_000) as (_, reader):
+        assert rows(reader) == 10
         assert clock.at_s > 20
 
 
 def test_topic_that_alternates_between_known_and_unknown_ends(clock: ManualClock) -> None:
-    with Broker(clock, *[UNKNOWN, NO_LEADER] * 200) as broker, client_on(broker, clock) as client:
+    with reading(clock, *[UNKNOWN, NO_LEADER] * 200, poll_timeout_ms=20_000) as (_, reader):
         with pytest.raises(DeadlineExceeded, match=r"orders-0 at offset 5 did not succeed in \d+\.\d s") as caught:
-            rows(consumer_of(client, poll_timeout_ms=20_000))
+            rows(reader)
         spent_s = float(str(caught.value).split(" did not succeed in ")[1].split()[0])
         assert spent_s <= clock.at_s < 60
