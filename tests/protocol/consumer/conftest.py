@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
-from tests.protocol.consumer.members import Member
+from tests.protocol.consumer.members import Member, consumer_of
 from tests.protocol.fetch.consuming import client_of
 from tests.support.small_cluster import SmallCluster
 
@@ -76,27 +76,12 @@ def group(client: Client) -> str:
 def new_consumer(client: Client, group: str) -> Iterator[NewConsumer]:
     """Yield `new_consumer(**{"auto.offset.reset": "latest"})`, in the test's group; by default it starts at the
     earliest offset."""
-    made: list[KafkaConsumer] = []
-
-    def create(**properties: object) -> KafkaConsumer:
-        given = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, **properties}
-        made.append(KafkaConsumer(client, parse_group_consumer(given)))
-        return made[-1]
-
-    yield create
-    for consumer in made:
-        consumer.close()
+    with ExitStack() as consumers:
+        yield lambda **properties: consumers.enter_context(consumer_of(client, group=group, **properties))
 
 
 @pytest.fixture
 def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
     """Yield `new_member("orders", **properties)`, in the test's group."""
-    made: list[Member] = []
-
-    def create(topic: str, **properties: object) -> Member:
-        made.append(Member(client, group, topic, **properties))
-        return made[-1]
-
-    yield create
-    for member in made:
-        member.close()
+    with ExitStack() as members:
+        yield lambda topic, **properties: members.enter_context(closing(Member(client, group, topic, **properties)))

@@ -4,7 +4,7 @@ partition."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import confluent_kafka
@@ -65,14 +65,6 @@ def other_client(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
         return Librdkafka(kafka1, topic, group, {"eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}[kind])
 
     return start
-
-
-@pytest.fixture
-def new_member(client: Client, group: str) -> Iterator[Callable[..., Member]]:
-    made: list[Member] = []
-    yield lambda *arguments, **properties: made.append(Member(client, group, *arguments, **properties)) or made[-1]
-    for member in made:
-        member.close()
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import confluent_kafka
 import pytest
 
-from protocol import ConsumerGroup, KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
+from protocol import KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_consumer
+from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.assignors.strategies import parse_strategy
 from protocol.group.member import ConsumerGroupMetadata
@@ -18,6 +20,7 @@ from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import NewConsumer
+from tests.protocol.consumer.members import IdleHandler, group_of
 from tests.support.wait_until import wait_until
 
 STRATEGY = "partition.assignment.strategy"
@@ -62,18 +65,16 @@ def fake() -> Iterator[FakeKafka]:
 
 @pytest.fixture
 def new_member(fake: FakeKafka) -> Iterator[Callable[..., KafkaConsumer]]:
-    made: list[KafkaConsumer] = []
+    """Yield `new_member(assignors)`, for members that subscribe to orders."""
+    with ExitStack() as members:
 
-    def create(strategy: object, **properties: object) -> KafkaConsumer:
-        given = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: strategy}
-        consumer = KafkaConsumer({**given, "heartbeat.interval.ms": 100}, **properties)
-        consumer.subscribe(["orders"])
-        made.append(consumer)
-        return consumer
+        def create(strategy: object) -> KafkaConsumer:
+            properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: strategy}
+            consumer = members.enter_context(KafkaConsumer({**properties, "heartbeat.interval.ms": 100}))
+            consumer.subscribe(["orders"])
+            return consumer
 
-    yield create
-    for member in made:
-        member.close()
+        yield create
 
 
 def numbers(consumer: KafkaConsumer) -> list[int]:
@@ -99,31 +100,17 @@ def test_group_takes_a_strategy_that_all_members_have(new_member: Callable[..., 
 
 
 def test_assignor_of_a_consumer_group_assigns_its_partitions(fake: FakeKafka) -> None:
-    own = ByWeight(4)
-    properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: own}
-    with ConsumerGroup(properties) as group:
-        handler = Ended(group)
-        group.consume(["orders"], handler)
-    assert handler.numbers == [0, 1, 2, 3]
+    own, claims = ByWeight(4), dict[str, list[int]]()
+
+    class Ending(IdleHandler):
+        def setup(self, session: ConsumerGroupSession) -> None:
+            claims.update(session.claims)
+            group.close()
+
+    with group_of({"bootstrap.servers": fake.bootstrap_servers}, **{STRATEGY: own}) as group:
+        group.consume(["orders"], Ending())
+    assert claims == {"orders": [0, 1, 2, 3]}
     assert own.assigned
-
-
-class Ended:
-    """Ends the session in its first call."""
-
-    def __init__(self, group: ConsumerGroup) -> None:
-        self.group = group
-        self.numbers: list[int] = []
-
-    def setup(self, session: Any) -> None:
-        self.numbers = sorted(session.claims["orders"])
-        self.group.close()
-
-    def cleanup(self, session: Any) -> None:
-        pass
-
-    def consume_claim(self, session: Any, claim: Any) -> None:
-        pass
 
 
 class Broken(ByWeight):
@@ -197,11 +184,8 @@ def test_wrong_assignors_are_refused(inputs: object, error: str) -> None:
 
 def test_names_and_objects_keep_their_order() -> None:
     config = parse_consumer({"group.id": "g", "group.protocol": "classic", STRATEGY: ("sticky", ByWeight(1), "range")})
-    assert [assignor.name for assignor in parse_strategy(config.partition_assignment_strategy)] == [
-        "sticky",
-        "by-weight",
-        "range",
-    ]
+    names = [assignor.name for assignor in parse_strategy(config.partition_assignment_strategy)]
+    assert names == ["sticky", "by-weight", "range"]
     assert parse_consumer({}).partition_assignment_strategy == ConsumerConfig.partition_assignment_strategy
 
 
@@ -214,14 +198,8 @@ def test_own_strategy_gives_way_to_the_common_one_while_librdkafka_is_a_member(
     wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
     assert own.assigned[-1][1] == b"of 1"
     calls = len(own.assigned)
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": kafka1.bootstrap_servers,
-            "group.id": group,
-            STRATEGY: "range",
-            "heartbeat.interval.ms": 100,
-        }
-    )
+    properties = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "heartbeat.interval.ms": 100}
+    consumer = confluent_kafka.Consumer({**properties, STRATEGY: "range"})
     consumer.subscribe([name])
 
     def shared() -> bool:

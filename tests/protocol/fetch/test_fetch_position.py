@@ -10,7 +10,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, LogTruncated, ProtocolError, TransportError
 from protocol.fetch.fetch_failures import end_of_common_log
-from protocol.fetch.fetch_position import UNBOUNDED, FetchPosition, RangePosition
+from protocol.fetch.fetch_position import UNBOUNDED, CompletedFetch, FetchPosition, RangePosition
 from protocol.fetch.log_offsets import Range
 from protocol.position import Position
 from tests.protocol.fetch.consuming import records, reply_row
@@ -22,10 +22,16 @@ def partition_at(offset: int = 0, until: int = UNBOUNDED, *, last_epoch: int = -
     return FetchPosition("orders", 3, Position(offset, last_epoch), ConsumerConfig(**config), until=Position(until))
 
 
+def received(partition: FetchPosition, row: dict[str, Any]) -> CompletedFetch:
+    """Return the records of a reply, which must have some."""
+    fetched = partition.handle_response(row, "broker")
+    assert fetched is not None
+    return fetched
+
+
 def test_position_moves_past_received_batches_and_gaps() -> None:
     partition = partition_at(5)
-    fetched = partition.handle_response(reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)), "broker")
-    assert fetched is not None
+    fetched = received(partition, reply_row(data=records(0, 10) + records(10, 1, last_offset=1_999)))
     assert (fetched.start.offset, fetched.next_offset, partition.offset) == (5, 2_000, 2_000)
 
 
@@ -33,14 +39,12 @@ def test_newer_records_behind_a_gap_before_the_end_of_a_range_are_suspect() -> N
     """The log was truncated at 25, and compaction has removed the first new records."""
     older, newer = records(10, 10, epoch=1), records(30, 3, epoch=2)
     partition = FetchPosition("orders", 3, Position(10), ConsumerConfig(), until=Position(28, 1))
-    fetched = partition.handle_response(reply_row(data=older + newer), "broker")
-    assert fetched is not None
+    fetched = received(partition, reply_row(data=older + newer))
     assert (fetched.next_offset, partition.offset) == (20, 20)
     with pytest.raises(LogTruncated, match="records of leader epoch 2 at offset 30"):
         partition.handle_response(reply_row(data=newer), "broker")
     complete = FetchPosition("orders", 3, Position(10), ConsumerConfig(), until=Position(20, 1))
-    fetched = complete.handle_response(reply_row(data=older + newer), "broker")
-    assert fetched is not None
+    fetched = received(complete, reply_row(data=older + newer))
     assert complete.offset >= 20
 
 
@@ -167,8 +171,7 @@ class TestReplacedRecords:
 
     def test_range_ends_at_the_first_record_of_a_newer_epoch(self, position: RangePosition) -> None:
         data = records(8, 2, epoch=3) + records(10, 5, epoch=4) + records(15, 10, epoch=5)
-        fetched = position.handle_response(reply_row(data=data), "broker")
-        assert fetched is not None
+        fetched = received(position, reply_row(data=data))
         decoded = fetched.decode(ConsumerConfig(), ("offset",), "orders-3", position.until_offset)
         assert [offset for batch in decoded for offset in batch["offset"].to_pylist()] == list(range(10, 15))
         assert (position.offset, position.position.leader_epoch) == (15, 4)

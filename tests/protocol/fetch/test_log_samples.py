@@ -41,31 +41,34 @@ def bytes_per_offset(result: CompletedFetch) -> float:
     return result.records.bytes_per_offset(result.start.offset)
 
 
-def test_bytes_per_offset_is_batch_bytes_by_offsets() -> None:
-    first, two = records(0, 10, size=100), records(10, 30, size=5)
-    assert bytes_per_offset(fetched(first + two)) == len(first + two) / 40
+SMALL, LARGE = records(0, 10), records(10, 30, size=10_000)
 
 
-def test_batch_starting_before_the_position_counts_whole() -> None:
-    data = records(0, 10, size=100)
-    assert bytes_per_offset(fetched(data, position=9)) == len(data) / 10
-
-
-def test_compacted_offsets_count() -> None:
-    data = records(50, 10, last_offset=99) + records(200, 10)
-    assert bytes_per_offset(fetched(data, position=40)) == len(data) / 170
-
-
-def test_partial_batch_counts_with_the_size_in_its_header() -> None:
-    small, large = records(0, 10), records(10, 30, size=10_000)
-    assert bytes_per_offset(fetched(small + large[:61])) == (len(small) + len(large)) / 40
-    assert bytes_per_offset(fetched(small + large[:60])) == len(small) / 10
-
-
-def test_partial_batch_with_invalid_header_does_not_count() -> None:
-    small, large = records(0, 10), records(10, 30, size=10_000)
-    for corrupted in (records(3, 5, size=10_000), large[:16] + b"\1" + large[17:]):
-        assert bytes_per_offset(fetched(small + corrupted[:100])) == len(small) / 10
+@pytest.mark.parametrize(
+    ("data", "position", "counted_bytes", "offsets"),
+    [
+        (SMALL + LARGE, 0, len(SMALL + LARGE), 40),
+        (SMALL, 9, len(SMALL), 10),
+        (records(50, 10, last_offset=99) + records(200, 10), 40, 2 * len(SMALL), 170),
+        (SMALL + LARGE[:61], 0, len(SMALL + LARGE), 40),
+        (SMALL + LARGE[:60], 0, len(SMALL), 10),
+        (SMALL + records(3, 5, size=10_000)[:100], 0, len(SMALL), 10),
+        (SMALL + (LARGE[:16] + b"\1" + LARGE[17:])[:100], 0, len(SMALL), 10),
+    ],
+    ids=[
+        "all bytes by offsets",
+        "a batch that starts before the position counts whole",
+        "compacted offsets count",
+        "a partial batch counts with the size in its header",
+        "not without its header",
+        "not with offsets of the batch before",
+        "not with an unknown format",
+    ],
+)
+def test_bytes_per_offset_follow_from_batch_headers(
+    data: bytes, position: int, counted_bytes: int, offsets: int
+) -> None:
+    assert bytes_per_offset(fetched(data, position)) == counted_bytes / offsets
 
 
 def test_compressed_legacy_messages_have_no_start_offset() -> None:
