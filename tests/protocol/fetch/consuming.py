@@ -13,6 +13,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from crc32c import crc32c
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Partition
 from protocol.config import parse_client, parse_consumer
@@ -27,6 +28,11 @@ from spark_kafka_source.local_kafka.config import version_numbers
 from tests.support.encoded import encode
 
 TOPIC_ID = b"0123456789abcdef"
+SESSION_ERRORS = [
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+]
 
 
 def skip_loss(loss: DataLoss, skipped: Range) -> None:

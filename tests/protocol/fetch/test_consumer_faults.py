@@ -29,6 +29,7 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
+    SESSION_ERRORS,
     TOPIC_ID,
     client_of,
     consumer_of,
@@ -53,12 +54,6 @@ pytestmark = pytest.mark.soak
 
 # `make soak` kills brokers: the cluster notices after nine seconds, and a clean shutdown after one.
 KILLS = SOAK
-
-SESSION_ERRORS = [
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-]
 
 
 class Rows:

@@ -124,11 +124,14 @@ class TestLeaderEpochs:
         partition.handle_response(reply_row(data=records(0, 3, epoch=4) + records(3, 3, epoch=5)), "broker")
         assert partition.request_row()["last_fetched_epoch"] == 5
 
-    def test_truncated_log_is_an_error(self) -> None:
+    def test_truncated_log_is_an_error_and_a_seek_to_its_end_sends_the_epoch_of_that(self) -> None:
         partition = partition_at(100, last_epoch=5)
-        with pytest.raises(LogTruncated, match=r"orders-3: .* below offset 100: .* up to offset 60 \(leader epoch 4"):
+        truncated = r"orders-3: .* below offset 100: .* up to offset 60 \(leader epoch 4"
+        with pytest.raises(LogTruncated, match=truncated) as raised:
             partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
         assert partition.offset == 100
+        row = partition.at(end_of_common_log(raised.value)).request_row()
+        assert (row["fetch_offset"], row["last_fetched_epoch"]) == (60, 4)
 
     def test_diverging_epoch_at_the_position_is_accepted(self) -> None:
         partition = partition_at(100, last_epoch=5)
@@ -137,19 +140,8 @@ class TestLeaderEpochs:
 
     def test_seek_clears_the_last_fetched_epoch(self) -> None:
         partition = partition_at(100, last_epoch=5)
-        assert partition.at(Position(50)).request_row() == {
-            **partition.request_row(),
-            "fetch_offset": 50,
-            "last_fetched_epoch": -1,
-        }
-
-    def test_seek_to_the_end_of_a_diverging_epoch_sends_that_epoch(self) -> None:
-        partition = partition_at(100, last_epoch=5)
-        with pytest.raises(LogTruncated) as raised:
-            partition.handle_response(reply_row(diverging_epoch={"epoch": 4, "end_offset": 60}), "broker")
-        sought = partition.at(end_of_common_log(raised.value))
-        row = sought.request_row()
-        assert (row["fetch_offset"], row["last_fetched_epoch"]) == (60, 4)
+        changes = {"fetch_offset": 50, "last_fetched_epoch": -1}
+        assert partition.at(Position(50)).request_row() == {**partition.request_row(), **changes}
 
 
 class TestReplacedRecords:

@@ -15,7 +15,7 @@ from protocol.fetch.fetch_request import FetchRequest, FetchRequestBuilder, requ
 from protocol.position import Position
 from protocol.wire.frame import decode_request, encode_request
 from protocol.wire.messages.m01_fetch import FETCH
-from tests.protocol.fetch.consuming import TOPIC_ID, records, reply, reply_row
+from tests.protocol.fetch.consuming import SESSION_ERRORS, TOPIC_ID, records, reply, reply_row
 
 BROKER = Broker(1, "kafka1", 9092)
 
@@ -135,11 +135,16 @@ def test_partition_that_was_not_requested_is_logged_once(
     assert len(caplog.records) == 10
 
 
-def test_session_omits_unchanged_partitions() -> None:
-    positions = partitions(3)
-    builder = builder_of(sessions=True)
+def in_session(*replies: bytes) -> tuple[FetchRequestBuilder, list[FetchPosition]]:
+    """Return a builder whose session 7 has a partition for each of these replies, and the positions after them."""
+    builder, positions = builder_of(sessions=True), partitions(len(replies))
     request, _ = ask(builder, positions)
-    request.handle_response(reply(*(reply_row(n) for n in range(3)), session_id=7))
+    request.handle_response(reply(*(reply_row(number, data) for number, data in enumerate(replies)), session_id=7))
+    return builder, positions
+
+
+def test_session_omits_unchanged_partitions() -> None:
+    builder, positions = in_session(b"", b"", b"")
     request, body = ask(builder, positions)
     assert (body["session_id"], body["session_epoch"], body["topics"]) == (7, 1, [])
     result = request.handle_response(reply(reply_row(1, records(10, 5)), session_id=7))
@@ -148,19 +153,9 @@ def test_session_omits_unchanged_partitions() -> None:
     assert [(row["partition"], row["fetch_offset"]) for row in body["topics"][0]["partitions"]] == [(1, 15)]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-    ],
-)
+@pytest.mark.parametrize("code", SESSION_ERRORS)
 def test_session_error_costs_one_full_request_and_keeps_positions(code: int) -> None:
-    positions = partitions(3)
-    builder = builder_of(sessions=True)
-    request, _ = ask(builder, positions)
-    request.handle_response(reply(*(reply_row(n, records(10 * n, 5)) for n in range(3)), session_id=7))
+    builder, positions = in_session(*(records(10 * number, 5) for number in range(3)))
     request, _ = ask(builder, positions)
     result = request.handle_response(reply(error_code=code))
     assert (result.completed, result.failed) == ([], [])
@@ -191,10 +186,7 @@ def test_leader_may_name_a_preferred_read_replica() -> None:
 
 
 def test_lost_reply_fails_the_partitions_and_ends_the_session() -> None:
-    positions = partitions(2)
-    builder = builder_of(sessions=True)
-    request, _ = ask(builder, positions)
-    request.handle_response(reply(reply_row(0), reply_row(1), session_id=7))
+    builder, positions = in_session(b"", b"")
     request, _ = ask(builder, positions)
     error = ConnectionLost("broken")
     assert request.handle_loss(error).failed == [(partition, error) for partition in positions]
@@ -204,41 +196,40 @@ def test_lost_reply_fails_the_partitions_and_ends_the_session() -> None:
 
 def test_close_ends_the_session_at_the_broker() -> None:
     builder = builder_of(sessions=True)
-    request, _ = ask(builder, partitions(1))
-    assert builder.close() is None
-    request, _ = ask(builder, partitions(1))
-    request.handle_response(reply(reply_row(0), session_id=7))
+    ask(builder, partitions(1))
+    assert builder.close() is None, "no reply has the id of a session"
+    builder, _ = in_session(b"")
     body = builder.close()
     assert body is not None
     assert (body["session_id"], body["session_epoch"], body["topics"]) == (7, -1, [])
 
 
-class TestRequestsByBroker:
-    """Ranges in order of their wait, as many in a request as fit."""
+# -- ranges in order of their wait, as many in a request as fit -----------------------------------
 
-    def ranges(self, count: int, size: int = 100_000) -> list[FetchPosition]:
-        """Return ranges that ask for `size` bytes each."""
-        positions = partitions(count, max_partition_fetch_bytes=size)
-        for partition in positions:
-            partition.broker = BROKER
-        return positions
 
-    def test_request_has_the_first_ranges_that_fit(self) -> None:
-        first, second, third = self.ranges(3)
-        assert requests_by_broker([first, second, third], (), 0.0, 200_000) == {BROKER: [first, second]}
+def ranges(count: int) -> list[FetchPosition]:
+    """Return ranges that ask for 100,000 bytes each."""
+    positions = partitions(count, max_partition_fetch_bytes=100_000)
+    for partition in positions:
+        partition.broker = BROKER
+    return positions
 
-    def test_range_that_is_too_large_is_requested_alone(self) -> None:
-        [large] = self.ranges(1)
-        assert requests_by_broker([large], (), 0.0, 1_000) == {BROKER: [large]}
 
-    def test_ranges_of_one_partition_are_requested_in_turn(self) -> None:
-        (first,), (same,) = self.ranges(1), self.ranges(1)
-        assert requests_by_broker([first, same], (), 0.0, 1_000_000) == {BROKER: [first]}
+@pytest.mark.parametrize(("max_bytes", "count"), [(200_000, 2), (1_000, 1)], ids=["all that fit", "a large one alone"])
+def test_request_has_the_first_ranges_that_fit(max_bytes: int, count: int) -> None:
+    waiting = ranges(3)
+    assert requests_by_broker(waiting, (), 0.0, max_bytes) == {BROKER: waiting[:count]}
 
-    def test_busy_broker_back_off_and_missing_leader_are_left_out(self) -> None:
-        busy, waiting, leaderless, ready = self.ranges(4)
-        busy.broker = Broker(2, "kafka2", 9092)
-        waiting.retry_at_s = 1.0
-        leaderless.broker = None
-        mixed = [busy, waiting, leaderless, ready]
-        assert requests_by_broker(mixed, {busy.broker}, 0.5, 1_000_000) == {BROKER: [ready]}
+
+def test_ranges_of_one_partition_are_requested_in_turn() -> None:
+    (first,), (same,) = ranges(1), ranges(1)
+    assert requests_by_broker([first, same], (), 0.0, 1_000_000) == {BROKER: [first]}
+
+
+def test_busy_broker_back_off_and_missing_leader_are_left_out() -> None:
+    busy, waiting, leaderless, ready = ranges(4)
+    busy.broker = Broker(2, "kafka2", 9092)
+    waiting.retry_at_s = 1.0
+    leaderless.broker = None
+    mixed = [busy, waiting, leaderless, ready]
+    assert requests_by_broker(mixed, {busy.broker}, 0.5, 1_000_000) == {BROKER: [ready]}

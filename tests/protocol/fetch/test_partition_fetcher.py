@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode
-from protocol.errors import ConnectFailed
+from protocol.cluster.client import Client
+from protocol.errors import ConnectFailed, UsageError
 from protocol.fetch.consumer import Consumer
+from protocol.fetch.leaders import resolve_leaders
+from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from tests.protocol.fetch.consuming import (
     client_of,
     consumer_of,
+    consumer_threads,
     offsets_of,
     read_all,
     records,
@@ -84,3 +89,46 @@ def test_expired_partition_whose_replies_were_dropped_is_read_by_poll_of_the_con
             wait_until(lambda: consumer.fetches >= fetches + 2)
             assert not streams["orders", 0].buffer.ahead
             assert read_all(consumer, 5).keys() == {0}
+
+
+def test_unexpected_error_of_a_leader_lookup_is_raised(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader thread continues."""
+    faults = iter([RuntimeError("a fault")])
+
+    def faulty(*arguments: Any) -> Any:
+        for fault in faults:
+            raise fault
+        return resolve_leaders(*arguments)
+
+    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", faulty)
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    with pytest.raises(UsageError, match="the broker of orders-0 has failed: RuntimeError"):
+        stream.poll(10_000)
+    stream.seek(3)
+    assert offsets_of(stream.poll(10_000)) == [3, 4]
+
+
+def test_leader_found_during_close_starts_no_thread(fake_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` would not wait for it."""
+    earlier_threads = consumer_threads()
+    resolving, closing, started = threading.Event(), threading.Event(), list[str]()
+    end_stream, start = PartitionConsumer.close, threading.Thread.start
+
+    def slow(*arguments: Any) -> Any:
+        resolving.set()
+        assert closing.wait(30)
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread)))
+        return resolve_leaders(*arguments)
+
+    def close(stream: PartitionConsumer, *arguments: Any) -> None:
+        closing.set()
+        [leaders] = consumer_threads() - earlier_threads
+        leaders.join(30)
+        end_stream(stream, *arguments)
+
+    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", slow)
+    monkeypatch.setattr(PartitionConsumer, "close", close)
+    with consumer_of(fake_client) as consumer:
+        consumer.consume_partition("orders", 0, EARLIEST)
+        assert resolving.wait(30)
+    assert [name for name in started if name.startswith("consumer-")] == []

@@ -12,14 +12,12 @@ import pytest
 from protocol.admin.topics import delete_records
 from protocol.cluster.client import Client
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
-from protocol.fetch.leaders import resolve_leaders
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
 from tests.protocol.fetch.conftest import Written
-from tests.protocol.fetch.consuming import client_of, consumer_of, consumer_threads, offsets_of, produce, read_all
+from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, produce, read_all
 from tests.support.internals import fetcher_of
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
@@ -190,56 +188,6 @@ def test_records_before_a_deleted_offset_are_read_first(written: Written, client
             stream.poll(10_000)
         stream.seek(raised.value.context["log_start_offset"])
         assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
-
-
-def test_unexpected_error_of_a_leader_lookup_is_raised(
-    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The leader thread continues."""
-    name = written(10)
-    faults = iter([RuntimeError("a fault")])
-
-    def faulty(*arguments: Any) -> Any:
-        for fault in faults:
-            raise fault
-        return resolve_leaders(*arguments)
-
-    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", faulty)
-    with consumer_of(client) as consumer:
-        stream = consumer.consume_partition(name, 0, EARLIEST)
-        with pytest.raises(UsageError, match=f"the broker of {name}-0 has failed: RuntimeError"):
-            stream.poll(10_000)
-        stream.seek(4)
-        assert offsets_of(stream.poll(10_000)) == list(range(4, 10))
-
-
-def test_leader_found_during_close_starts_no_thread(
-    kafka: LocalKafka, topic: TopicFactory, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`close` would not wait for it."""
-    name = topic(1)
-    earlier_threads = consumer_threads()
-    resolving, closing, started = threading.Event(), threading.Event(), list[str]()
-    end_stream, start = PartitionConsumer.close, threading.Thread.start
-
-    def slow(*arguments: Any) -> Any:
-        resolving.set()
-        assert closing.wait(30)
-        monkeypatch.setattr(threading.Thread, "start", lambda thread: (started.append(thread.name), start(thread)))
-        return resolve_leaders(*arguments)
-
-    def close(stream: PartitionConsumer, *arguments: Any) -> None:
-        closing.set()
-        [leaders] = consumer_threads() - earlier_threads
-        leaders.join(30)
-        end_stream(stream, *arguments)
-
-    monkeypatch.setattr("protocol.fetch.partition_fetcher.resolve_leaders", slow)
-    monkeypatch.setattr(PartitionConsumer, "close", close)
-    with consumer_of(client) as consumer:
-        consumer.consume_partition(name, 0, EARLIEST)
-        assert resolving.wait(30)
-    assert [name for name in started if name.startswith("consumer-")] == []
 
 
 def test_failure_of_one_partition_is_raised_beside_busy_ones(kafka: LocalKafka, written: Written) -> None:
