@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from confluent_kafka.admin import AdminClient
 
@@ -15,11 +15,13 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupHandler, ConsumerGroupSession
 from protocol.errors import WakeUp
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason
+from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
@@ -59,6 +61,33 @@ class ReadingHandler(ConsumerGroupHandler):
 
     def cleanup(self, session: ConsumerGroupSession) -> None:
         self.cleanups += 1
+
+
+class Listener(ConsumerRebalanceListener):
+    """Notes its calls; raises in each call of the method `raises`, and calls `function` once."""
+
+    def __init__(self, raises: str = "") -> None:
+        self.calls: list[str] = []
+        self.numbers: list[list[int]] = []  # of the partitions of each call
+        self.function: Callable[[], object] = lambda: None
+        self._raises = raises
+
+    def _note(self, name: str, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(name)
+        self.numbers.append(sorted(number for _, number in partitions))
+        if name == self._raises:
+            raise ZeroDivisionError(name)
+        function, self.function = self.function, lambda: None
+        function()
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("lost", partitions)
 
 
 def consumer_of(

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from protocol.cluster.client import Client
@@ -20,7 +19,6 @@ from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.kafka_terms import TopicPartition
-from protocol.position import RecordPositions
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
@@ -35,7 +33,6 @@ from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 COUNT, FIRST, SECOND = 20, ("orders", 0), ("orders", 1)
-Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 
 @pytest.fixture
@@ -96,8 +93,8 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     """They would commit records that the poll has not returned, or close partitions that it starts to read."""
     ours, poll, errors = new_consumer(), AssignedPartitions.poll, dict[str, str]()
 
-    def seen_by_another_thread(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
-        read = poll(partitions, timeout_ms, max_rows)
+    def seen_by_another_thread(*arguments: Any) -> Any:
+        read = poll(*arguments)
         for name, call in {**all_calls(ours, key), "close": ours.close}.items():
             with ThreadPoolExecutor() as threads:
                 errors[name] = str(threads.submit(call).exception())

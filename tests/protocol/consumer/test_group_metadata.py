@@ -6,24 +6,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
-from protocol.kafka_terms import TopicPartition
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import COOPERATIVE, PROTOCOLS
-from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of, read, remove_member
+from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of, read, remove_member
 from tests.protocol.fetch.consuming import client_of
 from tests.protocol.transaction.producing import started
 from tests.support.background import background
@@ -74,28 +72,20 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
 
 
-class Lost(ConsumerRebalanceListener):
-    def __init__(self) -> None:
-        self.partitions: list[TopicPartition] = []
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        self.partitions += partitions
-
-
 @pytest.mark.parametrize("ends_by", ["removal", "another one with its instance id"])
 def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
     fake: SmallCluster, client: Client, ends_by: str
 ) -> None:
     """It would wait for `max.poll.interval.ms`, and own partitions that others have."""
-    replaced, lost, dropped = ends_by != "removal", Lost(), threading.Event()
+    replaced, listener, dropped = ends_by != "removal", Listener(), threading.Event()
     static: dict[str, object] = {"group.instance.id": "a"} if replaced else {}
     fake.create_topic("more")
     with consumer_of(client, {**COOPERATIVE, **static}) as consumer:
-        consumer.subscribe(["orders"], lost)
+        consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
         member = consumer.group_metadata().member
         fake.edit_replies(JOIN_GROUP, lambda body: dropped.set(), 1)
-        consumer.subscribe(["orders", "more"], lost)
+        consumer.subscribe(["orders", "more"], listener)
         wait_until(lambda: consumer.poll(20) or dropped.is_set())
         if replaced:
             fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, times=1)
@@ -108,8 +98,8 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
             with pytest.raises(BrokerError, match=r"FENCED_INSTANCE_ID.*use a different one for each member"):
                 wait_until(lambda: consumer.poll(20))
         else:
-            wait_until(lambda: consumer.poll(20) or lost.partitions)
-            assert sorted(lost.partitions) == [("orders", 0), ("orders", 1)]
+            wait_until(lambda: consumer.poll(20) or "lost" in listener.calls)
+            assert listener.numbers[listener.calls.index("lost")] == [0, 1]
             wait_until(lambda: consumer.poll(20) or len(consumer.assignment) == 4)
 
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from protocol.base.clock import SYSTEM_CLOCK
@@ -24,7 +24,6 @@ from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.kafka_terms import TopicPartition
-from protocol.position import RecordPositions
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
@@ -40,7 +39,6 @@ pytestmark = pytest.mark.soak
 
 ALL = sorted((number, offset) for number in range(2) for offset in range(END))
 BOTH = {("orders", 0), ("orders", 1)}
-Read = tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None
 
 
 @pytest.fixture
@@ -75,9 +73,9 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
 ) -> None:
     poll, is_polling = AssignedPartitions.poll, threading.Event()
 
-    def note_poll(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
+    def note_poll(*arguments: Any) -> Any:
         is_polling.set()
-        return poll(partitions, timeout_ms, max_rows)
+        return poll(*arguments)
 
     def send_signal() -> None:
         assert is_polling.wait(20)
@@ -147,8 +145,8 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
         if when == "before the poll":
             answer.append(sleep(fake, membership))
 
-        def asleep(partitions: AssignedPartitions, timeout_ms: float, max_rows: int | None) -> Read:
-            read = poll(partitions, timeout_ms, max_rows)
+        def asleep(*arguments: Any) -> Any:
+            read = poll(*arguments)
             if read is not None and not answer:
                 answer.append(sleep(fake, membership))
             return read

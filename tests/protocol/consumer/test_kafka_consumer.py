@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import confluent_kafka as other
 import pytest
 
 from protocol.cluster.client import Client
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
-from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer.members import consumer_of, read
+from tests.protocol.consumer.members import Listener, consumer_of, read
 from tests.protocol.fetch.consuming import produce
 from tests.support.wait_until import wait_until
 
@@ -49,23 +47,6 @@ def librdkafka_consumer(kafka1: LocalKafka, group: str) -> Iterator[other.Consum
     consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
     yield consumer
     consumer.close()
-
-
-class RecordingListener(ConsumerRebalanceListener):
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[int]]] = []
-
-    def _note(self, label: str, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append((label, sorted(number for _, number in partitions)))
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("assigned", partitions)
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("revoked", partitions)
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("lost", partitions)
 
 
 # -- queries --------------------------------------------------------------------------------------
@@ -217,11 +198,11 @@ def test_refused_subscription_leaves_the_assigned_partitions(fake_client: Client
 def test_listener_is_called_for_each_rebalance_and_commits_before(
     client: Client, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
 ) -> None:
-    listener, automatic = RecordingListener(), {**protocol, "enable.auto.commit": True}
+    listener, automatic = Listener(), {**protocol, "enable.auto.commit": True}
     first, two = new_consumer(**automatic), new_consumer(**automatic)
     first.subscribe([orders], listener)
     assert len(read(first, 2 * COUNT - DELETED)) == 2 * COUNT - DELETED
-    assert (first.subscription.names, listener.calls) == ({orders}, [("assigned", [0, 1])])
+    assert (first.subscription.names, listener.calls, listener.numbers) == ({orders}, ["assigned"], [[0, 1]])
     assert first.assignment == {(orders, 0), (orders, 1)}
     two.subscribe([orders])
     again: list[int] = []
@@ -235,15 +216,15 @@ def test_listener_is_called_for_each_rebalance_and_commits_before(
     numbers = [number for _, number in two.assignment]
     assert sorted(retained + numbers) == [0, 1]
     if protocol == EAGER:
-        assert listener.calls[1:] == [("revoked", [0, 1]), ("assigned", retained)]
+        assert (listener.calls[1:], listener.numbers[1:]) == (["revoked", "assigned"], [[0, 1], retained])
     else:
-        assert listener.calls[1:] == [("revoked", numbers)]
+        assert (listener.calls[1:], listener.numbers[1:]) == (["revoked"], [numbers])
     # The first member's offsets were committed before, so the other one reads no record again.
     assert (two.position((orders, numbers[0])), sum(again)) == (COUNT, 0)
     two.close()
     wait_until(lambda: first.poll(20) or len(first.assignment) == 2)
     first.close()
-    assert listener.calls[-1] == ("revoked", [0, 1])
+    assert (listener.calls[-1], listener.numbers[-1]) == ("revoked", [0, 1])
 
 
 def test_pattern_subscription_finds_new_topics(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -13,38 +13,13 @@ from protocol.errors import CommitFailed, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import TopicPartition
 from tests.protocol.consumer.conftest import EAGER, PROTOCOLS
-from tests.protocol.consumer.members import consumer_of, read, remove_member
+from tests.protocol.consumer.members import Listener, consumer_of, read, remove_member
 from tests.protocol.fetch.consuming import client_of
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 BOTH = frozenset({("orders", 0), ("orders", 1)})
-
-
-class Listener(ConsumerRebalanceListener):
-    """Notes its calls; raises in each call of the method `raises`, and calls `function` once."""
-
-    def __init__(self, raises: str = "") -> None:
-        self.calls: list[str] = []
-        self.function: Callable[[], object] = lambda: None
-        self._raises = raises
-
-    def _note(self, name: str) -> None:
-        self.calls.append(name)
-        if name == self._raises:
-            raise ZeroDivisionError(name)
-        function, self.function = self.function, lambda: None
-        function()
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("assigned")
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("revoked")
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        self._note("lost")
 
 
 class Committing(ConsumerRebalanceListener):
