@@ -258,7 +258,7 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
         errors.append((offsets[FIRST].offset, str(error)))
 
     with (
-        client_of(fake.bootstrap_servers, request_timeout_ms=1_000) as client,
+        client_of(fake.bootstrap_servers, request_timeout_ms=2_500) as client,
         consumer_of(client) as consumer,
     ):
         for offset in range(3):
