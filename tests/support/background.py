@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def background(action: Callable[[], None]) -> Iterator[None]:
+def background(action: Callable[[], object]) -> Iterator[None]:
     """Run `action` in another thread; at the end of the block wait for it, and raise its error."""
     raised: list[BaseException] = []
 

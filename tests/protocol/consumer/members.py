@@ -13,7 +13,6 @@ from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupHandler, ConsumerGroupSession
@@ -128,9 +127,9 @@ class Member:
     def __init__(
         self, client: Client, group: str, topic: str, values: list[bytes] | None = None, **properties: object
     ) -> None:
-        given = {"group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100, **properties}
+        defaults = {"group.id": group, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 100}
         self.errors: list[Exception] = []
-        self.group = ConsumerGroup(client, parse_group_consumer(given), on_error=self.errors.append)
+        self.group = ConsumerGroup(client, {**defaults, **properties}, on_error=self.errors.append)
         self.setups: list[ConsumerGroupSession] = []
         self.cleanups: list[dict[str, list[int]]] = []
         self.claimed: list[tuple[int, int, int]] = []  # generation, partition, start offset

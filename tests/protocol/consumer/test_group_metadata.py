@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,7 +21,6 @@ from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import COOPERATIVE, PROTOCOLS
 from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of, read, remove_member
-from tests.protocol.fetch.consuming import client_of
 from tests.protocol.transaction.producing import started
 from tests.support.background import background
 from tests.support.internals import membership_of
@@ -30,12 +28,6 @@ from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 GROUP, FIRST = "etl", ("orders", 0)
-
-
-@pytest.fixture
-def client(fake: SmallCluster) -> Iterator[Client]:
-    with client_of(fake.bootstrap_servers) as client:
-        yield client
 
 
 def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadata) -> None:
@@ -47,10 +39,10 @@ def send_offsets(producer: TransactionalProducer, metadata: ConsumerGroupMetadat
 @PROTOCOLS
 @pytest.mark.parametrize("has_polled", [False, True], ids=["at once", "after the next poll"])
 def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
-    fake: SmallCluster, client: Client, protocol: dict[str, object], has_polled: bool
+    fake: SmallCluster, fake_client: Client, protocol: dict[str, object], has_polled: bool
 ) -> None:
-    producer = started(client, "etl-0")
-    with consumer_of(client, protocol) as consumer:
+    producer = started(fake_client, "etl-0")
+    with consumer_of(fake_client, protocol) as consumer:
         consumer.subscribe(["orders"])
         read(consumer, 2 * END)
         fetched_as = consumer.group_metadata().member
@@ -59,7 +51,7 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         fake.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: (
             fake.lose_requests(CONSUMER_GROUP_HEARTBEAT) if body["member_epoch"] == 0 else None
         )
-        remove_member(client, GROUP, fetched_as)
+        remove_member(fake_client, GROUP, fetched_as)
         membership = membership_of(consumer)
         wait_until(lambda: not membership.member.is_in_group)
         if has_polled:
@@ -69,18 +61,18 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
         producer.abort_transaction()
         with pytest.raises(CommitFailed, match="assignment under which they were read has ended"):
             consumer.commit_sync({FIRST: CommittedOffset(END)})
-        assert fetch_offsets(client, GROUP, [FIRST], client.deadline()) == {}
+        assert fetch_offsets(fake_client, GROUP, [FIRST], fake_client.deadline()) == {}
 
 
 @pytest.mark.parametrize("ends_by", ["removal", "another one with its instance id"])
 def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
-    fake: SmallCluster, client: Client, ends_by: str
+    fake: SmallCluster, fake_client: Client, ends_by: str
 ) -> None:
     """It would wait for `max.poll.interval.ms`, and own partitions that others have."""
     replaced, listener, dropped = ends_by != "removal", Listener(), threading.Event()
     static: dict[str, object] = {"group.instance.id": "a"} if replaced else {}
     fake.create_topic("more")
-    with consumer_of(client, {**COOPERATIVE, **static}) as consumer:
+    with consumer_of(fake_client, {**COOPERATIVE, **static}) as consumer:
         consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
         member = consumer.group_metadata().member
@@ -90,7 +82,7 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
         if replaced:
             fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, times=1)
         else:
-            remove_member(client, GROUP, member)
+            remove_member(fake_client, GROUP, member)
         assert len(consumer.assignment) == 2
         with pytest.raises(CommitFailed):
             consumer.commit_sync()
@@ -104,8 +96,8 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
 
 
 @PROTOCOLS
-def test_session_of_a_removed_member_keeps_its_generation(client: Client, protocol: dict[str, object]) -> None:
-    producer, refusals = started(client, "etl-0"), []
+def test_session_of_a_removed_member_keeps_its_generation(fake_client: Client, protocol: dict[str, object]) -> None:
+    producer, refusals = started(fake_client, "etl-0"), []
 
     class Handler(ReadingHandler):
         def cleanup(self, session: ConsumerGroupSession) -> None:
@@ -115,17 +107,17 @@ def test_session_of_a_removed_member_keeps_its_generation(client: Client, protoc
                 send_offsets(producer, ConsumerGroupMetadata(GROUP, session.member))
             refusals.append(refused.value)
 
-    group, handler, members = group_of(client, protocol), Handler(), list[GroupMember]()
+    group, handler, members = group_of(fake_client, protocol), Handler(), list[GroupMember]()
     with background(lambda: group.consume(["orders"], handler)), group:
         wait_until(lambda: handler.sessions)
         members.append(handler.sessions[0].member)
-        remove_member(client, GROUP, members[0])
+        remove_member(fake_client, GROUP, members[0])
         wait_until(lambda: refusals)
 
 
-def test_offset_in_an_open_transaction_delays_its_own_partition_only(client: Client) -> None:
-    producer = started(client, "copy")
-    with consumer_of(client) as consumer:
+def test_offset_in_an_open_transaction_delays_its_own_partition_only(fake_client: Client) -> None:
+    producer = started(fake_client, "copy")
+    with consumer_of(fake_client) as consumer:
         producer.begin_transaction()
         producer.send_offsets_to_transaction({FIRST: CommittedOffset(3)}, ConsumerGroupMetadata(GROUP))
         consumer.assign([FIRST, ("orders", 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,7 +28,6 @@ from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
 from tests.protocol.consumer.members import IdleHandler, Member, ReadingHandler, consumer_of, group_of, read
-from tests.protocol.fetch.consuming import client_of
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.internals import membership_of, partitions_of
@@ -41,12 +40,6 @@ ALL = sorted((number, offset) for number in range(2) for offset in range(END))
 BOTH = {("orders", 0), ("orders", 1)}
 
 
-@pytest.fixture
-def client(fake: SmallCluster) -> Iterator[Client]:
-    with client_of(fake.bootstrap_servers) as client:
-        yield client
-
-
 def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     """Simulate a long sleep: the coordinator must confirm the assignment, and does when the result is called."""
     answering = threading.Event()
@@ -56,8 +49,8 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
     return answering.set
 
 
-def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) -> None:
-    with consumer_of(client, EAGER) as consumer, consumer_of(client, EAGER) as joining:
+def test_poll_sleeps_while_the_group_waits_for_another_member(fake_client: Client) -> None:
+    with consumer_of(fake_client, EAGER) as consumer, consumer_of(fake_client, EAGER) as joining:
         consumer.subscribe(["orders"])
         read(consumer, 2 * END)
         joining.subscribe(["orders"])
@@ -69,7 +62,7 @@ def test_poll_sleeps_while_the_group_waits_for_another_member(client: Client) ->
 
 @pytest.mark.parametrize("protocol", [EAGER, KIP_848], ids=["classic", "consumer"])
 def test_signal_handler_within_a_poll_may_only_close_the_consumer(
-    client: Client, fake: SmallCluster, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    fake_client: Client, fake: SmallCluster, protocol: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poll, is_polling = AssignedPartitions.poll, threading.Event()
 
@@ -89,7 +82,7 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
         consumer.close()
 
     errors: list[BaseException | None] = []
-    consumer = consumer_of(client, protocol)
+    consumer = consumer_of(fake_client, protocol)
     consumer.subscribe(["orders"])
     read(consumer, 2 * END)
     former = signal.signal(signal.SIGUSR1, handle)
@@ -109,7 +102,7 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
 
 
 def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_raised(
-    fake: SmallCluster, client: Client
+    fake: SmallCluster, fake_client: Client
 ) -> None:
     class Marking(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -124,7 +117,7 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
 
     handler, both_have_marked = Marking(), threading.Barrier(2, timeout=20)
     properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
-    with ConsumerGroup(client, properties, on_error=raise_it) as group:
+    with ConsumerGroup(fake_client, properties, on_error=raise_it) as group:
         fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(CommitFailed):
             group.consume(["orders"], handler)
@@ -135,9 +128,9 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
 
 @pytest.mark.parametrize("when", ["before the poll", "within the poll"])
 def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
-    fake: SmallCluster, client: Client, when: str, monkeypatch: pytest.MonkeyPatch
+    fake: SmallCluster, fake_client: Client, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with consumer_of(client, KIP_848) as consumer:
+    with consumer_of(fake_client, KIP_848) as consumer:
         consumer.subscribe(["orders"])
         wait_until(lambda: consumer.poll(0) or len(consumer.assignment) == 2)
         membership, answer, poll = membership_of(consumer), list[Callable[[], None]](), AssignedPartitions.poll
@@ -158,7 +151,7 @@ def test_poll_returns_no_records_while_the_assignment_is_unconfirmed(
         assert sorted(read(consumer, 2 * END)) == ALL
 
 
-def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: SmallCluster, client: Client) -> None:
+def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: SmallCluster, fake_client: Client) -> None:
     observed: list[tuple[int, int]] = []
     waiting, suspected = threading.Barrier(3), threading.Event()
 
@@ -170,7 +163,7 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
             waiting.wait(20)
             observed.extend((message.partition, message.offset) for message in claim.messages())
 
-    group = group_of(client, KIP_848)
+    group = group_of(fake_client, KIP_848)
     with background(lambda: group.consume(["orders"], Handler())), group:
         waiting.wait(20)
         answer = sleep(fake, membership_of(group))
@@ -181,10 +174,10 @@ def test_claim_yields_no_records_while_the_assignment_is_unconfirmed(fake: Small
 
 
 def test_pausing_all_claims_in_a_rebalance_succeeds(
-    client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
+    fake_client: Client, fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread pauses a claim that is dropped meanwhile."""
-    member = Member(client, "etl", "orders", **KIP_848)
+    member = Member(fake_client, "etl", "orders", **KIP_848)
     try:
         wait_until(lambda: len(member.claimed) == 2)
         partitions = partitions_of(member.group)
@@ -203,9 +196,9 @@ def test_pausing_all_claims_in_a_rebalance_succeeds(
 
 
 @pytest.mark.parametrize("use", ["poll", "position", "current_lag", "commit_sync"])
-def test_consumer_is_refused_in_a_forked_child_after_its_first_use(client: Client, use: str) -> None:
+def test_consumer_is_refused_in_a_forked_child_after_its_first_use(fake_client: Client, use: str) -> None:
     """Only the thread that forks exists in the child: others had been about to fetch and to commit."""
-    with consumer_of(client) as unused, consumer_of(client) as consumer:
+    with consumer_of(fake_client) as unused, consumer_of(fake_client) as consumer:
         consumer.assign(BOTH)
         if use == "commit_sync":
             consumer.commit_sync({("orders", 0): CommittedOffset(0)})
@@ -224,7 +217,7 @@ def test_consumer_is_refused_in_a_forked_child_after_its_first_use(client: Clien
 
 
 @pytest.mark.parametrize("place", ["listener", "callback"])
-def test_consumer_is_refused_in_a_child_forked_within_a_call(client: Client, place: str) -> None:
+def test_consumer_is_refused_in_a_child_forked_within_a_call(fake_client: Client, place: str) -> None:
     def check() -> None:
         for call in (consumer.close, partial(consumer.poll, 0)):
             with pytest.raises(UsageError, match="before a fork"):
@@ -240,7 +233,7 @@ def test_consumer_is_refused_in_a_child_forked_within_a_call(client: Client, pla
         checked.append(1)
 
     checked: list[int] = []
-    with consumer_of(client, EAGER) as consumer:
+    with consumer_of(fake_client, EAGER) as consumer:
         consumer.subscribe(["orders"], Forks() if place == "listener" else None)
         read(consumer, 2 * END)
         if place == "callback":
@@ -249,14 +242,14 @@ def test_consumer_is_refused_in_a_child_forked_within_a_call(client: Client, pla
         assert checked == [1]
 
 
-def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(client: Client) -> None:
+def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(fake_client: Client) -> None:
     class Waiting(IdleHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             consuming.set()
             session.ended.wait(20)
 
     consuming, stop = threading.Event(), threading.Event()
-    group = group_of(client)
+    group = group_of(fake_client)
     with ThreadPoolExecutor(1) as executor:
         consumed = executor.submit(group.consume, ["orders"], Waiting(), stop)
         assert consuming.wait(20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import pytest
 
@@ -32,22 +32,18 @@ class Committing(ConsumerRebalanceListener):
         self._consumer.commit_sync()
 
 
-@pytest.fixture
-def client(fake: SmallCluster) -> Iterator[Client]:
-    with client_of(fake.bootstrap_servers) as client:
-        yield client
-
-
-def subscribed(client: Client, protocol: dict[str, object], listener: Listener, **properties: object) -> KafkaConsumer:
+def subscribed(
+    fake_client: Client, protocol: dict[str, object], listener: Listener, **properties: object
+) -> KafkaConsumer:
     """Return a member with both partitions, which has read their records."""
-    consumer = consumer_of(client, protocol, **properties)
+    consumer = consumer_of(fake_client, protocol, **properties)
     consumer.subscribe(["orders"], listener)
     read(consumer, 2 * END)
     return consumer
 
 
-def remove(client: Client, consumer: KafkaConsumer) -> None:
-    remove_member(client, "etl", consumer.group_metadata().member)
+def remove(fake_client: Client, consumer: KafkaConsumer) -> None:
+    remove_member(fake_client, "etl", consumer.group_metadata().member)
 
 
 def errors_until_read(consumer: KafkaConsumer) -> list[Exception]:
@@ -69,12 +65,12 @@ def errors_until_read(consumer: KafkaConsumer) -> list[Exception]:
 @PROTOCOLS
 @pytest.mark.parametrize("commits", [False, True], ids=["raises", "commits"])
 def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
-    client: Client, protocol: dict[str, object], commits: bool
+    fake_client: Client, protocol: dict[str, object], commits: bool
 ) -> None:
-    with consumer_of(client, protocol) as consumer:
+    with consumer_of(fake_client, protocol) as consumer:
         consumer.subscribe(["orders"], Committing(consumer) if commits else Listener("lost"))
         read(consumer, 2 * END)
-        remove(client, consumer)
+        remove(fake_client, consumer)
         [raised] = errors_until_read(consumer)
         assert isinstance(raised, CommitFailed if commits else ZeroDivisionError)
         assert consumer.assignment == BOTH
@@ -83,10 +79,10 @@ def test_listener_raising_on_lost_partitions_does_not_prevent_rejoin(
 
 @PROTOCOLS
 def test_listener_raising_on_revocation_does_not_keep_partitions(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
+    fake: SmallCluster, fake_client: Client, protocol: dict[str, object]
 ) -> None:
     with (
-        subscribed(client, protocol, Listener("revoked"), **{"enable.auto.commit": True}) as consumer,
+        subscribed(fake_client, protocol, Listener("revoked"), **{"enable.auto.commit": True}) as consumer,
         client_of(fake.bootstrap_servers) as another,
         consumer_of(another, protocol) as second,
     ):
@@ -103,7 +99,7 @@ def test_listener_raising_on_revocation_does_not_keep_partitions(
 
         wait_until(shared)
         assert [str(error) for error in raised] == ["revoked"]
-        offsets = fetch_offsets(client, "etl", BOTH, client.deadline())
+        offsets = fetch_offsets(fake_client, "etl", BOTH, fake_client.deadline())
         assert {offset.offset for offset in offsets.values()} == {END}
         with pytest.raises(ZeroDivisionError):
             consumer.unsubscribe()
@@ -111,17 +107,21 @@ def test_listener_raising_on_revocation_does_not_keep_partitions(
 
 
 @PROTOCOLS
-def test_listener_raising_on_assignment_does_not_prevent_reads(client: Client, protocol: dict[str, object]) -> None:
+def test_listener_raising_on_assignment_does_not_prevent_reads(
+    fake_client: Client, protocol: dict[str, object]
+) -> None:
     listener = Listener("assigned")
-    with consumer_of(client, protocol) as consumer:
+    with consumer_of(fake_client, protocol) as consumer:
         consumer.subscribe(["orders"], listener)
         assert [str(error) for error in errors_until_read(consumer)] == ["assigned"]
         assert listener.calls == ["assigned"]
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe", "enforce_rebalance"])
-def test_listener_raising_on_revocation_does_not_prevent_leaving(fake: SmallCluster, client: Client, end: str) -> None:
-    consumer = subscribed(client, EAGER, Listener("revoked"))
+def test_listener_raising_on_revocation_does_not_prevent_leaving(
+    fake: SmallCluster, fake_client: Client, end: str
+) -> None:
+    consumer = subscribed(fake_client, EAGER, Listener("revoked"))
     with pytest.raises(ZeroDivisionError, match="revoked"):
         getattr(consumer, end)()
     assert not fake.groups.groups["etl"].members
@@ -131,7 +131,7 @@ def test_listener_raising_on_revocation_does_not_prevent_leaving(fake: SmallClus
 @PROTOCOLS
 @pytest.mark.parametrize("event", ["revoked", "lost"])
 def test_partitions_that_the_listener_assigns_after_leaving_are_read(
-    fake: SmallCluster, client: Client, protocol: dict[str, object], event: str
+    fake: SmallCluster, fake_client: Client, protocol: dict[str, object], event: str
 ) -> None:
     def leave_and_assign() -> None:
         has_left.append(True)
@@ -140,13 +140,13 @@ def test_partitions_that_the_listener_assigns_after_leaving_are_read(
 
     listener, has_left, rows = Listener(), list[bool](), list[int]()
     with (
-        subscribed(client, protocol, listener) as consumer,
+        subscribed(fake_client, protocol, listener) as consumer,
         client_of(fake.bootstrap_servers) as another,
         consumer_of(another, protocol) as second,
     ):
         listener.function = leave_and_assign
         if event == "lost":
-            remove(client, consumer)
+            remove(fake_client, consumer)
         else:
             second.subscribe(["orders"])
 
@@ -165,10 +165,10 @@ def test_partitions_that_the_listener_assigns_after_leaving_are_read(
 @PROTOCOLS
 @pytest.mark.parametrize("call", ["unsubscribe", "enforce_rebalance"])
 def test_listener_that_leaves_the_group_again_is_refused(
-    fake: SmallCluster, client: Client, protocol: dict[str, object], call: str
+    fake: SmallCluster, fake_client: Client, protocol: dict[str, object], call: str
 ) -> None:
     listener = Listener()
-    with subscribed(client, protocol, listener) as consumer:
+    with subscribed(fake_client, protocol, listener) as consumer:
         listener.function = getattr(consumer, call)
         with pytest.raises(UsageError, match="must not call this while the consumer leaves"):
             getattr(consumer, call)()
@@ -180,10 +180,10 @@ def test_listener_that_leaves_the_group_again_is_refused(
 
 
 @PROTOCOLS
-def test_listener_that_polls_is_refused_and_reading_continues(client: Client, protocol: dict[str, object]) -> None:
+def test_listener_that_polls_is_refused_and_reading_continues(fake_client: Client, protocol: dict[str, object]) -> None:
     listener = Listener()
-    with subscribed(client, protocol, listener) as consumer:
-        remove(client, consumer)
+    with subscribed(fake_client, protocol, listener) as consumer:
+        remove(fake_client, consumer)
         listener.function = lambda: consumer.poll(2_000)
         with pytest.raises(UsageError, match="must not call poll"):
             wait_until(lambda: consumer.poll(20) or False)
@@ -194,11 +194,11 @@ def test_listener_that_polls_is_refused_and_reading_continues(client: Client, pr
 @PROTOCOLS
 @pytest.mark.parametrize("end", ["close", "unsubscribe"])
 def test_leaving_after_a_removal_calls_on_partitions_lost(
-    client: Client, protocol: dict[str, object], end: str
+    fake_client: Client, protocol: dict[str, object], end: str
 ) -> None:
     listener = Listener()
-    consumer = subscribed(client, protocol, listener)
-    remove(client, consumer)
+    consumer = subscribed(fake_client, protocol, listener)
+    remove(fake_client, consumer)
     wait_until(lambda: membership_of(consumer).assignment_lost)
     getattr(consumer, end)()
     assert listener.calls == ["assigned", "lost"]

@@ -179,8 +179,8 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
     with consumer_at(fake) as consumer:
         consumer.assign([KEY])
         Reader(consumer).until_read(5)
-        held = consumer.positions()
-        assert held == {KEY: CommittedOffset(5, 0)}
+        old_positions = consumer.positions()
+        assert old_positions == {KEY: CommittedOffset(5, 0)}
         recreate_orders(fake)
         buffer = partitions_of(consumer)[KEY].buffer
         wait_until(lambda: isinstance(buffer.error, TopicRecreated))
@@ -197,7 +197,7 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
         wait_until(lambda: consumer.poll(10) or consumer.recreations == {KEY: 1})
         assert consumer.positions() == {KEY: CommittedOffset(0)}
         with pytest.raises(CommitFailed, match="UNKNOWN_TOPIC_ID"):  # a position has the id of its topic
-            consumer.commit_sync(held)
+            consumer.commit_sync(old_positions)
         consumer.assign([])
         assert consumer.recreations == {}
 
