@@ -343,7 +343,7 @@ def test_next_session_continues_behind_marks_that_are_not_committed_yet(
             starts.append(claim.initial_offset)
             session.mark_offset(claim.topic, claim.partition, 3)
 
-    with group_of(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
+    with group_at(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
         fake.lose_requests(OFFSET_COMMIT, ALWAYS)
         members.consume(["orders"], Marks())
         del starts[:]

@@ -160,7 +160,7 @@ def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[st
 def test_rare_unknown_replies_do_not_skip_the_topic(clock: ManualClock) -> None:
     """Each broker may have just started. So no range is skipped, and the read ends as without brokers."""
     # The time passes while no request is in flight.
-    says: list[str | float] = [*[16.0, UNKNOWN] * 8, UNKNOWN]
+    says = (*(16.0, UNKNOWN) * 8, UNKNOWN)
     with reading(clock, *says, on_loss=skip_loss, poll_timeout_ms=2_000) as (_, reader):
         # On a busy machine the time may pass during the first request, which names no partition.
         with pytest.raises(DeadlineExceeded, match="orders"):
