@@ -94,7 +94,7 @@ GROUP_PROPERTIES = (
         "Consumer.Group.Rebalance.Retry.Max)",
     ),
 )
-"""Properties that mean something else to clients that commit on their own, such as a Spark query."""
+"""Properties of consumers that commit automatically or retry joins; a Spark query refuses them."""
 
 
 @hide_variables

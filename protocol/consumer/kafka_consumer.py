@@ -274,8 +274,8 @@ class KafkaConsumer:
         WakeUp
             `wakeup` was called.
         BrokerError
-            A partition cannot be read, or this member leads the group and has no Describe ACL for a subscribed topic.
-            Raised once; other partitions continue.
+            A partition cannot be read; raised at each attempt, while other partitions continue. Or this member leads
+            the group and has no Describe ACL for a subscribed topic; raised once.
         DataLoss
             The position of a partition is not in the log, and `auto.offset.reset` is `none`. Raised again by each call
             without records, until `seek`; for several partitions in turn.

@@ -32,7 +32,7 @@ _WAIT_S = 0.05
 class StartLookup(ABC):
     """A lookup of the start offsets of some partitions, which runs in its own thread.
 
-    Thread rule: `found` may be called at any time, the other results once the lookup has ended.
+    Thread rule: `positions` may be called at any time, `error_of` once the lookup has ended.
 
     Parameters
     ----------

@@ -45,7 +45,8 @@ class InvalidPosition:
     """The log has lost the position.
 
     `first_lost`: the first record that cannot be read; those from the position to this offset still exist.
-    `resume`: where reading may continue. Below the position if records that were read have been truncated.
+    `resume`: only for ranges: where reading may continue. Below the position if records that were read have been
+    truncated.
     `reason`: text for an error of class `kind`. Open partitions raise a `cause` that is a `DataLoss` instead.
     `log`: the log, if it was queried.
     """

@@ -234,7 +234,7 @@ class FetchRequest(Generic[P]):
         return {"session_epoch": FINAL_EPOCH, "topics": topic_rows(rows, self.by_id)}
 
     def handle_response(self, body: Mapping[str, Any]) -> FetchResult[P]:
-        """Read the reply, and advance the positions. Raises `ProtocolError` if the reply as a whole is invalid."""
+        """Read the reply, and advance the positions."""
         result: FetchResult[P] = FetchResult(throttle_ms=body["throttle_time_ms"])
         requested = dict(self._requested)
         code = body["error_code"]

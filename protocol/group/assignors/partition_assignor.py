@@ -21,7 +21,7 @@ class PartitionAssignor:
     """An assignor of the classic protocol for `partition.assignment.strategy`; subclass it and override `assign`.
 
     All methods are called in the thread of the member. They must not call the consumer or wait. An exception of
-    `user_data` or `assign` ends the member: `poll` raises it. One of `on_assignment` is logged.
+    `user_data` or `assign` is raised by `poll`, and the next `poll` joins again. One of `on_assignment` is logged.
 
     Attributes
     ----------

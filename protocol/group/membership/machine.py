@@ -90,7 +90,7 @@ class MemberMachine(ABC):
         self._pattern_pending = False
         # True if the last metadata, or those in flight, were requested for an earlier subscription.
         self._metadata_outdated = False
-        # The request in flight; None also if its session has ended.
+        # The request whose reply counts: that of the last step, unless it has failed or its session has ended.
         self._in_flight: SendRequest | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
         self._suspicion: EndReason | None = None
