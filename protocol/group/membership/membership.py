@@ -117,9 +117,10 @@ class Membership:
         self._unauthorized_topics: frozenset[str] = frozenset()
         self._authorization_error: BrokerError | None = None
         self._join_retries = join_retries
-        # Failures since the last complete join, and the last one until the owner has taken it.
+        # Failures since the last complete join; the last one, and if the owner has taken it.
         self._failed_joins = 0
         self._join_error: KafkaError | None = None
+        self._join_error_taken = True
         self._thread: threading.Thread | None = None
 
     # -- for the owner ------------------------------------------------------------------------
@@ -175,8 +176,8 @@ class Membership:
     def take_join_error(self) -> KafkaError | None:
         """Return, once, the last error of a join that is being retried."""
         with self.changed:
-            error, self._join_error = self._join_error, None
-            return error
+            was_taken, self._join_error_taken = self._join_error_taken, True
+            return None if was_taken else self._join_error
 
     def await_change(self, timeout_ms: float) -> None:
         """Wait until the state of the member changes. Thread-safe."""
@@ -314,10 +315,10 @@ class Membership:
         return self._join_retries is not None and self._failed_joins > self._join_retries
 
     def _raise_failed_join(self) -> None:
-        if not self._join_has_failed:
+        error, attempts = self._join_error, self._failed_joins
+        if error is None or not self._join_has_failed:
             return
-        error, attempts = self._join_error or KafkaError("the join has failed"), self._failed_joins
-        self._failed_joins, self._join_error = 0, None
+        self._failed_joins, self._join_error_taken = 0, True
         name = "group.join.retries"
         raised = type(error)(
             f"group {self.machine.group}: {attempts} attempts to join have failed ({name}={self._join_retries}); "
@@ -501,7 +502,7 @@ class Membership:
         with self.changed:
             self._in_flight = None
             if failure is not None and self.machine.state in AWAITING_ASSIGNMENT:
-                self._failed_joins, self._join_error = self._failed_joins + 1, failure
+                self._failed_joins, self._join_error, self._join_error_taken = self._failed_joins + 1, failure, False
             try:
                 tell(self._clock.now_s())
             except KafkaError as error:

@@ -14,6 +14,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, Metadata
+from protocol.config import parse_consumer
 from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
@@ -21,6 +22,7 @@ from protocol.group.member import GroupMember
 from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.machine import MemberMachine
+from protocol.group.membership.membership import Membership
 from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -148,6 +150,20 @@ def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith(f"of {group}")])
     assert not fake.request_bodies(JOIN_GROUP)
     assert not fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)
+
+
+def test_failed_join_is_raised_with_its_code_though_an_owner_has_taken_it(
+    fake: FakeKafka, client: Client, group: str
+) -> None:
+    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    config = parse_consumer({"group.id": group, "group.protocol": "classic"})
+    with Membership(client, config, TopicSubscription(frozenset({"orders"})), join_retries=2) as member:
+        member.poll_rebalance(client.deadline(0))
+        wait_until(lambda: member.rebalance_pending)
+        assert member.take_join_error() is not None
+        with pytest.raises(BrokerError, match="attempts to join have failed") as raised:
+            member.poll_rebalance(client.deadline(0))
+    assert raised.value.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def test_error_of_the_owners_callback_is_raised_without_revocation(
