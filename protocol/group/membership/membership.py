@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -47,7 +49,7 @@ log = logging.getLogger(__name__)
 # Interval of timeouts, and of checks for a delayed response.
 TICK_S = 1.0
 _HANG_UP_AGAIN_S = 0.1
-# A longer time without a check of the clock means that this process was suspended.
+# A longer time without a check of the clock, except in `_waiting_until`, means that this process was suspended.
 _PAUSE_DETECTED_S = 3.0
 # Log a warning if requests fail for this time.
 WARN_AFTER_S = 10.0
@@ -111,6 +113,7 @@ class Membership:
         # False while the coordinator of the request is being looked up.
         self._is_sent = False
         self._checked_s = self._clock.now_s()
+        self._waits_until_s = -math.inf
         self._failing_since_s: float | None = None
         self._has_warned = False
         # Topics that the user may not describe, and the error until the owner has taken it.
@@ -399,16 +402,19 @@ class Membership:
 
         def attempt() -> dict[str, Any]:
             nonlocal since_s
-            broker = self._client.coordinator(self._coordinator, deadline)
-            with self.changed:
-                if not self.machine.awaits(request):  # a late join would make a member of one that has left
-                    raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
-                self._is_sent = True
-            since_s = self._clock.now_s()
-            options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
-            reply = self._client.send(broker, request.api, request.body, deadline, **options)
-            while not ready([reply], TICK_S, deadline) and not deadline.passed:
+            with self._waiting_until(deadline):
+                broker = self._client.coordinator(self._coordinator, deadline)
+                with self.changed:
+                    if not self.machine.awaits(request):  # a late join would make a member of one that has left
+                        raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
+                    self._is_sent = True
+                since_s = self._clock.now_s()
+                options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
+                reply = self._client.send(broker, request.api, request.body, deadline, **options)
+            while not ready([reply], TICK_S) and not deadline.passed:
                 since_s = self._extend_session(request, since_s)
+                with self._waiting_until(deadline):
+                    reply.check_silence(deadline)
                 with self.changed:
                     awaited = self.machine.awaits(request)
                 if not awaited:  # the session has ended, and the response may never come
@@ -530,11 +536,24 @@ class Membership:
         In the consumer protocol only brokers know when a session ends, so the member asks them after a pause.
         """
         now_s = self._clock.now_s()
-        if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:
+        if self._thread is not None and now_s - max(self._checked_s, self._waits_until_s) >= _PAUSE_DETECTED_S:
             text = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
             self.machine.suspect_lost(EndReason(text), now_s)
         self._checked_s = now_s
         return now_s
+
+    @contextmanager
+    def _waiting_until(self, deadline: Deadline) -> Iterator[None]:
+        """Wait for brokers without checks of the clock: until `deadline`, this is no suspension of the process."""
+        with self.changed:
+            self._now_s()
+            self._waits_until_s = deadline.at_s
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._now_s()
+                self._waits_until_s = -math.inf
 
 
 def _attempt_error(error: KafkaError) -> KafkaError:

@@ -243,6 +243,33 @@ def test_silent_owner_is_not_suspended_while_metadata_are_awaited(
         owner.membership.close(timeout_ms=1_000)
 
 
+def test_wait_for_a_coordinator_is_no_suspension_until_its_deadline(
+    fake: FakeKafka, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection attempt may take 10 s. Later than the deadline of the heartbeat, the process did not run."""
+    monkeypatch.setattr(membership, "TICK_S", 0.01)
+    clock, is_requested, is_answered = ManualClock(), threading.Event(), threading.Event()
+    with Client({"bootstrap.servers": fake.bootstrap_servers}, clock) as client:
+        owner = new_member(client, "orders")
+        owner.poll_rebalance(10_000)
+        coordinator = client.coordinator
+
+        def answer_late(*arguments: Any) -> Broker:
+            is_requested.set()
+            assert is_answered.wait(20)
+            return coordinator(*arguments)
+
+        monkeypatch.setattr(client, "coordinator", answer_late)
+        clock.advance(1)
+        assert is_requested.wait(20)
+        clock.advance(10)
+        assert owner.membership.assignment_lost is None
+        clock.advance(10)
+        assert "suspended for 10 s" in str(owner.membership.assignment_lost)
+        is_answered.set()
+        owner.membership.close(timeout_ms=1_000)
+
+
 def test_member_joins_in_a_process_with_too_many_threads(
     client: Client, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
