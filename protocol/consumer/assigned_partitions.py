@@ -18,7 +18,7 @@ from protocol.cluster.client import Client
 from protocol.consumer.assigned_partition import DUE_FOR_LOOKUP, AssignedPartition, PartitionState
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
 from protocol.consumer.start_offsets import CommittedLookup, ListingLookup, StartLookup, reset_times
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.fetch_failures import end_of_common_log
 from protocol.fetch.partition_consumer import PartitionConsumer
@@ -97,28 +97,31 @@ class AssignedPartitions:
             The start offset of a partition is unknown for `default.api.timeout.ms`; raised again after each such
             period.
         """
+        if errors := self._start_added(wait_ms):
+            raise min(errors.values(), key=lambda error: isinstance(error, DeadlineExceeded))
+
+    def _start_added(self, wait_ms: float) -> dict[TopicPartition, Exception]:
+        """Do as `start_added`, but return the errors by partition."""
         if not self._lookups and self._look_up_at_s == math.inf:
-            return
+            return {}
         deadline = Deadline.after_ms(wait_ms, self._client.clock)
         while True:
-            self._apply_lookups()
-            self._look_up()
+            if errors := self._apply_lookups() or self._look_up():
+                return errors
             new = [lookup for lookup in self._lookups if lookup.is_new]
             if not new or deadline.passed:
-                return
+                return {}
             new[0].wait(deadline.remaining_s())
 
     def await_position(self, key: TopicPartition, deadline: Deadline) -> None:
-        """Call `start_added` until this partition has started; raise its errors, and `DeadlineExceeded`."""
+        """Do as `start_added` until this partition has started; raise its own errors, and `DeadlineExceeded`."""
         partition = self._partition(key)
         while partition.consumer is None:
-            try:
-                self.start_added(deadline.remaining_ms())
-            except KafkaError:
-                if partition.consumer is None:
-                    raise
+            errors = self._start_added(deadline.remaining_ms())
             if partition.consumer is not None:
                 return
+            if key in errors:
+                raise errors[key]
             if deadline.passed:
                 who = "the coordinator" if isinstance(partition.lookup, CommittedLookup) else "its leader"
                 raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: {who} does not respond")
@@ -133,17 +136,16 @@ class AssignedPartitions:
         partitions = {key: self._partitions[key] for key in lookup.partitions & self._partitions.keys()}
         return {key: partition for key, partition in partitions.items() if partition.lookup is lookup}
 
-    def _apply_lookups(self) -> None:
-        """Start partitions whose offsets have arrived; raise an error of lookups that have ended."""
-        errors: list[Exception] = []
+    def _apply_lookups(self) -> dict[TopicPartition, Exception]:
+        """Start partitions whose offsets have arrived; return the errors of lookups that have ended."""
+        errors: dict[TopicPartition, Exception] = {}
         for lookup in self._lookups.copy():
             ended = lookup.ended
             self._apply(lookup)
             if ended:
-                errors += self._handle_end(lookup)
+                errors |= self._handle_end(lookup)
                 self._lookups.remove(lookup)
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, DeadlineExceeded))
+        return errors
 
     def _apply(self, lookup: StartLookup) -> None:
         positions = lookup.positions()
@@ -161,10 +163,10 @@ class AssignedPartitions:
                 partition.group_offset = position.offset
         self._start(starts)
 
-    def _handle_end(self, lookup: StartLookup) -> list[Exception]:
+    def _handle_end(self, lookup: StartLookup) -> dict[TopicPartition, Exception]:
         """Decide what comes next for the partitions of a lookup that have no offset; return errors to raise."""
         now_s, timeout_s = self._client.clock.now_s(), self._client.config.default_api_timeout_ms / 1000
-        errors: list[Exception] = []
+        errors: dict[TopicPartition, Exception] = {}
         self._look_up_at_s = 0.0
         # Partitions that have failed together share the wait, so that one lookup retries them all.
         waits_s: dict[int, float] = {}
@@ -178,16 +180,19 @@ class AssignedPartitions:
             partition.postpone_lookup(retry_at_s, lookup.started_at_s)
             log.debug("%s-%d starts later: %s", *key, error)
             if not isinstance(error, DeadlineExceeded):
-                errors.append(error)
+                errors[key] = error
             elif partition.take_overdue(now_s, timeout_s):
-                errors.append(DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}"))
+                errors[key] = DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}")
         return errors
 
-    def _look_up(self) -> None:
-        """Start lookups of the partitions that have none, and partitions to which the user has sought."""
+    def _look_up(self) -> dict[TopicPartition, Exception]:
+        """Start lookups of the partitions that have none, and partitions to which the user has sought.
+
+        Returns `NoOffset` of partitions that have no start offset, each time until `seek`.
+        """
         now_s, wall_ms = self._client.clock.now_s(), self._client.clock.wall_ms()
         if now_s < self._look_up_at_s:
-            return
+            return {}
         waiting = {key: partition for key, partition in self._partitions.items() if partition.state in DUE_FOR_LOOKUP}
         due = {key: partition for key, partition in waiting.items() if partition.retry_at_s <= now_s}
         sought = {key: partition.sought for key, partition in due.items() if partition.sought is not None}
@@ -202,9 +207,14 @@ class AssignedPartitions:
         if group and committed:
             timeout_ms, is_retry = self._client.config.default_api_timeout_ms, _have_failed(committed.values())
             self._begin(CommittedLookup(self._client, group, committed, timeout_ms, is_retry=is_retry))
-        self._list_by_leader(reset_times(self._config, unknown.keys() - committed.keys(), wall_ms))
+        without_commit = unknown.keys() - committed.keys()
+        try:
+            self._list_by_leader(reset_times(self._config, without_commit, wall_ms))
+        except NoOffset as error:
+            return dict.fromkeys(without_commit, error)
         later = (partition.retry_at_s for key, partition in waiting.items() if key not in due)
         self._look_up_at_s = min(later, default=math.inf)
+        return {}
 
     def _list_by_leader(self, times: Mapping[TopicPartition, int]) -> None:
         """List offsets, first of all partitions at once; retries are separate for each leader."""

@@ -132,6 +132,18 @@ def test_committed_partition_is_read_though_another_has_no_offset(client: Client
         assert consumer.position(HEALTHY) == 2
 
 
+def test_position_of_a_committed_partition_is_returned_though_another_has_no_offset(client: Client) -> None:
+    with consumer_of(client, **{"auto.offset.reset": "none"}) as consumer:
+        consumer.commit_sync({HEALTHY: CommittedOffset(2)})
+        consumer.assign([OFFLINE])
+        with pytest.raises(NoOffset, match="offline-0: no start offset"):
+            consumer.poll(10_000)
+        consumer.assign([HEALTHY, OFFLINE])
+        assert consumer.position(HEALTHY) == 2
+        with pytest.raises(NoOffset, match="offline-0: no start offset"):
+            consumer.position(OFFLINE)
+
+
 @pytest.mark.parametrize("committed", [False, True], ids=["no commit", "a commit"])
 def test_silent_leader_of_a_partition_without_offset_delays_no_other(committed: bool) -> None:
     with FakeKafka(brokers=2) as fake, client_of(fake.bootstrap_servers) as client:
