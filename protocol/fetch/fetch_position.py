@@ -111,7 +111,7 @@ class FetchPosition:
     `leader_epoch`: epoch of the leader that was resolved; -1 if unknown.
     `routed_at_s`: time of the last resolution.
     `preferred_replica`: node id of the replica named by the leader, -1 if none.
-    `high_watermark`, `last_stable_offset`: from the last reply; -1 before the first.
+    `high_watermark`, `last_stable_offset`: from the last reply of this topic; -1 before the first.
     `failure`: the last failure since the last successful reply.
     `retry_at_s`: time of the next try after a failure.
     `batch_retry_at_s`: time from which the broker may be resolved together with those of other partitions.
@@ -216,6 +216,7 @@ class FetchPosition:
         """Continue at `position`: in the topic that is read, unless the position has the id of another one."""
         if not position.is_in(self.topic_id):
             self.leader_epoch = NO_LEADER_EPOCH
+            self.high_watermark = self.last_stable_offset = -1
             self.leave_broker()
         self.position = position.assumed_in(self.topic_id)
         self._epoch_from_caller = True

@@ -55,6 +55,14 @@ def test_empty_reply_is_no_error_and_has_the_high_watermark(throttled: dict[str,
     assert (partition.offset, partition.high_watermark) == (5, 1_000)
 
 
+def test_ends_of_a_deleted_topic_are_forgotten_in_the_new_one() -> None:
+    old, new = (Position(5, topic_id=bytes([number]) * 16) for number in (1, 2))
+    partition = FetchPosition("orders", 3, old, ConsumerConfig())
+    partition.handle_response(reply_row(), "broker")
+    assert (partition.at(old).high_watermark, partition.at(old).last_stable_offset) == (1_000, 1_000)
+    assert (partition.at(new).high_watermark, partition.at(new).last_stable_offset) == (-1, -1)
+
+
 def test_partial_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     """8 MiB behind 64 KiB: doubling 64, 128, … 8192, 16384 KiB would take nine fetches; with the header's size, two."""
     complete = records(0, 1, size=8 << 20)
