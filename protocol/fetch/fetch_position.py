@@ -220,6 +220,7 @@ class FetchPosition:
             self.leave_broker()
         self.position = position.assumed_in(self.topic_id)
         self._epoch_from_caller = True
+        self._stale_since_s = None
         self._at_least_bytes = 0
 
     def at(self, position: Position) -> FetchPosition:

@@ -63,6 +63,15 @@ def test_ends_of_a_deleted_topic_are_forgotten_in_the_new_one() -> None:
     assert (partition.at(new).high_watermark, partition.at(new).last_stable_offset) == (-1, -1)
 
 
+def test_epoch_after_a_seek_is_kept_for_30_s_of_stale_leaders() -> None:
+    partition = partition_at(5, last_epoch=7)
+    partition.drop_stale_epoch(now_s=0)
+    partition.seek(Position(6, 8))
+    for now_s, epoch in (20, 8), (49, 8), (50, -1):
+        partition.drop_stale_epoch(now_s)
+        assert partition.position.leader_epoch == epoch
+
+
 def test_partial_record_batch_doubles_the_fetch_size_until_it_fits() -> None:
     """8 MiB behind 64 KiB: doubling 64, 128, … 8192, 16384 KiB would take nine fetches; with the header's size, two."""
     complete = records(0, 1, size=8 << 20)
