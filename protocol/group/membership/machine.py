@@ -389,11 +389,12 @@ class MemberMachine(ABC):
             self._join(reason)
 
     def _leave_after_poll_timeout(self) -> None:
+        self._pending_leave = self._leave_request(None)
+        outcome = "it has left the group" if self._pending_leave else "it sends no heartbeats"
         text = (
-            f"max.poll.interval.ms: no poll of this member for {self._poll_interval_s:g} s, so it has left the group; "
+            f"max.poll.interval.ms: no poll of this member for {self._poll_interval_s:g} s, so {outcome}; "
             "raise it, or process fewer records per poll"
         )
-        self._pending_leave = self._leave_request(None)
         self._lose_assignment(EndReason(text, _MAX_POLL_INTERVAL), wait=True)
 
     def _leave_completed(self) -> None:
