@@ -138,7 +138,7 @@ class ConsumerGroup:
         Raises
         ------
         UsageError
-            This object is closed, or another call of `consume` is running.
+            This object is closed, another call of `consume` is running, or `topics` is a single name.
         KafkaError
             The consumer cannot be a member of the group, or `group.join.retries` retries of a join have failed; the
             next call continues to join.
@@ -210,10 +210,7 @@ class ConsumerGroup:
                     log.error("a handler of an interrupted session has failed: %r", error, exc_info=error)
 
     def _subscribe(self, topics: Collection[str] | re.Pattern[str]) -> Membership:
-        if isinstance(topics, re.Pattern):
-            subscription = TopicSubscription(pattern=topics)
-        else:
-            subscription = TopicSubscription(frozenset(topics))
+        subscription = TopicSubscription.of(topics)
         if self._membership is None:
             self._membership = Membership(
                 self._client,

@@ -177,12 +177,9 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            Partitions are assigned by `assign`, or `group.id` is not set.
+            Partitions are assigned by `assign`, `group.id` is not set, or `topics` is a single name.
         """
-        if isinstance(topics, re.Pattern):
-            subscription = TopicSubscription(pattern=topics, re2=re2)
-        else:
-            subscription = TopicSubscription(frozenset(topics))
+        subscription = TopicSubscription.of(topics, re2)
         if self._membership is not None:
             self._membership.subscribe(subscription)
         else:

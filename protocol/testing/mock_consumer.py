@@ -192,10 +192,7 @@ class MockConsumer:
         self._require_open()
         if self._positions and not self._subscribed:
             raise UsageError("partitions are assigned with assign; call unsubscribe first")
-        if isinstance(topics, re.Pattern):
-            self._subscription = TopicSubscription(pattern=topics, re2=re2)
-        else:
-            self._subscription = TopicSubscription(frozenset(topics))
+        self._subscription = TopicSubscription.of(topics, re2)
         self._listener = listener or ConsumerRebalanceListener()
 
     def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:

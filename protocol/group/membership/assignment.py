@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from protocol.broker_errors import ErrorCode
 from protocol.checked_values import checked_string
 from protocol.cluster.metadata import Metadata
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.kafka_terms import TopicPartition
 
@@ -64,6 +65,15 @@ class TopicSubscription:
     def __post_init__(self) -> None:
         for name in self.names:
             checked_string("topic", name)
+
+    @classmethod
+    def of(cls, topics: Collection[str] | re.Pattern[str], re2: str | None = None) -> TopicSubscription:
+        """Return the subscription to a caller's topics; raise `UsageError` for a single name, which has letters."""
+        if isinstance(topics, re.Pattern):
+            return cls(pattern=topics, re2=re2)
+        if isinstance(topics, str):
+            raise UsageError(f"topics is a str; pass a list: [{topics!r}]")
+        return cls(frozenset(topics))
 
     def topics(self, cluster: Metadata) -> frozenset[str]:
         """Return the subscribed topics in the metadata of all topics."""

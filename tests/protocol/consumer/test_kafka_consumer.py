@@ -10,14 +10,17 @@ import confluent_kafka as other
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
+from protocol.testing.mock_consumer import MockConsumer
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer.members import Listener, consumer_of, read
+from tests.protocol.consumer.members import IdleHandler, Listener, consumer_of, read
 from tests.protocol.fetch.consuming import produce
 from tests.support.wait_until import wait_until
 
@@ -190,6 +193,16 @@ def test_refused_subscription_leaves_the_assigned_partitions(fake_client: Client
             consumer.subscribe(["other"])
         assert consumer.subscription == TopicSubscription()
         assert consumer.assignment == {("orders", 0)}
+
+
+def test_topic_name_instead_of_a_list_is_refused() -> None:
+    """It would be a collection of letters."""
+    properties = {"bootstrap.servers": "127.0.0.1:9092", "group.id": "etl"}
+    with KafkaConsumer(properties) as consumer, MockConsumer() as mock, ConsumerGroup(properties) as members:
+        for subscribe in (consumer.subscribe, mock.subscribe, lambda topics: members.consume(topics, IdleHandler())):
+            with pytest.raises(UsageError, match=r"topics is a str; pass a list: \['orders'\]"):
+                subscribe("orders")
+        assert consumer.subscription == TopicSubscription()
 
 
 # -- membership -----------------------------------------------------------------------------------
