@@ -18,6 +18,8 @@ from functools import wraps
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from protocol.errors import ConnectFailed
+
 Handler = Callable[[int, FrameType | None], object]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,6 +153,14 @@ def interruptible(call: Callable[P, T], *arguments: P.args, **options: P.kwargs)
         return call(*arguments, **options)
     finally:
         signals.deferring = True
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread; raise `ConnectFailed`, which is retriable, if this process has too many."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise ConnectFailed(f"{thread.name}: no thread could be started: {error}") from error
 
 
 def join(thread: threading.Thread, timeout_s: float = threading.TIMEOUT_MAX) -> bool:

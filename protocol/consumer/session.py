@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from protocol.base.clock import Deadline
 from protocol.base.condition import Event, Lock
-from protocol.base.interrupts import Deferred, interruptible, join
+from protocol.base.interrupts import Deferred, interruptible, join, start
 from protocol.cluster.client import Client
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.claim_marks import ClaimMarks
@@ -373,17 +373,18 @@ class ConsumerGroupSession:
         for key in sorted(consumers.keys() - self._threads.keys()):
             consumer = consumers[key]
             # Without a committed offset, a reset to `latest` would skip records that were read and not committed.
-            dropped = self._commits.uncommitted_at_revocation.pop(key, None)
+            dropped = self._commits.uncommitted_at_revocation.get(key)
             last = uncommitted.get(key) or (dropped if key in moved else None)
             continues = last is not None and self._marked(key) is None and self._continue_at(consumer, last)
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
-            start = to_commit(consumer.committable)
+            position = to_commit(consumer.committable)
             with self._lock:
-                self._marks[key].start(start, commit=key in moved or continues)
+                self._marks[key].start(position, commit=key in moved or continues)
             claim = ConsumerGroupClaim(self, consumer)
             thread = threading.Thread(target=self._consume, args=(claim,), name=f"claim {consumer.name}", daemon=True)
-            thread.start()
+            start(thread)
             self._threads[key] = thread
+            self._commits.uncommitted_at_revocation.pop(key, None)
 
     def _continue_at(self, consumer: PartitionConsumer, last: CommittedOffset) -> bool:
         """Continue at the offset that the last session has left, whose commit is being retried; True if it differs.

@@ -14,11 +14,12 @@ from typing import Any
 
 from protocol.base.clock import Deadline, StoppableClock
 from protocol.base.condition import Event
+from protocol.base.interrupts import start
 from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
-from protocol.errors import BrokerError, DeadlineExceeded, NoOffset
+from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, NoOffset
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import ListedOffset
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_positions
@@ -72,8 +73,12 @@ class StartLookup(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. If this process has too many, the lookup has failed, as without a reply."""
+        try:
+            start(self._thread)
+        except ConnectFailed as error:
+            self._error = DeadlineExceeded(str(error))
+            self._ended.set()
 
     def _run(self) -> None:
         try:

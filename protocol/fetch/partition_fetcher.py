@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from protocol.base.clock import Deadline
 from protocol.base.condition import Condition, Lock
-from protocol.base.interrupts import join
+from protocol.base.interrupts import join, start
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
@@ -84,7 +84,7 @@ class PartitionFetcher:
         """Start to fetch partitions.
 
         Raises `UsageError`: the consumer is closed, its leader thread has ended with an error, or a partition is
-        already being fetched.
+        already being fetched. `ConnectFailed`: this process has too many threads.
         """
         with self.lock:
             if self.closed:
@@ -94,7 +94,7 @@ class PartitionFetcher:
             for topic, partition in consumers.keys() & self._keys:
                 raise UsageError(f"{topic}-{partition} is being consumed already; close its stream first")
             if self._leader_thread.ident is None:
-                self._leader_thread.start()
+                start(self._leader_thread)
             self._consumers.update((consumer.buffer, consumer) for consumer in consumers.values())
             self._keys.update(consumers)
             self.leader_work.notify()
@@ -332,9 +332,9 @@ class PartitionFetcher:
             builder = FetchRequestBuilder(broker, self._config, sessions=True)
             thread = _BrokerThread(self, self._client, builder, self._purpose)
             try:
-                thread.start()
-            except RuntimeError as error:
-                return ConnectFailed(f"no thread could be started to read from {broker}: {error}")
+                start(thread)
+            except ConnectFailed as error:
+                return error
             self._threads[broker] = thread
         self._threads[broker].work.notify()
         return None

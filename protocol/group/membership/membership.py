@@ -19,7 +19,7 @@ from typing import Any
 
 from protocol.base.clock import Deadline
 from protocol.base.condition import Condition
-from protocol.base.interrupts import join
+from protocol.base.interrupts import join, start
 from protocol.base.listing import listed
 from protocol.base.once import log_once
 from protocol.broker_errors import ErrorCode, broker_error
@@ -358,7 +358,7 @@ class Membership:
             name = f"{self._purpose} of {self.machine.group}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         if self._thread.ident is None:  # also if this process had too many threads before
-            self._thread.start()
+            start(self._thread)
 
     def _run(self) -> None:
         for _ in range(2):  # after a bug, the thread can still send the request to leave

@@ -17,7 +17,7 @@ from protocol.cluster.client import Client
 from protocol.consumer.assigned_partition import AssignedPartition
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.start_offsets import StartLookup
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
+from protocol.errors import ConnectFailed, DataLoss, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.controller import NO_LEADER
@@ -32,7 +32,7 @@ from tests.protocol.consumer.conftest import EAGER
 from tests.protocol.consumer.members import IdleHandler, ReadingHandler, consumer_of, group_of
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.background import background
-from tests.support.internals import partitions_of
+from tests.support.internals import commits_of, partitions_of
 from tests.support.wait_until import wait_until
 
 HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
@@ -142,6 +142,45 @@ def test_position_of_a_committed_partition_is_returned_though_another_has_no_off
         assert consumer.position(HEALTHY) == 2
         with pytest.raises(NoOffset, match="offline-0: no start offset"):
             consumer.position(OFFLINE)
+
+
+@pytest.mark.parametrize("name", ["start offsets", "leaders", "member"])
+def test_poll_retries_a_thread_that_cannot_start(client: Client, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The process has too many threads for a while."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuse_twice(thread: threading.Thread) -> None:
+        if name in thread.name and len(refused) < 2:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_twice)
+    with consumer_of(client) as consumer:
+        consumer.subscribe(["healthy"])
+        read = Read(consumer)
+        read.until_rows(healthy=5)
+    assert len(refused) == 2
+    assert {type(error) for error in read.errors} == (set() if name == "start offsets" else {ConnectFailed})
+
+
+def test_claim_whose_thread_cannot_start_ends_the_session_with_an_error(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse_claims(thread: threading.Thread) -> None:
+        if thread.name.startswith("claim"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_claims)
+    with group_of(client) as members:
+        kept = commits_of(members).uncommitted_at_revocation
+        kept[HEALTHY] = CommittedOffset(2)
+        with pytest.raises(ConnectFailed, match="claim healthy-0: no thread could be started"):
+            members.consume(["healthy"], IdleHandler())
+        assert kept == {HEALTHY: CommittedOffset(2)}
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["no commit", "a commit"])
