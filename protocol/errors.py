@@ -172,14 +172,20 @@ class LogTruncated(DataLoss):
     """The log lost records after they were read or planned, and may have other records at their offsets (KIP-320).
 
     Records are planned if they are in a range to read, such as a micro-batch, and not read yet.
-    `context["end_offset"]`: the log is unchanged before this offset; absent for planned records.
+    `context["end_offset"]`: the log is unchanged before this offset. Absent for planned records: the leader is asked
+    (`leaders.py`).
     `context["end_epoch"]`: leader epoch of the record before `end_offset`. Pass both to `seek`, so that the next
     truncation is detected.
+    `context["record_epoch"]`: leader epoch of a record that shows the loss of planned records. If the leader denies the
+    loss, the epoch of the range's end must be dropped: otherwise the same record raises this error without end.
     """
 
 
 class TopicRecreated(DataLoss):
-    """The topic was deleted and recreated with the same name; the unread records were deleted with it."""
+    """The topic was deleted and recreated with the same name; the unread records were deleted with it.
+
+    `context["topic_id"]`: id of the new topic, in errors of open partitions: `seek` continues there.
+    """
 
 
 class NoOffset(KafkaError):

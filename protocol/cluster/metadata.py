@@ -51,7 +51,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic. `topic_id` has 16 bytes, all zero if the broker sends none (before Kafka 2.8)."""
+    """One topic. `topic_id` has 16 bytes, all zero if the broker sends none (before Kafka 2.8).
+
+    `partitions` are sorted, and from 0 on, since brokers report all of a topic.
+    """
 
     name: str
     topic_id: bytes

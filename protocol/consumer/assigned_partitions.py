@@ -269,8 +269,8 @@ class AssignedPartitions:
     def seek(self, key: TopicPartition, position: Position, *, listed: bool = False) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        Ignored with a warning if the topic was recreated and the user has not received records of the new one: only a
-        `listed` offset is surely of it.
+        Ignored with a warning if the topic was recreated, until `returned`: only a `listed` offset is certainly of the
+        new one.
         """
         partition = self._partition(key)
         if not listed and (partition.is_new_topic or partition.has_lost_topic):

@@ -5,8 +5,8 @@ decide the next fetch. All hold the lock of `PartitionFetcher`. Only its own met
 
 Methods wake no thread. The caller calls `PartitionFetcher.on_change` after `pause`, `resume`, `seek`, `close`,
 `revive`, `begin_wait`, `expire` and `drop_ahead`, and after a `next_error` that has removed the error; `on_read` before
-`begin_next` and `stop_at_undecodable`, since it looks if the buffer is full; `PartitionConsumer.wake` after `put` and
-`stop`.
+`begin_next` and `stop_at_undecodable`, since `on_read` must see the buffer still full; `PartitionConsumer.wake` after
+`put` and `stop`. Only `FetchSchedule.put`, which counts the memory, calls `put`.
 """
 
 from __future__ import annotations

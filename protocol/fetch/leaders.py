@@ -176,7 +176,10 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
 def _confirm_truncation(
     client: Client, partition: FetchPosition, error: LogTruncated, deadline: Deadline
 ) -> Retry | InvalidPosition:
-    """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated."""
+    """Ask the leader where the epoch ended, if only epochs or the high watermark suggest that the log was truncated.
+
+    `LogTruncated` describes the keys of its context.
+    """
     if "end_offset" in error.context:
         return log_truncated(partition, error)
     epoch_end = end_of_epoch(client, partition.topic_partition, partition.until, deadline)

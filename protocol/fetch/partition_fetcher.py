@@ -341,6 +341,7 @@ class PartitionFetcher:
 
 
 def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:
+    """Return the error for the reader. A cause keeps its context, which `seek` and consumers need to continue."""
     if isinstance(lost.cause, DataLoss):
         return lost.cause
     where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.offset}
