@@ -130,12 +130,12 @@ class AssignedPartition:
 
     def begin_lookup(self, lookup: StartLookup) -> None:
         """Handle the start of a lookup of the position."""
-        self._to(PartitionState.LOOKING_UP)
+        self._transition(PartitionState.LOOKING_UP)
         self.lookup = lookup
 
     def end_lookup(self, *, without_commit: bool = False) -> None:
         """Handle the end of a lookup without a position. `without_commit`: since the group has no offset."""
-        self._to(PartitionState.UNSTARTED if self.consumer is None else PartitionState.LOST)
+        self._transition(PartitionState.UNSTARTED if self.consumer is None else PartitionState.LOST)
         self.without_commit |= without_commit
 
     def postpone_lookup(self, retry_at_s: float, started_at_s: float) -> None:
@@ -157,22 +157,22 @@ class AssignedPartition:
         # Checked after the assignment, since another thread may call `pause`.
         if self.paused:
             self._pause_or_resume(consumer)
-        self._to(PartitionState.READING)
+        self._transition(PartitionState.READING)
 
     def seek(self, position: Position) -> None:
         """Continue at a position, or start there."""
         if self.consumer is None:
             self.sought = position
             self._begin_search()
-            self._to(PartitionState.UNSTARTED)
+            self._transition(PartitionState.UNSTARTED)
         else:
             self.consumer.seek(position)
-            self._to(PartitionState.READING)
+            self._transition(PartitionState.READING)
 
     def lose(self, loss: DataLoss) -> None:
         """Handle that the log does not have the position any more, so that it is looked up again."""
         self._begin_search()
-        self._to(PartitionState.LOST)
+        self._transition(PartitionState.LOST)
         self.loss = loss
 
     def resume_at(self, position: Position, loss: DataLoss) -> None:
@@ -188,11 +188,11 @@ class AssignedPartition:
     def fail(self) -> None:
         """Handle that reading has raised an error."""
         if self.lasting_error is not None and self.state is PartitionState.READING:
-            self._to(PartitionState.FAILED)
+            self._transition(PartitionState.FAILED)
 
     def drop(self) -> None:
         """Stop reading the partition; iterations over it end."""
-        self._to(PartitionState.DROPPED)
+        self._transition(PartitionState.DROPPED)
         if self.consumer is not None:
             self.consumer.close()
 
@@ -218,7 +218,7 @@ class AssignedPartition:
             else:
                 consumer.resume()
 
-    def _to(self, state: PartitionState) -> None:
+    def _transition(self, state: PartitionState) -> None:
         """Change the state; raise `UsageError` for a transition that is not allowed, which is a bug of this client.
 
         Every change ends the lookup: `begin_lookup` sets it afterwards. A dropped partition stays dropped: the thread

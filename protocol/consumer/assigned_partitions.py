@@ -108,7 +108,7 @@ class AssignedPartitions:
         while True:
             if errors := self._apply_lookups() or self._look_up():
                 return errors
-            new = [lookup for lookup in self._lookups if lookup.is_new]
+            new = [lookup for lookup in self._lookups if lookup.is_worth_waiting_for]
             if not new or deadline.passed:
                 return {}
             new[0].wait(deadline.remaining_s())
@@ -123,8 +123,8 @@ class AssignedPartitions:
             if key in errors:
                 raise errors[key]
             if deadline.passed:
-                who = "the coordinator" if isinstance(partition.lookup, CommittedLookup) else "its leader"
-                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: {who} does not respond")
+                silent = "the coordinator" if isinstance(partition.lookup, CommittedLookup) else "its leader"
+                raise DeadlineExceeded(f"{key[0]}-{key[1]} has no start offset yet: {silent} does not respond")
             if partition.lookup is not None:
                 partition.lookup.wait(deadline.remaining_s())
             else:
@@ -269,8 +269,8 @@ class AssignedPartitions:
     def seek(self, key: TopicPartition, position: Position, *, listed: bool = False) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        Ignored with a warning if the topic was recreated, until `returned`: only a `listed` offset is certainly of the
-        new one.
+        Ignored with a warning if the topic was recreated, until `record_returned`: only a `listed` offset is certainly
+        of the new one.
         """
         partition = self._partition(key)
         if not listed and (partition.is_new_topic or partition.has_lost_topic):
@@ -286,7 +286,7 @@ class AssignedPartitions:
         if not self._partition(key).has_lost_topic:
             self.seek(key, position, listed=True)
 
-    def returned(self, partitions: Collection[TopicPartition]) -> None:
+    def record_returned(self, partitions: Collection[TopicPartition]) -> None:
         """Record that the user gets records of these partitions."""
         for key in partitions:
             self._partitions[key].is_new_topic = False

@@ -60,7 +60,7 @@ class Commits:
         self.uncommitted_at_revocation: dict[TopicPartition, CommittedOffset] = {}
         """Offsets that were not committed when their partitions were revoked, until these start again."""
         # `changes` of the manager at the last `run_callbacks`.
-        self._seen_changes = -1
+        self._changes_at_last_callbacks = -1
 
     def report_to(self, membership: Membership) -> None:
         """Report commits to the membership whose member the coordinator does not know any more."""
@@ -88,7 +88,7 @@ class Commits:
         if offsets and not manager.stage(offsets, member, again=True):
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
-    def refused(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
+    def refused_of(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
         """Return those of `offsets` that the coordinator has refused, to be committed again; none of deleted topics."""
         manager = self._required_manager()
         failures = {key: manager.failure({key: to}) for key, to in offsets.items()}
@@ -132,7 +132,7 @@ class Commits:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         self.pending.append(_PendingCommit(offsets, on_commit, deadline, failure))
         if failure is not None or not offsets:  # no response will come
-            self._seen_changes = -1
+            self._changes_at_last_callbacks = -1
 
     def await_pending(self, deadline: Deadline) -> None:
         """Wait for all commits in flight, only `DELETED_TOPIC_S` for those of deleted topics, and run the callbacks."""
@@ -169,7 +169,7 @@ class Commits:
                 except Exception as error:
                     raised.append(error)
         except BaseException:  # Ctrl-C in a callback: the next call continues
-            self._seen_changes = -1
+            self._changes_at_last_callbacks = -1
             raise
         finally:  # callbacks may have added commits
             self.pending = [*waiting[called:], *self.pending]
@@ -186,8 +186,8 @@ class Commits:
         """Return True if the oldest commit may be complete or is out of time."""
         if not self.pending:
             return False
-        before, self._seen_changes = self._seen_changes, self._required_manager().changes
-        return before != self._seen_changes or self.pending[0].deadline.passed
+        before, self._changes_at_last_callbacks = self._changes_at_last_callbacks, self._required_manager().changes
+        return before != self._changes_at_last_callbacks or self.pending[0].deadline.passed
 
     def take_auto_commit_due(self) -> bool:
         """Return True if an automatic commit is due, and start the next interval."""

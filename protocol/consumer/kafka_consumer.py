@@ -62,7 +62,7 @@ P = ParamSpec("P")
 Batches = list[tuple[TopicPartition, pa.RecordBatch, RecordPositions]]
 
 
-def _records(batches: Batches, partitions: AssignedPartitions) -> ConsumerRecords:
+def _to_consumer_records(batches: Batches, partitions: AssignedPartitions) -> ConsumerRecords:
     by_partition: dict[TopicPartition, list[pa.RecordBatch]] = {}
     positions: dict[TopicPartition, list[RecordPositions]] = {}
     for key, batch, records in batches:
@@ -315,13 +315,13 @@ class KafkaConsumer:
             self._partitions.start_added(deadline.remaining_ms())
             wait_ms = min(deadline.remaining_s() * 1000, _CHECK_INTERVAL_MS)
             if self._still_owned():
-                self._read(batches, wait_ms)
+                self._read_batches(batches, wait_ms)
             elif self._membership is not None:  # it is joining
                 self._membership.await_change(wait_ms)
             # The process may have been suspended, and the partitions assigned to another member.
             if batches and self._still_owned() and not self._gate.closes:
-                self._partitions.returned({key for key, *_ in batches})
-                return _records(batches, self._partitions)
+                self._partitions.record_returned({key for key, *_ in batches})
+                return _to_consumer_records(batches, self._partitions)
             self._rewind(batches)
             if self._gate.closes:
                 return ConsumerRecords({})
@@ -380,11 +380,13 @@ class KafkaConsumer:
             self._user_error = None
             raise raised
 
-    def _read(self, batches: Batches, timeout_ms: float) -> None:
-        rows, most = 0, self._config.max_poll_records
-        while rows < (most or _ENOUGH_ROWS):
+    def _read_batches(self, batches: Batches, timeout_ms: float) -> None:
+        rows, max_records = 0, self._config.max_poll_records
+        while rows < (max_records or _ENOUGH_ROWS):
             try:
-                read = self._partitions.poll(0 if rows else timeout_ms, None if most is None else most - rows)
+                read = self._partitions.poll(
+                    0 if rows else timeout_ms, None if max_records is None else max_records - rows
+                )
             except KafkaError as error:
                 if not rows:
                     raise
@@ -517,7 +519,7 @@ class KafkaConsumer:
         NoOffset, BrokerError, DeadlineExceeded
             The start offset is not known.
         """
-        return self._consumer(partition).position
+        return self._started_consumer(partition).position
 
     @gated
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
@@ -538,7 +540,7 @@ class KafkaConsumer:
         """
         return self._partitions.recreations
 
-    def _consumer(self, partition: TopicPartition) -> PartitionConsumer:
+    def _started_consumer(self, partition: TopicPartition) -> PartitionConsumer:
         self._partitions.await_position(partition, self._client.deadline())
         return self._partitions[partition]
 
@@ -614,7 +616,7 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: offset.offset for key, offset in self._list(dict.fromkeys(partitions, EARLIEST)).items()}
+        return {key: offset.offset for key, offset in self._list_offsets(dict.fromkeys(partitions, EARLIEST)).items()}
 
     @gated
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -625,7 +627,7 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: offset.offset for key, offset in self._list(dict.fromkeys(partitions, LATEST)).items()}
+        return {key: offset.offset for key, offset in self._list_offsets(dict.fromkeys(partitions, LATEST)).items()}
 
     @gated
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
@@ -651,9 +653,9 @@ class KafkaConsumer:
         for (topic, partition), time_ms in times_ms.items():
             if time_ms < 0:
                 raise UsageError(f"{topic}-{partition}: {time_ms} is not a timestamp")
-        return {key: offset if offset.offset >= 0 else None for key, offset in self._list(times_ms).items()}
+        return {key: offset if offset.offset >= 0 else None for key, offset in self._list_offsets(times_ms).items()}
 
-    def _list(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
+    def _list_offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
 
     @gated
@@ -662,7 +664,7 @@ class KafkaConsumer:
 
         If necessary, waits until the start offset is known, and raises as `position`.
         """
-        return self._consumer(partition).lag
+        return self._started_consumer(partition).lag
 
     @gated
     def pause(self, partitions: Collection[TopicPartition]) -> None:
@@ -785,7 +787,7 @@ class KafkaConsumer:
     def _uncommitted(self) -> Offsets:
         """Return the positions that have changed since the last commit, or were refused in it."""
         moved, positions = self._partitions.positions(moved=True), self._partitions.positions()
-        return {**moved, **self._commits.refused({key: to for key, to in positions.items() if key not in moved})}
+        return {**moved, **self._commits.refused_of({key: to for key, to in positions.items() if key not in moved})}
 
     def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         self._commit_async(offsets)

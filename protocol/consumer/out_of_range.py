@@ -66,8 +66,8 @@ class OutOfRange:
         """
         return min(self.offset, self.log_start) if self.epoch_end is None else self.epoch_end
 
-    def describe(self, key: TopicPartition, whose: str) -> str:
-        """Return the text of an error about partition `key`; `whose` is its beginning, for example "group g: its"."""
+    def describe(self, key: TopicPartition, subject: str) -> str:
+        """Return the text of an error about partition `key`; `subject` is its beginning, for example "group g: its"."""
         cause = (
             "retention or DeleteRecords has removed the next records"
             if self.is_deleted
@@ -75,7 +75,7 @@ class OutOfRange:
         )
         epoch = f" of the records that existed when it was committed, in leader epoch {self.position.leader_epoch}"
         return (
-            f"{whose} offset {self.offset} of {key[0]}-{key[1]} is out of range: the log holds "
+            f"{subject} offset {self.offset} of {key[0]}-{key[1]} is out of range: the log holds "
             f"[{self.log_start}, {self.end}){'' if self.epoch_end is None else epoch}. Likely cause: {cause}"
         )
 

@@ -232,7 +232,7 @@ class ConsumerGroupSession:
         self._ignore_marks_in_recreated_topics()
         with Deferred(), self._lock:  # an offset must not get lost on its way to the commits
             new = [key for key, marks in self._marks.items() if marks.dirty and not marks.recreated]
-            refused = self._commits.refused(self._staged)
+            refused = self._commits.refused_of(self._staged)
             for key in new:
                 self._marks[key].stage()
             offsets = {key: to for key, to in self._staged.items() if key in refused or key in new}
@@ -279,7 +279,7 @@ class ConsumerGroupSession:
                     self._marks[key].position_lost(to, replaced=replaced)
         return None
 
-    def returned(self, consumer: PartitionConsumer, batch: pa.RecordBatch) -> None:
+    def record_positions_of(self, consumer: PartitionConsumer, batch: pa.RecordBatch) -> None:
         """Record the positions of the records that a claim returns, for their marks."""
         with self._lock:
             if (marks := self._marks.get((consumer.topic, consumer.partition))) is not None:
@@ -339,7 +339,7 @@ class ConsumerGroupSession:
         elif self._commits.take_auto_commit_due():
             self._commit_in_background()
         if not self.ended.is_set():
-            self._start_claims()
+            self._start_partitions()
 
     def _add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
         """Add claims of `member`, which may differ from the former member if that owned nothing and rejoined."""
@@ -353,18 +353,18 @@ class ConsumerGroupSession:
         for key in partitions:
             if (to := self._marked(key)) is not None:
                 self._partitions.seek(key, to)
-        self._start_claims()
+        self._start_partitions()
 
-    def _start_claims(self) -> None:
+    def _start_partitions(self) -> None:
         """Start claims whose start offsets are known, each in a thread; others start later."""
         try:
             self._partitions.start_added(CHECK_INTERVAL_S * 1000)
         except DeadlineExceeded as error:
             self.report(error)
         finally:
-            self._start_threads()
+            self._start_claims()
 
-    def _start_threads(self) -> None:
+    def _start_claims(self) -> None:
         consumers = self._partitions.consumers
         if len(self._threads) == len(consumers):
             return
@@ -373,9 +373,13 @@ class ConsumerGroupSession:
         for key in sorted(consumers.keys() - self._threads.keys()):
             consumer = consumers[key]
             # Without a committed offset, a reset to `latest` would skip records that were read and not committed.
-            dropped = self._commits.uncommitted_at_revocation.get(key)
-            last = uncommitted.get(key) or (dropped if key in moved else None)
-            continues = last is not None and self._marked(key) is None and self._continue_at(consumer, last)
+            uncommitted_at_revocation = self._commits.uncommitted_at_revocation.get(key)
+            offset_of_last_session = uncommitted.get(key) or (uncommitted_at_revocation if key in moved else None)
+            continues = (
+                offset_of_last_session is not None
+                and self._marked(key) is None
+                and self._continue_at(consumer, offset_of_last_session)
+            )
             # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
             position = to_commit(consumer.committable)
             with self._lock:
@@ -607,7 +611,7 @@ class ConsumerGroupClaim:
             # The process may have been suspended, and the partition assigned to another member.
             if self._withheld is not None and session.keeps_claims() and not session.may_be_lost:
                 batch, self._withheld = self._withheld, None
-                session.returned(self._consumer, batch)
+                session.record_positions_of(self._consumer, batch)
                 return batch
             if deadline.passed:
                 return None

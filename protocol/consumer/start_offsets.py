@@ -106,7 +106,7 @@ class StartLookup(ABC):
         return self._ended.is_set()
 
     @property
-    def is_new(self) -> bool:
+    def is_worth_waiting_for(self) -> bool:
         """Return True if the lookup is worth waiting for."""
         if self._is_retry or self.ended:
             return False
@@ -137,7 +137,7 @@ class CommittedLookup(StartLookup):
         self._group = group
         self._positions: dict[TopicPartition, CommittedOffset] = {}
         self._pending: set[TopicPartition] = set()
-        self._without: frozenset[TopicPartition] = frozenset()
+        self._without_commit: frozenset[TopicPartition] = frozenset()
         # Partitions of topics for which the coordinator refuses the request, such as those without a Describe ACL.
         self._refused: dict[TopicPartition, BrokerError] = {}
 
@@ -154,7 +154,7 @@ class CommittedLookup(StartLookup):
                     raise
                 self._refused.update(dict.fromkeys(refused, error))
             else:
-                self._without = partitions - self._positions.keys() - of_unknown_topics.keys() - pending
+                self._without_commit = partitions - self._positions.keys() - of_unknown_topics.keys() - pending
                 return
 
     def positions(self) -> Mapping[TopicPartition, Position]:
@@ -165,7 +165,7 @@ class CommittedLookup(StartLookup):
         """Return why an offset is not known yet; None if the group has none."""
         if (error := self._refused.get(key) or self._error) is not None:
             return error
-        if key in self._without:
+        if key in self._without_commit:
             return None
         name = f"{key[0]}-{key[1]}"
         if key in self._pending:
@@ -215,9 +215,9 @@ class ListingLookup(StartLookup):
         self._list({key: self._times[key] for key in ends}, written)
         self._listed.update((key, offset if offset.offset >= 0 else ends[key]) for key, offset in written.items())
 
-    def _list(self, times: Mapping[TopicPartition, int], listed: dict[TopicPartition, ListedOffset]) -> None:
+    def _list(self, times: Mapping[TopicPartition, int], into: dict[TopicPartition, ListedOffset]) -> None:
         options: dict[str, Any] = {"isolation_level": self._isolation_level, "max_attempts": 1}
-        list_offsets(self._client, times, offsets_before=listed, deadline=self._deadline, **options)
+        list_offsets(self._client, times, into=into, deadline=self._deadline, **options)
 
     def positions(self) -> Mapping[TopicPartition, Position]:
         """Return the positions that have arrived; where there is no record at or after the time, the log's end."""

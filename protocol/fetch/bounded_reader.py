@@ -16,7 +16,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import ConsumerConfig
 from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, TransportError, UsageError
-from protocol.fetch.fetch_failures import InvalidPosition, Retry, log_retry, poll_timed_out, topic_deleted
+from protocol.fetch.fetch_failures import InvalidPosition, Retry, log_retry, lost_with_topic, poll_timeout_error
 from protocol.fetch.fetch_position import CompletedFetch, RangePosition, due_for_leaders
 from protocol.fetch.fetch_request import FetchRequest, FetchRequestBuilder, FetchResult, requests_by_broker
 from protocol.fetch.leaders import decide_with_leader, receive_fetch, resolve_leaders, send_fetch
@@ -183,7 +183,7 @@ class BoundedReader:
                 continue
             range_position.begin_asking(self._clock.now_s())
             if range_position.unknown.expired or self._is_deleted(range_position):
-                self._reset_position(range_position, topic_deleted(range_position, error))
+                self._reset_position(range_position, lost_with_topic(range_position, error))
             else:
                 self._handle_failure(range_position, error)
 
@@ -223,14 +223,14 @@ class BoundedReader:
         if not self._in_flight:
             self._sleep_until_retry()
             return None
-        taken = self._in_flight[0] if self._waits_for_one_broker() else self._first_reply()
-        if taken is None:
+        flight = self._in_flight[0] if self._waits_for_one_broker() else self._first_reply()
+        if flight is None:
             return None
-        self._in_flight.remove(taken)
+        self._in_flight.remove(flight)
         self.fetches += 1
-        request = taken.request
+        request = flight.request
         try:
-            result = receive_fetch(self._client, request, taken.reply.result(taken.deadline))
+            result = receive_fetch(self._client, request, flight.reply.result(flight.deadline))
         except TransportError as error:
             result = request.handle_loss(error)
         if result.completed:
@@ -240,7 +240,7 @@ class BoundedReader:
         served = {range_position for range_position, _ in result.completed}
         for range_position in request.partitions:
             if range_position not in served and range_position.is_starved(self._clock.now_s()):
-                raise poll_timed_out(range_position)
+                raise poll_timeout_error(range_position)
         return result
 
     def _waits_for_one_broker(self) -> bool:

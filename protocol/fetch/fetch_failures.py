@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode, Refresh, broker_error
 from protocol.cluster.dispatch import is_retriable, what_to_refresh
 from protocol.errors import BrokerError, DataLoss, DeadlineExceeded, KafkaError, LogTruncated, TopicRecreated
 from protocol.fetch.fetch_position import UNBOUNDED, FetchPosition
-from protocol.fetch.log_offsets import LogBounds, stale_leader
+from protocol.fetch.log_offsets import LogBounds, stale_leader_error
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_REPLICA
 from protocol.position import Position
 
@@ -48,7 +48,7 @@ class InvalidPosition:
     `resume`: only for ranges: where reading may continue. Below the position if records that were read have been
     truncated.
     `reason`: text for an error of class `kind`. Open partitions raise a `cause` that is a `DataLoss` instead.
-    `log`: the log, if it was queried.
+    `bounds`: those of the log, if it was queried.
     """
 
     cause: KafkaError
@@ -56,7 +56,7 @@ class InvalidPosition:
     resume: Position
     reason: str
     kind: type[DataLoss] = DataLoss
-    log: LogBounds | None = None
+    bounds: LogBounds | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def validate_position(partition: FetchPosition, bounds: LogBounds, refused: Kafk
     offset, until = partition.offset, partition.until_offset
     present = f"[{bounds.start}, {bounds.latest.offset})"
     if bounds.latest.is_stale(partition.known_epoch):
-        return decide(partition, stale_leader(partition.name, bounds.latest, partition.known_epoch))
+        return decide(partition, stale_leader_error(partition.name, bounds.latest, partition.known_epoch))
     if bounds.lacks_epoch:
         return InvalidPosition(
             refused,
@@ -114,7 +114,7 @@ def validate_position(partition: FetchPosition, bounds: LogBounds, refused: Kafk
             f"{partition.name}: the log was truncated below offset {offset}, or the topic was created again: its "
             f"leader does not know leader epoch {partition.position.leader_epoch} of the records before that offset; "
             f"the broker has {present}",
-            log=bounds,
+            bounds=bounds,
         )
     if bounds.start <= offset <= bounds.latest.offset:
         problem = f"Fetch of {partition.name} at offset {offset}, which exists: its leader lagged behind for a moment"
@@ -131,10 +131,10 @@ def validate_position(partition: FetchPosition, bounds: LogBounds, refused: Kafk
         f"{partition.name}: {missing} not in the log any more; {range_text}the broker has {present}. "
         f"Likely cause: {cause}"
     )
-    return InvalidPosition(refused, offset, Position(resume), reason, log=bounds)
+    return InvalidPosition(refused, offset, Position(resume), reason, bounds=bounds)
 
 
-def log_truncated(partition: FetchPosition, error: LogTruncated) -> InvalidPosition:
+def lost_by_truncation(partition: FetchPosition, error: LogTruncated) -> InvalidPosition:
     """Make the result for a log that was truncated below the position: its records from there on were not read yet."""
     return InvalidPosition(error, partition.offset, end_of_common_log(error), str(error))
 
@@ -147,7 +147,7 @@ def end_of_common_log(loss: LogTruncated) -> Position:
     return Position(loss.context["end_offset"], loss.context.get("end_epoch", NO_LEADER_EPOCH))
 
 
-def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:
+def lost_from_range(partition: FetchPosition, error: LogTruncated, epoch_end: int) -> InvalidPosition:
     """Make the result for a log that was truncated at `epoch_end`, below the end of a planned range.
 
     Records before it still exist, such as those that an open transaction holds back from `read_committed`.
@@ -157,7 +157,7 @@ def range_truncated(partition: FetchPosition, error: LogTruncated, epoch_end: in
     return InvalidPosition(error, first_lost, Position(until), reason)
 
 
-def topic_deleted(partition: FetchPosition, error: KafkaError) -> InvalidPosition:
+def lost_with_topic(partition: FetchPosition, error: KafkaError) -> InvalidPosition:
     """Make the result for a topic or partition that brokers have not known for long."""
     offset, until = partition.offset, partition.until_offset
     return InvalidPosition(
@@ -176,7 +176,7 @@ def _topic_recreated(partition: FetchPosition, error: TopicRecreated) -> Invalid
     return InvalidPosition(error, offset, Position(until), reason, TopicRecreated)
 
 
-def poll_timed_out(partition: FetchPosition) -> DeadlineExceeded:
+def poll_timeout_error(partition: FetchPosition) -> DeadlineExceeded:
     """Make the error for a leader that sent no records for `poll_timeout_ms`, although they existed before."""
     remedy = "raise poll_timeout_ms if the broker only needs longer"
     if 0 <= partition.last_stable_offset <= partition.offset < partition.high_watermark:

@@ -364,27 +364,27 @@ class FetchPosition:
         )
 
     def _handle_empty(self, row: Mapping[str, Any], broker: object) -> None:
-        from_leader, agreed = self.preferred_replica == NO_REPLICA, row["diverging_epoch"]
+        from_leader, diverging = self.preferred_replica == NO_REPLICA, row["diverging_epoch"]
         # If the log diverges, the reader first goes back; only then can the end of the log be compared with `until`.
-        if from_leader and agreed["end_offset"] < 0:
+        if from_leader and diverging["end_offset"] < 0:
             self._suspect_truncation(broker)
         # Only a leader's redirection counts, otherwise two replicas could redirect in a circle.
         if row["preferred_read_replica"] != NO_REPLICA and from_leader:
             self.preferred_replica = row["preferred_read_replica"]
             self.broker = None
-        if agreed["end_offset"] < 0:
+        if diverging["end_offset"] < 0:
             return
-        if agreed["end_offset"] < self.offset:
+        if diverging["end_offset"] < self.offset:
             raise self._truncated(
                 self.offset,
-                f"{broker} has the log that was read only up to offset {agreed['end_offset']} (leader epoch "
-                f"{agreed['epoch']}; read: {self.position.leader_epoch})",
-                f". Offsets {agreed['end_offset']} to {self.offset} were read and now have other records or none",
-                end_offset=agreed["end_offset"],
-                end_epoch=agreed["epoch"],
+                f"{broker} has the log that was read only up to offset {diverging['end_offset']} (leader epoch "
+                f"{diverging['epoch']}; read: {self.position.leader_epoch})",
+                f". Offsets {diverging['end_offset']} to {self.offset} were read and now have other records or none",
+                end_offset=diverging["end_offset"],
+                end_epoch=diverging["epoch"],
             )
         # No record is missing: the leader of that epoch was replaced before its first record.
-        self.position = replace(self.position, leader_epoch=agreed["epoch"])
+        self.position = replace(self.position, leader_epoch=diverging["epoch"])
 
     def _suspect_truncation(self, broker: object) -> None:
         """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.

@@ -163,7 +163,7 @@ class FetchRequestBuilder:
         self.requests = 0
         self._config = config
         self._session = FetchSession() if sessions else None
-        self._unrequested: set[Key] = set()
+        self._logged_unrequested: set[Key] = set()
 
     def build(self, partitions: Collection[P], *, max_bytes: int, max_wait_ms: int) -> FetchRequest[P]:
         """Return the next request.
@@ -175,7 +175,7 @@ class FetchRequestBuilder:
         limits = {"max_wait_ms": max_wait_ms, "min_bytes": self._config.fetch_min_bytes, "max_bytes": max_bytes}
         isolation = int(self._config.isolation_level == "read_committed")
         fields = {**limits, "isolation_level": isolation, "rack_id": self._config.client_rack}
-        return FetchRequest(self.broker, fields, self._session, partitions, self._unrequested)
+        return FetchRequest(self.broker, fields, self._session, partitions, self._logged_unrequested)
 
     def close(self) -> dict[str, Any] | None:
         """Return the body of a request that closes the session; None if there is no session."""
@@ -206,7 +206,7 @@ class FetchRequest(Generic[P]):
         self._in_session = False
         self._requested: dict[Key, P] = {}
         # Keys that `_log_unrequested` has logged, shared by all requests to the broker.
-        self._unrequested = unrequested
+        self._logged_unrequested = unrequested
 
     @property
     def newest_version(self) -> int | None:
@@ -226,7 +226,7 @@ class FetchRequest(Generic[P]):
         largest = max((row["partition_max_bytes"] for row in rows.values()), default=0)
         self._in_session = self._session is not None and version >= FIRST_WITH_SESSIONS
         max_bytes = max(self._fields["max_bytes"], largest)
-        return {**self._fields, "max_bytes": max_bytes, **self._session_fields(_known_to(version, rows))}
+        return {**self._fields, "max_bytes": max_bytes, **self._session_fields(_without_newer_fields(version, rows))}
 
     def _session_fields(self, rows: Mapping[Key, Row]) -> dict[str, Any]:
         if self._session is not None and self._in_session:
@@ -283,9 +283,9 @@ class FetchRequest(Generic[P]):
 
     def _log_unrequested(self, key: Key) -> None:
         """Log a warning, once per partition, for at most `_MAX_UNREQUESTED` partitions of a broker."""
-        if key in self._unrequested or len(self._unrequested) >= _MAX_UNREQUESTED:
+        if key in self._logged_unrequested or len(self._logged_unrequested) >= _MAX_UNREQUESTED:
             return
-        self._unrequested.add(key)
+        self._logged_unrequested.add(key)
         topic, partition = key
         name = f"topic id {topic.hex()}, partition {partition}" if isinstance(topic, bytes) else f"{topic}-{partition}"
         log.warning("%s has answered a Fetch with %s, which was not requested; it is ignored", self.broker, name)
@@ -307,7 +307,7 @@ def requests_by_broker(
     are left out.
     """
     requests: dict[Broker, list[P]] = {}
-    names: dict[Broker, set[str]] = {}
+    requested_names: dict[Broker, set[str]] = {}
     room: dict[Broker, int] = {}
     for partition in partitions:
         broker = partition.broker
@@ -315,15 +315,15 @@ def requests_by_broker(
             continue
         request = requests.setdefault(broker, [])
         room_bytes, fetch_bytes = room.get(broker, max_bytes), partition.fetch_bytes()
-        if request and (fetch_bytes > room_bytes or partition.name in names[broker]):
+        if request and (fetch_bytes > room_bytes or partition.name in requested_names[broker]):
             continue
         room[broker] = room_bytes - fetch_bytes
-        names.setdefault(broker, set()).add(partition.name)
+        requested_names.setdefault(broker, set()).add(partition.name)
         request.append(partition)
     return requests
 
 
-def _known_to(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
+def _without_newer_fields(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
     """Remove the fields that this version does not have; in a session, only a change of a field sends a row again."""
     fields = next(iter(rows.values()), {})  # all rows have the same
     unknown = {name for name in fields if _FIRST_VERSIONS[name] > version}

@@ -64,17 +64,17 @@ class BrokerState:
     throttled_until_s: float = 0.0
     idle_since_s: float = float("inf")
 
-    def was_read(self, buffer: FetchBuffer) -> bool:
+    def record_read(self, buffer: FetchBuffer) -> bool:
         """Handle that `buffer` is about to give a queued reply; return True if the thread may have work now."""
         waited_for = buffer.full and buffer.source.broker == self.broker
         self.full_buffers -= waited_for
         return self.lacks_memory or (waited_for and self.full_buffers <= 0)
 
-    def was_changed(self, buffer: FetchBuffer) -> bool:
+    def has_work_after(self, buffer: FetchBuffer) -> bool:
         """Return True if the thread may have work after a change of `buffer`, for example because of freed memory."""
         return self.lacks_memory or buffer.source.broker == self.broker
 
-    def answered(self, throttle_ms: int, now_s: float, *, by_id: bool) -> None:
+    def record_reply(self, throttle_ms: int, now_s: float, *, by_id: bool) -> None:
         """Record a reply, its throttle time, and if the request had the ids of topics."""
         self.has_answered = True
         self.names_topics = not by_id
@@ -127,7 +127,11 @@ class FetchSchedule:
         changed: list[FetchBuffer] = []
         for buffer in [buffer for buffer in self.with_replies if not (buffer.has_replies or buffer.expired)]:
             del self.with_replies[buffer]
-        buffers = [buffer for buffer in self.buffers_of(state.broker) if self._keep(state, buffer, now_s, changed)]
+        buffers = [
+            buffer
+            for buffer in self.buffers_of(state.broker)
+            if not self._leave_if_outdated(state, buffer, now_s, changed)
+        ]
         wait_s = min(self._expire_unread(now_s, changed), _LINGER_S)
         state.idle_since_s = float("inf") if buffers else min(state.idle_since_s, now_s)
         if now_s - state.idle_since_s >= _LINGER_S:
@@ -152,16 +156,18 @@ class FetchSchedule:
         requested = {buffer.source: buffer for buffer in ready}
         return Decision(Fetch(requested, min(free_bytes, self.config.fetch_max_bytes), max_wait_ms), changed=changed)
 
-    def _keep(self, state: BrokerState, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]) -> bool:
+    def _leave_if_outdated(
+        self, state: BrokerState, buffer: FetchBuffer, now_s: float, changed: list[FetchBuffer]
+    ) -> bool:
         partition = buffer.source
         is_checked = state.names_topics or partition.preferred_replica != NO_REPLICA
         age_ms = (now_s - partition.routed_at_s) * 1000
         if not is_checked or age_ms <= self.metadata_max_age_ms:
-            return True
+            return False
         # The topic may have been recreated, or the leader may name a better replica now.
         partition.leave_broker()
         changed.append(buffer)
-        return False
+        return True
 
     def _expire_unread(self, now_s: float, changed: list[FetchBuffer]) -> float:
         """Stop fetching for readers that have not read within `max.processing.time.ms`.

@@ -21,8 +21,8 @@ from protocol.fetch.fetch_failures import (
     InvalidPosition,
     Retry,
     decide,
-    log_truncated,
-    range_truncated,
+    lost_by_truncation,
+    lost_from_range,
     validate_position,
 )
 from protocol.fetch.fetch_position import FetchPosition, P, Route
@@ -91,21 +91,21 @@ class _Snapshot(NamedTuple):
 def _snapshot(client: Client, partitions: Collection[FetchPosition], deadline: Deadline) -> _Snapshot:
     topics = {partition.topic for partition in partitions}
     metadata = client.snapshot(topics, deadline)
-    if another := _other_topics(metadata, partitions):
+    if recreated := _recreated_topics(metadata, partitions):
         # Cached metadata may be older than the plan of the range.
-        client.expire_metadata(another)
+        client.expire_metadata(recreated)
         metadata = client.snapshot(topics, deadline)
-        another = _other_topics(metadata, partitions)
-    return _Snapshot(metadata, client.ids_at_brokers(another, deadline) if another else {})
+        recreated = _recreated_topics(metadata, partitions)
+    return _Snapshot(metadata, client.ids_at_brokers(recreated, deadline) if recreated else {})
 
 
-def _other_topics(metadata: Metadata, partitions: Collection[FetchPosition]) -> set[str]:
-    return {partition.topic for partition in partitions if _is_another(metadata, partition)}
+def _recreated_topics(metadata: Metadata, partitions: Collection[FetchPosition]) -> set[str]:
+    return {partition.topic for partition in partitions if _is_recreated(metadata, partition)}
 
 
 def _require_same_topic(snapshot: _Snapshot, partition: FetchPosition) -> Topic:
     topic = snapshot.metadata.topic(partition.topic)
-    if _is_another(snapshot.metadata, partition):
+    if _is_recreated(snapshot.metadata, partition):
         if snapshot.ids_at_brokers.get(partition.topic) != {topic.topic_id}:
             raise broker_error(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -142,7 +142,7 @@ def _route(snapshot: _Snapshot, partition: FetchPosition) -> Route:
     return Route(broker, leadership.leader_epoch, topic.topic_id)
 
 
-def _is_another(metadata: Metadata, partition: FetchPosition) -> bool:
+def _is_recreated(metadata: Metadata, partition: FetchPosition) -> bool:
     topic = metadata.topics.get(partition.topic)
     if topic is None or topic.error_code != ErrorCode.NONE:
         return False
@@ -166,8 +166,8 @@ def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadl
     if not in_range or latest.is_stale(partition.known_epoch) or position.leader_epoch == NO_LEADER_EPOCH:
         return LogBounds(start, latest)
     is_known = end_of_epoch(client, key, position, deadline) is not None
-    of_leader = replace(position, leader_epoch=partition.leader_epoch)
-    if not is_known and end_of_epoch(client, key, of_leader, deadline) is None:
+    in_leader_epoch = replace(position, leader_epoch=partition.leader_epoch)
+    if not is_known and end_of_epoch(client, key, in_leader_epoch, deadline) is None:
         partition.drop_epoch()
         is_known = True
     return LogBounds(start, latest, lacks_epoch=not is_known)
@@ -181,10 +181,10 @@ def _confirm_truncation(
     `LogTruncated` describes the keys of its context.
     """
     if "end_offset" in error.context:
-        return log_truncated(partition, error)
+        return lost_by_truncation(partition, error)
     epoch_end = end_of_epoch(client, partition.topic_partition, partition.until, deadline)
     if epoch_end is not None and epoch_end < partition.until_offset:
-        return range_truncated(partition, error, epoch_end)
+        return lost_from_range(partition, error, epoch_end)
     partition.confirm_end(keep_epoch=epoch_end is not None and "record_epoch" not in error.context)
     return Retry(error, refresh_metadata=False)
 

@@ -14,14 +14,14 @@ from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, UnsupportedVersion
-from protocol.fetch.log_offsets import ListedOffset, stale_leader
+from protocol.fetch.log_offsets import ListedOffset, stale_leader_error
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
 from protocol.wire.messages.m02_list_offsets import FIRST_WITH_TIMESTAMP, LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 
 _UNKNOWN = -1
-_A_CLIENT = -1
+_CONSUMER_REPLICA_ID = -1
 
 
 def list_offsets(
@@ -33,7 +33,7 @@ def list_offsets(
     max_attempts: int | None = None,
     positions_read: Mapping[TopicPartition, Position] = MappingProxyType({}),
     unknown_topic_s: float | None = None,
-    offsets_before: dict[TopicPartition, ListedOffset] | None = None,
+    into: dict[TopicPartition, ListedOffset] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
     """Return the offset at a time for each partition.
 
@@ -41,20 +41,22 @@ def list_offsets(
     `isolation_level`: with `read_committed`, `LATEST` is the last stable offset (KIP-98).
     `positions_read`: with `LATEST`, a leader with an older epoch than that of the position gets another request.
     `unknown_topic_s`: as in `call_partitions`.
-    `offsets_before`: a dict to fill, so that offsets listed before an error are not lost.
+    `into`: a dict to fill, so that offsets listed before an error are not lost.
     Raises `BrokerError`: a non-retriable error code. `DeadlineExceeded`: `TopicUnknown` after brokers have not known a
     partition for long.
     """
-    offsets = {} if offsets_before is None else offsets_before
+    offsets = {} if into is None else into
 
     def handle(
-        key: TopicPartition, row: Mapping[str, Any], broker: Broker, refused: BrokerError | None
+        key: TopicPartition, row: Mapping[str, Any], broker: Broker, row_error: BrokerError | None
     ) -> BrokerError | None:
-        listed, read = _listed(row), positions_read.get(key)
-        if refused is not None:
-            return refused
-        if read is not None and listed.is_stale(read.leader_epoch):
-            return stale_leader(f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, read.leader_epoch)
+        listed, position_read = _listed(row), positions_read.get(key)
+        if row_error is not None:
+            return row_error
+        if position_read is not None and listed.is_stale(position_read.leader_epoch):
+            return stale_leader_error(
+                f"ListOffsets of {key[0]}-{key[1]} at {broker}", listed, position_read.leader_epoch
+            )
         offsets[key] = listed
         return None
 
@@ -62,7 +64,7 @@ def list_offsets(
     call_partitions(
         client,
         LIST_OFFSETS,
-        {"replica_id": -1, "isolation_level": isolation},
+        {"replica_id": _CONSUMER_REPLICA_ID, "isolation_level": isolation},
         {key: {"timestamp": time} for key, time in times.items()},
         deadline or client.deadline(),
         handle=handle,
@@ -104,7 +106,7 @@ def ends_of_epochs(
     }
     if not epoch_fields:
         return {}
-    fields = {"replica_id": _A_CLIENT}
+    fields = {"replica_id": _CONSUMER_REPLICA_ID}
     try:
         rows = call_partitions(client, OFFSET_FOR_LEADER_EPOCH, fields, epoch_fields, deadline, check_leader_epoch=True)
     except UnsupportedVersion:

@@ -91,7 +91,7 @@ class LogBounds:
 STALE_LEADER_MS = 30_000
 
 
-def stale_leader(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
+def stale_leader_error(where: str, latest: ListedOffset, known_epoch: int) -> BrokerError:
     """Make the error for an outdated leader (see `is_stale`): refresh the metadata and retry."""
     problem = f"{where}: the leader has epoch {latest.leader_epoch}, older than epoch {known_epoch} seen before"
     return broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, problem)

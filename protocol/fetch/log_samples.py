@@ -71,7 +71,7 @@ def log_samples(
             except KafkaError as error:
                 log.debug("%s: no reply to the Fetch that samples %d log(s): %s", broker, len(positions), error)
                 continue
-            _note_failures(client, result)
+            _handle_failures(client, result)
             for partition, fetched in result.completed:
                 received_bytes += len(fetched.records.buffer)
                 yield partition.topic_partition, fetched
@@ -93,7 +93,7 @@ def _by_leader(
     return waiting
 
 
-def _note_failures(client: Client, result: FetchResult[FetchPosition]) -> None:
+def _handle_failures(client: Client, result: FetchResult[FetchPosition]) -> None:
     for partition, error in result.failed:
         log.debug("%s: its log is not sampled: %s", partition.name, error)
         action = decide(partition, error)

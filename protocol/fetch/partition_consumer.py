@@ -80,7 +80,7 @@ class _Undelivered:
         self._state = ([], 0)
         self.dropped = True
 
-    def take(self, max_rows: int | None) -> pa.RecordBatch | None:
+    def pop(self, max_rows: int | None) -> pa.RecordBatch | None:
         """Return rows of one batch, at most `max_rows`; None if there are none."""
         batches, row = self._state
         if not batches:
@@ -182,7 +182,9 @@ class PartitionConsumer:
 
         If the iteration is broken off, the next read continues after its last record.
         """
-        while self._has_undelivered or self._read(timeout_ms, None, keep=True) is not None or self._has_undelivered:
+        while (
+            self._has_undelivered or self._next_batch(timeout_ms, None, keep=True) is not None or self._has_undelivered
+        ):
             yield from self._undelivered.messages(self.topic, self.partition)
 
     def messages_of(self, batch: pa.RecordBatch) -> Iterator[ConsumerMessage]:
@@ -201,30 +203,32 @@ class PartitionConsumer:
 
         A record batch with more than `max_rows` rows is cut; the next read continues after it.
         """
-        return self._undelivered.take(max_rows) if self._has_undelivered else self._read(timeout_ms, max_rows)
+        return self._undelivered.pop(max_rows) if self._has_undelivered else self._next_batch(timeout_ms, max_rows)
 
-    def _read(self, timeout_ms: float | None, max_rows: int | None, *, keep: bool = False) -> pa.RecordBatch | None:
+    def _next_batch(
+        self, timeout_ms: float | None, max_rows: int | None, *, keep: bool = False
+    ) -> pa.RecordBatch | None:
         """Return the next record batch as `poll` does; with `keep` its rows are unread."""
         deadline = Deadline.after_ms(float("inf") if timeout_ms is None else timeout_ms, self._clock)
-        while (batches := self._take(deadline)) is not None:
+        while (batches := self._await_reply(deadline)) is not None:
             if (batch := self._next_decoded(batches, max_rows, keep=keep)) is not None:
                 return batch
         # After `resume`, unread rows come first.
-        return self._undelivered.take(max_rows) if self._has_undelivered and not keep else None
+        return self._undelivered.pop(max_rows) if self._has_undelivered and not keep else None
 
     def poll_reply(self, max_rows: int | None = None) -> pa.RecordBatch | None:
         """Return the next record batch of the current reply, without waiting; None at its end or without a reply."""
         if self._has_undelivered:
-            return self._undelivered.take(max_rows)
+            return self._undelivered.pop(max_rows)
         with self._lock:
-            batches = self._take_buffered()
+            batches = self._begin_reply()
         return None if batches is None else self._next_decoded(batches, max_rows)
 
-    def _take(self, deadline: Deadline) -> ReplyBatches | None:
+    def _await_reply(self, deadline: Deadline) -> ReplyBatches | None:
         """Return the rest of the current reply, or the next one to arrive; None if none arrives in time."""
         buffer = self.buffer
         with self._lock:
-            while (batches := self._take_buffered()) is None and not (buffer.closed or self._has_undelivered):
+            while (batches := self._begin_reply()) is None and not (buffer.closed or self._has_undelivered):
                 if buffer.begin_wait():
                     self._on_change(buffer)
                 remaining_s = deadline.remaining_s()
@@ -237,7 +241,7 @@ class PartitionConsumer:
     def _has_undelivered(self) -> bool:
         return self._undelivered.position is not None and not self.buffer.paused
 
-    def _take_buffered(self) -> ReplyBatches | None:
+    def _begin_reply(self) -> ReplyBatches | None:
         buffer = self.buffer
         if buffer.paused or buffer.closed or self._undelivered.position is not None:  # these rows come first
             return None

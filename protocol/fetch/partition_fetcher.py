@@ -177,7 +177,7 @@ class PartitionFetcher:
         for consumer in consumers:
             consumer.close()
         for thread in threads:
-            thread.end()
+            thread.interrupt()
         for fetch_thread in [*threads, self._leader_thread]:
             if fetch_thread.ident is None:
                 continue
@@ -189,7 +189,7 @@ class PartitionFetcher:
     def on_read(self, buffer: FetchBuffer) -> None:
         """Handle that a reply is being read. Wake only threads with work: each wake-up checks all of their buffers."""
         for thread in self._threads.values():
-            if thread.state.was_read(buffer):
+            if thread.state.record_read(buffer):
                 thread.work.notify()
 
     def on_change(self, buffer: FetchBuffer) -> None:
@@ -200,7 +200,7 @@ class PartitionFetcher:
         if buffer.readable and not buffer.expired:
             self._announce(buffer)
         for thread in self._threads.values():
-            if thread.state.was_changed(buffer):
+            if thread.state.has_work_after(buffer):
                 thread.work.notify()
         if self._fault is not None and not buffer.closed:
             self._stop(buffer, UsageError(f"{buffer.name}: {self._fault}"))
@@ -345,8 +345,8 @@ def _data_loss(partition: FetchPosition, lost: InvalidPosition) -> DataLoss:
     if isinstance(lost.cause, DataLoss):
         return lost.cause
     where = {"topic": partition.topic, "partition": partition.partition, "offset": partition.offset}
-    if lost.log is not None:
-        where |= {"log_start_offset": lost.log.start, "log_end_offset": lost.log.latest.offset}
+    if lost.bounds is not None:
+        where |= {"log_start_offset": lost.bounds.start, "log_end_offset": lost.bounds.latest.offset}
     return lost.kind(f"{lost.reason}. Call `seek` to continue", **where)
 
 
@@ -392,7 +392,7 @@ class _BrokerThread(threading.Thread):
     def run(self) -> None:
         try:
             while (fetch := self._fetcher.next_fetch(self)) is not None:
-                result = self._ask(fetch)
+                result = self._fetch(fetch)
                 # Before the decisions, which may wait for other brokers.
                 self._fetcher.deliver(result.completed, fetch.buffers)
                 failed = [(partition, self._decide(partition, error)) for partition, error in result.failed]
@@ -403,14 +403,14 @@ class _BrokerThread(threading.Thread):
         finally:
             self._close_session()
 
-    def end(self) -> None:
+    def interrupt(self) -> None:
         """Wake the thread from any wait; it then sees that the fetcher is closed."""
         with self.work:
             self.work.notify()
         if self._connection is not None:
             self._connection.close()
 
-    def _ask(self, fetch: Fetch) -> FetchResult[FetchPosition]:
+    def _fetch(self, fetch: Fetch) -> FetchResult[FetchPosition]:
         deadline = self._client.deadline(self._client.config.request_timeout_ms)
         request = self.builder.build(list(fetch.buffers), max_bytes=fetch.max_bytes, max_wait_ms=fetch.max_wait_ms)
         try:
@@ -422,7 +422,7 @@ class _BrokerThread(threading.Thread):
             reply = send_fetch(self._client, request, deadline, purpose=self._purpose)
             result = receive_fetch(self._client, request, reply.result(deadline))
             now_s = self._client.clock.now_s()
-            self.state.answered(result.throttle_ms, now_s, by_id=request.by_id)
+            self.state.record_reply(result.throttle_ms, now_s, by_id=request.by_id)
             if result.completed:
                 self._client.sensors.fetches.record((now_s, result.record_bytes))
         except KafkaError as error:

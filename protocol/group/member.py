@@ -57,13 +57,13 @@ class GroupMember:
         """
         return self._assignment_key == former._assignment_key
 
-    def updated_to(self, now: GroupMember) -> GroupMember:
-        """Return `now` if it is this member with the same assignment in a later generation or epoch; else this member.
+    def updated_to(self, current: GroupMember) -> GroupMember:
+        """Return `current` if it has this member's assignment in a later generation or epoch; else this member.
 
         The coordinator refuses stale generations and epochs, but accepts commits without a member if the group is
         empty. Records fetched as a member must not be committed without one.
         """
-        return now if now.keeps_assignment_of(self) else self
+        return current if current.keeps_assignment_of(self) else self
 
     @property
     def _assignment_key(self) -> tuple[str, str | None, int]:

@@ -65,7 +65,7 @@ def lag_of_query(
     times = {(row.topic, row.partition): LATEST for row in lag if row.committed is not None}
     deadline = client.deadline(timeout_ms)
     try:
-        list_offsets(client, times, isolation_level=consumer.isolation_level, deadline=deadline, offsets_before=ends)
+        list_offsets(client, times, isolation_level=consumer.isolation_level, deadline=deadline, into=ends)
     except KafkaError as error:
         if without_ends:
             raise

@@ -105,7 +105,7 @@ FAULTS = {
     "a recreated topic is read on": DeliberateFault(
         "group_members",
         "protocol/fetch/leaders.py",
-        "    if _is_another(snapshot.metadata, partition):\n",
+        "    if _is_recreated(snapshot.metadata, partition):\n",
         "    if False:\n",
     ),
     "an offset of a deleted topic is committed to the new one": DeliberateFault(
@@ -206,7 +206,7 @@ FAULTS = {
     "a truncated log is read on": DeliberateFault(
         "assigned_consumer",
         "protocol/fetch/fetch_position.py",
-        '        if agreed["end_offset"] < self.offset:\n',
+        '        if diverging["end_offset"] < self.offset:\n',
         "        if False:\n",
     ),
     "a range does not name lost offsets": DeliberateFault(
@@ -349,8 +349,8 @@ FAULTS = {
     "the first lost offset is one too far": DeliberateFault(
         "spark_query",
         "protocol/fetch/fetch_failures.py",
-        "    return InvalidPosition(refused, offset, Position(resume), reason, log=bounds)\n",
-        "    return InvalidPosition(refused, offset + 1, Position(resume), reason, log=bounds)\n",
+        "    return InvalidPosition(refused, offset, Position(resume), reason, bounds=bounds)\n",
+        "    return InvalidPosition(refused, offset + 1, Position(resume), reason, bounds=bounds)\n",
     ),
     "partitions are revoked without the last commit": DeliberateFault(
         "spark_query",

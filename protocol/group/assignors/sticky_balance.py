@@ -44,7 +44,10 @@ def current_owners(ownerships: Ownerships, topics: Topics) -> dict[TopicPartitio
 def earlier_owners(ownerships: Ownerships, topics: Topics) -> dict[TopicPartition, str]:
     """Return, for each partition, the member that reports it for the newest generation before the group's last one."""
     last = max((ownership.generation for ownership in ownerships.values()), default=NO_GENERATION)
-    stale = sorted(((own.generation, name) for name, own in ownerships.items() if own.generation < last), reverse=True)
+    stale = sorted(
+        ((ownership.generation, name) for name, ownership in ownerships.items() if ownership.generation < last),
+        reverse=True,
+    )
     owners: dict[TopicPartition, str] = {}
     for _, member in stale:
         for partition in _existing_partitions(ownerships[member], topics):
@@ -155,14 +158,14 @@ class _LoadSearch:
 
     def give_new(self, partitions: Iterable[TopicPartition]) -> None:
         """Assign partitions without an owner, first those with a subscriber that is not far."""
-        elsewhere = []
+        without_near_subscriber = []
         for partition in partitions:
             candidates = self._subscribers[partition[0]]
             if nearby := [member for member in candidates if not self._racks.far(member, partition)]:
                 self._give(partition, self._least(nearby))
             else:
-                elsewhere.append(partition)
-        for partition in elsewhere:
+                without_near_subscriber.append(partition)
+        for partition in without_near_subscriber:
             self._give(partition, self._least(self._subscribers[partition[0]]))
 
     def even_out(self, partitions: Iterable[TopicPartition], earlier: Mapping[TopicPartition, str]) -> None:

@@ -19,7 +19,7 @@ from protocol.group.assignors.assignor import (
 from protocol.group.assignors.partition_assignor import OwnAssignor
 from protocol.group.assignors.range_assignor import RANGE
 from protocol.group.assignors.sticky_balance import Ownership, balanced, current_owners
-from protocol.group.assignors.subscription_codec import flat, partitions_by_topic
+from protocol.group.assignors.subscription_codec import partitions_by_topic, partitions_of_rows
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.codec import decoder, encoder
 from protocol.wire.consumer_metadata import TOPIC_PARTITION
@@ -62,7 +62,7 @@ def _sticky_ownership(member: Subscription) -> Ownership:
     for version in (1, 0):
         with suppress(ProtocolError):
             value = decoder(_STICKY_USER_DATA, version, False)(Reader(member.user_data or b""))
-            return Ownership(flat(value["previous_assignment"]), value["generation"])
+            return Ownership(partitions_of_rows(value["previous_assignment"]), value["generation"])
     return Ownership()
 
 

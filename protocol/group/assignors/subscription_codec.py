@@ -35,7 +35,7 @@ def decode_subscription(data: BytesLike, instance_id: str | None = None) -> Subs
     user_data = value["user_data"]
     return Subscription(
         topics=frozenset(value["topics"]),
-        owned=flat(value["owned_partitions"]),
+        owned=partitions_of_rows(value["owned_partitions"]),
         generation=value["generation_id"],
         rack=value["rack_id"] or None,
         user_data=None if user_data is None else bytes(user_data),
@@ -65,7 +65,9 @@ def decode_member_assignment(data: BytesLike) -> MemberAssignment:
         return MemberAssignment(frozenset())
     _, value = decode_versioned(ASSIGNMENT, LAST_VERSION, data)
     user_data = value["user_data"]
-    return MemberAssignment(flat(value["assigned_partitions"]), None if user_data is None else bytes(user_data))
+    return MemberAssignment(
+        partitions_of_rows(value["assigned_partitions"]), None if user_data is None else bytes(user_data)
+    )
 
 
 MAX_PARTITIONS = 1_000_000
@@ -77,10 +79,10 @@ def partitions_by_topic(partitions: Iterable[TopicPartition]) -> list[dict[str, 
     numbers = defaultdict(list)
     for topic, number in sorted(partitions):
         numbers[topic].append(number)
-    return [{"topic": topic, "partitions": number} for topic, number in numbers.items()]
+    return [{"topic": topic, "partitions": topic_numbers} for topic, topic_numbers in numbers.items()]
 
 
-def flat(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
+def partitions_of_rows(rows: list[dict[str, Any]]) -> frozenset[TopicPartition]:
     """Return the partitions of rows of `TOPIC_PARTITION`; raise `Corrupt` for more than `MAX_PARTITIONS`."""
     count = sum(len(row["partitions"]) for row in rows)
     if count > MAX_PARTITIONS:

@@ -163,18 +163,18 @@ class CommitReplies:
         """Send a partition that has failed no more."""
         self[CommitResult.REFUSED][key] = self[CommitResult.PARTITION_FAILED].pop(key)
 
-    def end(self, failure: Exception | None, not_encoded: Iterable[TopicPartition] = ()) -> None:
+    def complete(self, failure: Exception | None, sent: Iterable[TopicPartition] = ()) -> None:
         """Take the error of the request.
 
         Parameters
         ----------
         failure : Exception or None
-        not_encoded : iterable of (str, int)
+        sent : iterable of (str, int)
             Partitions of a request that `failure` has kept from being sent: a retry would fail again.
         """
         too_large, answered = self[CommitResult.TOO_LARGE], {key for errors in self._errors.values() for key in errors}
-        if isinstance(failure, UsageError) and not_encoded:
-            too_large.update((key, failure) for key in not_encoded if key not in answered)
+        if isinstance(failure, UsageError) and sent:
+            too_large.update((key, failure) for key in sent if key not in answered)
         else:
             self.failure = failure
         if len(too_large) == 1:  # cannot be split further

@@ -159,7 +159,7 @@ def commit_offsets(
     }
     check, options = topic_id_check(client, OFFSET_COMMIT, offsets, deadline)
 
-    def explained(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
+    def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> KafkaError | None:
         if error is not None and member == NO_MEMBER and error.code in _REFUSED_FOR_MEMBERS:
             problem = f"{error}; the group has live members: use another group.id, or stop them"
             error = BrokerError(problem, **error.context, settings=("group.id",))
@@ -171,7 +171,7 @@ def commit_offsets(
         identity,
         offset_rows(offsets),
         deadline,
-        handle=explained,
+        handle=handle,
         check=check,
         reply_deadline=reply_deadline,
         **options,
@@ -212,7 +212,7 @@ def topic_id_check(
     ids_by_name = _ids_by_name(offsets) if at_most is None or at_most > last_with_names else None
     if ids_by_name is None:
         at_most = last_with_names if at_most is None else min(at_most, last_with_names)
-    check = _same_topics(client, offsets, deadline, api, unless_by_id=ids_by_name is not None)
+    check = _same_topics(client, offsets, deadline, api, skip_if_by_id=ids_by_name is not None)
     return check, {"topic_ids": ids_by_name, "at_most": at_most}
 
 
@@ -226,17 +226,17 @@ def _ids_by_name(offsets: Mapping[TopicPartition, Position]) -> dict[str, bytes]
 
 
 def _same_topics(
-    client: Client, offsets: Mapping[TopicPartition, Position], deadline: Deadline, api: Api, *, unless_by_id: bool
+    client: Client, offsets: Mapping[TopicPartition, Position], deadline: Deadline, api: Api, *, skip_if_by_id: bool
 ) -> Check:
     """Return a check for `call_partitions` that a commit by topic name is not of a deleted topic with that name.
 
     It compares the ids with the metadata of the coordinator itself. If these are not yet those of the new topic,
-    the coordinator will delete the offsets when it learns of the deletion. `unless_by_id`: there is no check if the
+    the coordinator will delete the offsets when it learns of the deletion. `skip_if_by_id`: there is no check if the
     broker supports a version with topic ids.
     """
 
     def check(broker: Broker, partitions: Collection[TopicPartition]) -> dict[TopicPartition, BrokerError]:
-        if unless_by_id:
+        if skip_if_by_id:
             version = client.connection(broker, COORDINATOR, deadline).choose_version(api)
             if version > _LAST_WITH_TOPIC_NAMES[api]:
                 return {}

@@ -403,7 +403,7 @@ class OffsetManager:
             )
         except Exception as error:  # including bugs: the thread must not end
             failure = error
-        replies.end(failure, () if self._client.closed else due)
+        replies.complete(failure, () if self._client.closed else due)
         self._refuse_deleted_topics(due, replies)
         return replies
 

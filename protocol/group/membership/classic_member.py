@@ -27,7 +27,14 @@ from protocol.group.assignors.subscription_codec import (
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription, available_topics
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
-from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, JOINED, MemberState, SendRequest, Step, Wait
+from protocol.group.membership.member_state import (
+    CLASSIC_TRANSITIONS,
+    REJOINS_ON_NEW_TOPICS,
+    MemberState,
+    SendRequest,
+    Step,
+    Wait,
+)
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
@@ -43,7 +50,7 @@ _NO_GENERATION = -1
 _HELD_LONGER_MS = 5_000
 # First versions with a group instance id.
 _FIRST_STATIC = {JOIN_GROUP: 5, SYNC_GROUP: 3, HEARTBEAT: 3, LEAVE_GROUP: 3}
-_ANSWERS = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
+_ACCEPTED_CODES = frozenset({ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS})
 _RESUBSCRIBED = EndReason("the assignment is for the former subscription of this static member")
 _REMEDIES: dict[int, tuple[str, str]] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
@@ -64,7 +71,7 @@ class ClassicMember(MemberMachine):
     """A member of the classic protocol; the coordinator assigns `member_id` and `generation_id`.
 
     Fields that `_end_session` does not reset are of the last generation, until `_joined` sets `_assignor_name`,
-    `_returned` and `_assignments`, and `_synced` sets `_rejoins`.
+    `_kept_former_assignment` and `_assignments`, and `_synced` sets `_must_rejoin`.
     """
 
     transitions = CLASSIC_TRANSITIONS
@@ -84,9 +91,9 @@ class ClassicMember(MemberMachine):
         # yet.
         self._revoked = NO_PARTITIONS
         # Partitions revoked from this member are assigned to others in the next generation (KIP-429).
-        self._rejoins = False
+        self._must_rejoin = False
         # The last assignment and its generation, for sticky leaders.
-        self._last: tuple[frozenset[TopicPartition], int] = NO_PARTITIONS, _NO_GENERATION
+        self._last_assignment: tuple[frozenset[TopicPartition], int] = NO_PARTITIONS, _NO_GENERATION
         self._joined_topics: frozenset[str] = frozenset()
         # True if the reply to a JoinGroup was lost or is ignored, and no later one has arrived.
         self._join_reply_lost = False
@@ -96,7 +103,7 @@ class ClassicMember(MemberMachine):
         self._joined_as_new = False
         # True for a static leader that has kept its assignment (KIP-814), until it has compared that with its
         # subscription.
-        self._returned = False
+        self._kept_former_assignment = False
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
 
@@ -115,7 +122,7 @@ class ClassicMember(MemberMachine):
         From its response on, the coordinator and all members wait for the new member until its session timeout
         (KIP-394).
         """
-        return self._in_flight is not None and not self._member_id and self.config.group_instance_id is None
+        return self._awaited is not None and not self._member_id and self.config.group_instance_id is None
 
     def revocation(self, now_s: float) -> Revocation | None:
         """Return the partitions that the owner must release now."""
@@ -126,7 +133,7 @@ class ClassicMember(MemberMachine):
     # -- requests -----------------------------------------------------------------------------
 
     def _next_step(self, now_s: float) -> Step:
-        if self.state in JOINED and self._topics != self._joined_topics:
+        if self.state in REJOINS_ON_NEW_TOPICS and self._topics != self._joined_topics:
             self._rebalance(EndReason("the subscribed topics have changed"))
         if self.state is MemberState.JOINING:
             return self._join_group(now_s)
@@ -140,7 +147,8 @@ class ClassicMember(MemberMachine):
         config = self.config
         try:
             data = {
-                assignor.name: assignor.join_data(self._topics, *self._last) for assignor in self._assignors.values()
+                assignor.name: assignor.join_data(self._topics, *self._last_assignment)
+                for assignor in self._assignors.values()
             }
         except UsageError as error:  # of the user's assignor
             self.on_invalid_data(error, now_s)
@@ -162,7 +170,7 @@ class ClassicMember(MemberMachine):
         assert self._topics is not None
         rack = self.config.client_rack or None
         owned = self.owned if self._cooperative else NO_PARTITIONS
-        return Subscription(self._topics, owned, self._last[1], rack, user_data)
+        return Subscription(self._topics, owned, self._last_assignment[1], rack, user_data)
 
     def _sync_group(self, assignments: Mapping[str, bytes]) -> SendRequest:
         body = {
@@ -181,7 +189,7 @@ class ClassicMember(MemberMachine):
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         instance_id = self.config.group_instance_id
         # With partitions to give up, the group waits for a join that a returning static member does not send (KIP-814).
-        leaves = instance_id is None or self._rejoins if for_good is None else for_good
+        leaves = instance_id is None or self._must_rejoin if for_good is None else for_good
         if not leaves or not self._member_id:
             return None
         identity = {"member_id": self._member_id, "group_instance_id": instance_id, "reason": "the member was closed"}
@@ -200,7 +208,7 @@ class ClassicMember(MemberMachine):
         instance_id = self.config.group_instance_id
         identity = {"group_id": self.group, "member_id": self._member_id, "group_instance_id": instance_id}
         at_least = 0 if instance_id is None else _FIRST_STATIC[api]
-        return SendRequest(api, {**identity, **fields}, at_least=at_least, accept=_ANSWERS, **options)
+        return SendRequest(api, {**identity, **fields}, at_least=at_least, accept=_ACCEPTED_CODES, **options)
 
     # -- responses ----------------------------------------------------------------------------
 
@@ -239,7 +247,7 @@ class ClassicMember(MemberMachine):
         # KIP-814: a returning static leader keeps the former assignment.
         assigns = leads and not reply["skip_assignment"]
         self._leader = GroupLeader(self._assignors[reply["protocol_name"]], reply["members"]) if leads else None
-        self._returned = leads and not assigns
+        self._kept_former_assignment = leads and not assigns
         self._assignments = None if assigns else {}
         self._refresh_s = -math.inf if leads else self._refresh_s
         self._lifecycle.transition(MemberState.SYNCING, EndReason(f"generation {self._generation_id} begins"))
@@ -251,9 +259,9 @@ class ClassicMember(MemberMachine):
             self._assignments = self._leader.assign(cluster)
         elif topic := self._leader.changed_topic(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
-        elif self._returned:
-            self._returned = False
-            if self._leader.of_one_member(self._member_id) - {name for name, _ in self._assignment}:
+        elif self._kept_former_assignment:
+            self._kept_former_assignment = False
+            if self._leader.topics_of_only(self._member_id) - {name for name, _ in self._assignment}:
                 self._rebalance(_RESUBSCRIBED)
 
     def _synced(self, received: MemberAssignment) -> None:
@@ -263,9 +271,9 @@ class ClassicMember(MemberMachine):
             self._assignors[self._assignor_name].on_assignment(received, metadata)
         except Exception as error:  # of the user's assignor
             log.error("assignor %s: on_assignment has failed: %r", self._assignor_name, error, exc_info=error)
-        self._rejoins = bool(self.owned - assignment)
+        self._must_rejoin = bool(self.owned - assignment)
         joined_as_new, self._joined_as_new = self._joined_as_new, False
-        self._assignment, self._last = assignment, (assignment, self._generation_id)
+        self._assignment, self._last_assignment = assignment, (assignment, self._generation_id)
         if joined_as_new and {topic for topic, _ in assignment} - self._joined_topics:
             # A static member gets the assignment of its former subscription (KIP-345).
             return self._join(_RESUBSCRIBED)
@@ -298,7 +306,7 @@ class ClassicMember(MemberMachine):
         return self._suspicion is None
 
     def _accepted(self) -> None:
-        if self._rejoins:
+        if self._must_rejoin:
             self._join(EndReason("revoked partitions can be assigned to other members"))
         else:
             self._lifecycle.transition(MemberState.STABLE, self.reason)
@@ -327,7 +335,7 @@ class ClassicMember(MemberMachine):
         self._join_reply_lost |= self.state is MemberState.JOINING
 
     def _forget_session(self) -> None:
-        self._join_reply_lost |= self._in_flight is not None and self._in_flight.api is JOIN_GROUP
+        self._join_reply_lost |= self._awaited is not None and self._awaited.api is JOIN_GROUP
         super()._forget_session()
 
     def _end_session(self) -> None:
@@ -363,7 +371,7 @@ class GroupLeader:
         """Return the topics of all members."""
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
 
-    def of_one_member(self, member_id: str) -> frozenset[str]:
+    def topics_of_only(self, member_id: str) -> frozenset[str]:
         """Return the topics to which this member alone subscribes, of those that `changed_topic` compares."""
         topics_of_others = [member.topics for name, member in self._members.items() if name != member_id]
         only = self._members[member_id].topics - frozenset[str]().union(*topics_of_others)

@@ -66,7 +66,7 @@ class ConsumerMember(MemberMachine):
         # client has noticed the end of the session.
         self._may_have_joined = False
         # Time limit for the release of the instance id, from the first refusal on.
-        self._released_s = math.inf
+        self._release_deadline_s = math.inf
         # Fields of the last request, and those that the coordinator has acknowledged; others are sent again.
         self._sent_fields: dict[str, Any] = {}
         self._acknowledged_fields: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class ConsumerMember(MemberMachine):
     @property
     def is_becoming_known(self) -> bool:
         """Return True while the first heartbeat is in flight: after an earlier leave request it would join again."""
-        return self._in_flight is not None and self._assigned_since is None
+        return self._awaited is not None and self._assigned_since is None
 
     def subscribe(self, subscription: TopicSubscription, now_s: float) -> None:
         """Change the subscription, and report it at once."""
@@ -108,7 +108,11 @@ class ConsumerMember(MemberMachine):
 
     def _next_step(self, now_s: float) -> Step:
         due = self._epoch == _JOIN or self.state is MemberState.ACKNOWLEDGING or now_s >= self._heartbeat_s
-        return self._heartbeat() if due or self._subscribed() != self._subscribed_before else self._watch_topics(now_s)
+        return (
+            self._heartbeat()
+            if due or self._subscribed() != self._acknowledged_subscription
+            else self._watch_topics(now_s)
+        )
 
     def _heartbeat(self) -> SendRequest:
         self._sent_fields = {
@@ -118,12 +122,12 @@ class ConsumerMember(MemberMachine):
             "server_assignor": self.config.group_remote_assignor,
             "topic_partitions": self._owned_rows(),
         }
-        news = {
+        changed_fields = {
             field: value for field, value in self._sent_fields.items() if self._acknowledged_fields.get(field) != value
         }
-        self._ownership_acknowledged = self._ownership_acknowledged and "topic_partitions" not in news
-        self._may_have_regex |= bool(news.get(_REGEX))
-        return self._request(self._epoch, news, FIRST_WITH_REGEX if news.get(_REGEX) else 0)
+        self._ownership_acknowledged = self._ownership_acknowledged and "topic_partitions" not in changed_fields
+        self._may_have_regex |= bool(changed_fields.get(_REGEX))
+        return self._request(self._epoch, changed_fields, FIRST_WITH_REGEX if changed_fields.get(_REGEX) else 0)
 
     def _subscribed(self) -> dict[str, Any]:
         regex = None if self._matches_in_client else self.subscription.re2
@@ -134,7 +138,7 @@ class ConsumerMember(MemberMachine):
         }
 
     @property
-    def _subscribed_before(self) -> dict[str, Any]:
+    def _acknowledged_subscription(self) -> dict[str, Any]:
         return {field: self._acknowledged_fields.get(field) for field in ("subscribed_topic_names", _REGEX)}
 
     def _owned_rows(self) -> list[dict[str, Any]]:
@@ -144,7 +148,7 @@ class ConsumerMember(MemberMachine):
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
-        is_known = self._assigned_since is not None or self._in_flight is not None or self._may_have_joined
+        is_known = self._assigned_since is not None or self._awaited is not None or self._may_have_joined
         static = self.config.group_instance_id is not None and not for_good
         if not is_known or (for_good is False and not static):
             return None
@@ -170,17 +174,21 @@ class ConsumerMember(MemberMachine):
 
         A member that was killed holds its instance id until its session timeout; its successor waits for that.
         """
-        if request is self._in_flight and not isinstance(error, (BrokerError, ConnectFailed)):
+        if request is self._awaited and not isinstance(error, (BrokerError, ConnectFailed)):
             self._may_have_joined = True
         unreleased = isinstance(error, BrokerError) and error.code == ErrorCode.UNRELEASED_INSTANCE_ID
-        if unreleased and request is self._in_flight:
-            self._released_s = min(self._released_s, now_s + _RELEASED_IN_S)
-            if now_s < self._released_s:
+        if unreleased and request is self._awaited:
+            self._release_deadline_s = min(self._release_deadline_s, now_s + _RELEASED_IN_S)
+            if now_s < self._release_deadline_s:
                 return self._retry_after_backoff(error, now_s)
         super().on_failure(request, error, now_s)
 
     def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
-        self._acknowledged_fields, self._ownership_acknowledged, self._released_s = self._sent_fields, True, math.inf
+        self._acknowledged_fields, self._ownership_acknowledged, self._release_deadline_s = (
+            self._sent_fields,
+            True,
+            math.inf,
+        )
         self._heartbeat_s = now_s + max(_LEAST_INTERVAL_MS, reply["heartbeat_interval_ms"]) / 1000
         self._epoch = reply["member_epoch"]
         self._may_have_joined = False
@@ -216,7 +224,7 @@ class ConsumerMember(MemberMachine):
             if topic_id in self._names
             for number in numbers
         }
-        if self._outdated and not self._pattern_pending and self._subscribed() == self._subscribed_before:
+        if self._outdated and not self._pattern_pending and self._subscribed() == self._acknowledged_subscription:
             self._outdated = not self._assignment_fits
         if self._epoch == _JOIN:
             return

@@ -91,7 +91,7 @@ class MemberMachine(ABC):
         # True if the last metadata, or those in flight, were requested for an earlier subscription.
         self._metadata_outdated = False
         # The request whose reply counts: that of the last step, unless it has failed or its session has ended.
-        self._in_flight: SendRequest | None = None
+        self._awaited: SendRequest | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
         self._suspicion: EndReason | None = None
         self._suspected_s = now_s
@@ -247,7 +247,7 @@ class MemberMachine(ABC):
         if self.state not in IN_SESSION:
             return Wait(math.inf)
         step = self._refresh_metadata(now_s) if self._topics is None else self._next_step(now_s)
-        self._in_flight = step if isinstance(step, SendRequest) else None
+        self._awaited = step if isinstance(step, SendRequest) else None
         self._metadata_outdated &= not isinstance(step, RefreshMetadata)
         return step
 
@@ -266,7 +266,7 @@ class MemberMachine(ABC):
             self.tick(now_s)
         if request is self._pending_leave:
             self._leave_completed()
-        elif request is self._in_flight:
+        elif request is self._awaited:
             self._on_response(request, reply, now_s)
             if request.renews and since_s >= self._suspected_s:
                 self._suspicion = None
@@ -275,12 +275,12 @@ class MemberMachine(ABC):
 
     def awaits(self, request: SendRequest) -> bool:
         """Return False if the session of a request has ended: a response would be ignored."""
-        return request is self._in_flight or request is self._pending_leave
+        return request is self._awaited or request is self._pending_leave
 
     def extend_session(self, request: SendRequest, since_s: float, now_s: float) -> None:
         """Restart the session timeout, after a response or while the coordinator delays one."""
         self.tick(now_s)
-        if request is not self._in_flight:
+        if request is not self._awaited:
             return  # of an ended session
         if now_s < since_s + self._session_s:
             self._session_ends_s = since_s + self._session_s
@@ -298,7 +298,7 @@ class MemberMachine(ABC):
                 self._retry_after_backoff(error, now_s)
             else:
                 self._leave_completed()
-        elif request is not self._in_flight:
+        elif request is not self._awaited:
             return  # of an ended session
         elif is_retriable(error):
             self._retry_after_backoff(error, now_s)
@@ -404,7 +404,7 @@ class MemberMachine(ABC):
 
     def _retry_after_backoff(self, error: KafkaError, now_s: float) -> None:
         """Forget the request in flight and retry after the back-off."""
-        self._in_flight, self._retry_s = None, now_s + self._backoff.next_s()
+        self._awaited, self._retry_s = None, now_s + self._backoff.next_s()
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
             self._lifecycle.update_reason(EndReason.of(error))
 
@@ -439,7 +439,7 @@ class MemberMachine(ABC):
         return min(self._request_timeout_ms, self.config.session_timeout_ms / 3)
 
     def _forget_session(self) -> None:
-        self._session_ends_s, self._in_flight, self._suspicion = math.inf, None, None
+        self._session_ends_s, self._awaited, self._suspicion = math.inf, None, None
         self._end_session()
 
     def _with_remedy(self, error: KafkaError) -> KafkaError:

@@ -86,7 +86,7 @@ RECONCILED = frozenset({_S.ACKNOWLEDGING, _S.STABLE})
 AWAITING_ASSIGNMENT = frozenset({_S.JOINING, _S.SYNCING})
 """States in which a failed request is a failed join."""
 
-JOINED = frozenset({_S.STABLE, _S.RECONCILING})
+REJOINS_ON_NEW_TOPICS = frozenset({_S.STABLE, _S.RECONCILING})
 """States in which a member of the classic protocol rejoins if the subscribed topics change."""
 
 WITHOUT_ASSIGNMENT = frozenset({_S.LOST, _S.FAILED})

@@ -109,7 +109,7 @@ class Membership:
         client.sensors.use([definitions.COORDINATOR])
         self._rebalancing_since_s: float | None = None
         self.changed = Condition()
-        self._in_flight: SendRequest | None = None
+        self._executing: SendRequest | None = None
         # False while the coordinator of the request is being looked up.
         self._is_sent = False
         self._checked_s = self._clock.now_s()
@@ -239,7 +239,7 @@ class Membership:
         added = NO_PARTITIONS
         while True:
             with self.changed:
-                if self._has_left and self.machine.error is None:  # closed by `before_revoke` or a signal handler
+                if self._is_closed and self.machine.error is None:  # closed by `before_revoke` or a signal handler
                     return Assignment(self.machine.member, NO_PARTITIONS, NO_PARTITIONS)
                 now_s = self._now_s()
                 self.machine.progress(now_s)
@@ -285,8 +285,8 @@ class Membership:
                 self.changed.wait(min(deadline.remaining_s(), TICK_S))
             self.machine.leave(for_good=leave)
             self._notify()
-            request = self._in_flight
-            while request is not None and self._in_flight is request and not deadline.passed:
+            request = self._executing
+            while request is not None and self._executing is request and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None and self._thread.ident is not None:
@@ -305,11 +305,11 @@ class Membership:
     def _raise_if_ended(self) -> None:
         if (error := self.machine.take_error()) is not None:
             raise error
-        if self._has_left:
+        if self._is_closed:
             raise UsageError(f"this member of group {self.machine.group} was closed")
 
     @property
-    def _has_left(self) -> bool:
+    def _is_closed(self) -> bool:
         return self.machine.state in CLOSED
 
     @property
@@ -369,7 +369,7 @@ class Membership:
                 with self.changed:
                     error = UsageError(f"a bug in this client: {fault!r}")
                     error.__cause__ = fault
-                    self._in_flight = None
+                    self._executing = None
                     self.machine.fail(error)
                     self._notify()
 
@@ -388,7 +388,7 @@ class Membership:
                 step = self.machine.next_step(now_s)
                 self._notify()
                 if isinstance(step, (SendRequest, RefreshMetadata)):
-                    self._in_flight = step if isinstance(step, SendRequest) else None
+                    self._executing = step if isinstance(step, SendRequest) else None
                     self._is_sent = False
                     return step
                 self.changed.wait(min(max(0.0, step.until_s - now_s), TICK_S))
@@ -423,8 +423,8 @@ class Membership:
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 where = f"{operation} at {broker}{own}"
-                about = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
-                raise broker_error(body["error_code"], where, **about, **self._coordinator.context)
+                context = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
+                raise broker_error(body["error_code"], where, **context, **self._coordinator.context)
             return body
 
         key = self._coordinator
@@ -448,7 +448,7 @@ class Membership:
         except RuntimeError:  # this process has too many threads
             self._look_up(future, step, deadline)
         with self.changed:
-            while not future.done() and not self._has_left:
+            while not future.done() and not self._is_closed:
                 self._now_s()  # else a silent owner would take this wait for a suspension
                 self.changed.wait(TICK_S)
             if not future.done():
@@ -499,18 +499,18 @@ class Membership:
                 self._authorization_error = broker_error(code, text, api="Metadata", topic=names)
             self._unauthorized_topics = hidden
 
-    def _deliver(self, tell: Callable[[float], None], failure: KafkaError | None = None) -> None:
+    def _deliver(self, process: Callable[[float], None], failure: KafkaError | None = None) -> None:
         """Pass a response, or a failure, to the state machine.
 
-        After a `KafkaError` of `tell`, which is invalid data, the next poll joins again; another exception, which is a
-        bug, ends the member for good.
+        After a `KafkaError` of `process`, which is invalid data, the next poll joins again; another exception, which is
+        a bug, ends the member for good.
         """
         with self.changed:
-            self._in_flight = None
+            self._executing = None
             if failure is not None and self.machine.state in AWAITING_ASSIGNMENT:
                 self._failed_joins, self._join_error, self._join_error_taken = self._failed_joins + 1, failure, False
             try:
-                tell(self._clock.now_s())
+                process(self._clock.now_s())
             except KafkaError as error:
                 self.machine.on_invalid_data(error, self._clock.now_s())
             if self.machine.state not in AWAITING_ASSIGNMENT:

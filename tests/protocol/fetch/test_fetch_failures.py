@@ -15,7 +15,7 @@ from protocol.fetch.fetch_failures import (
     InvalidPosition,
     Retry,
     decide,
-    log_truncated,
+    lost_by_truncation,
     validate_position,
 )
 from protocol.fetch.fetch_position import UNBOUNDED, FetchPosition
@@ -58,7 +58,7 @@ def test_invalid_position_has_resume_offset_and_reason(
 ) -> None:
     outcome = validate_position(partition, log, REFUSED)
     assert isinstance(outcome, InvalidPosition)
-    assert (outcome.cause, outcome.log) == (REFUSED, log)
+    assert (outcome.cause, outcome.bounds) == (REFUSED, log)
     assert outcome.resume == Position(resume)
     assert re.search(reason, outcome.reason)
 
@@ -82,7 +82,7 @@ def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBound
 
 def test_truncated_log_resumes_at_the_divergence() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
-    assert log_truncated(at(10), error) == InvalidPosition(error, 10, Position(5), "t-0: the log was truncated")
+    assert lost_by_truncation(at(10), error) == InvalidPosition(error, 10, Position(5), "t-0: the log was truncated")
 
 
 @pytest.mark.parametrize("error", [REFUSED, LogTruncated("t-0: the log was truncated", end_offset=5)])

@@ -44,8 +44,8 @@ def test_refused_position_behind_the_log_end_is_invalid(client: Client) -> None:
     action = decided(client, routed(client, 7), REFUSED)
     assert isinstance(action, InvalidPosition)
     assert (action.cause, action.resume.offset) == (REFUSED, routed(client, 7).until_offset)
-    assert action.log is not None
-    assert (action.log.start, action.log.latest.offset) == (0, 5)
+    assert action.bounds is not None
+    assert (action.bounds.start, action.bounds.latest.offset) == (0, 5)
 
 
 def test_refused_position_within_the_log_is_retried(client: Client) -> None:
