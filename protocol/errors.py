@@ -172,8 +172,8 @@ class LogTruncated(DataLoss):
     """The log lost records after they were read or planned, and may have other records at their offsets (KIP-320).
 
     Records are planned if they are in a range to read, such as a micro-batch, and not read yet.
-    `context["end_offset"]`: the log is unchanged before this offset. Absent for planned records: the leader is asked
-    (`leaders.py`).
+    `context["end_offset"]`: the log is unchanged before this offset. Absent for planned records: then
+    `leaders.py` queries the leader.
     `context["end_epoch"]`: leader epoch of the record before `end_offset`. Pass both to `seek`, so that the next
     truncation is detected.
     `context["record_epoch"]`: leader epoch of a record that shows the loss of planned records. If the leader denies the

@@ -47,8 +47,11 @@ class AssignedPartition:
     """A partition that is assigned to a consumer.
 
     `AssignedPartitions` decides by `state` and these attributes. In `DUE_FOR_LOOKUP`, from `retry_at_s` on, it starts a
-    partition at `sought`; else it looks up the group's offset, unless `loss` or `without_commit` is set; else that of
-    `auto.offset.reset`.
+    partition at the first of these that exists:
+
+    1. `sought`;
+    2. the group's offset, unless `loss` or `without_commit` is set;
+    3. the offset of `auto.offset.reset`.
 
     Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition,
     other methods in the one that adds and drops it.
@@ -78,7 +81,7 @@ class AssignedPartition:
     retry_at_s : float
         When the next lookup may start.
     failing_since_s : float or None
-        When the first of the lookups that have failed since the last error was started.
+        Start time of the first failed lookup since the last error was raised.
     loss : DataLoss or None
         Why the position was lost.
     recreations : int
@@ -209,7 +212,7 @@ class AssignedPartition:
             self._pause_or_resume(self.consumer)
 
     def _pause_or_resume(self, consumer: PartitionConsumer) -> None:
-        """Do to the consumer as `paused` says, again if another thread has changed that meanwhile."""
+        """Apply `paused` to the consumer; repeat if another thread changes it meanwhile."""
         paused: bool | None = None
         while paused is not self.paused:
             paused = self.paused

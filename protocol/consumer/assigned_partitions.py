@@ -154,8 +154,8 @@ class AssignedPartitions:
             if (position := positions.get(key)) is None:
                 continue
             if partition.loss is not None:
-                # Without the listed id, as in the topic that was read: if that was recreated since, the first Fetch
-                # tells, and the recreation is reported. With the id, reading would move to the new topic unnoticed.
+                # Without the listed id, the position counts as one in the topic that was read. If that was recreated,
+                # the first Fetch reports it; with the id, reading would move to the new topic silently.
                 self._resume_at(partition, Position(position.offset), partition.loss)
                 continue
             starts[key] = position
@@ -334,7 +334,7 @@ class AssignedPartitions:
     ) -> tuple[TopicPartition, pa.RecordBatch, RecordPositions] | None:
         """Return the next record batch of any partition, see `Consumer.poll`, with the positions in it.
 
-        None also means lost data: `start_added` finds the offset to continue at.
+        Also None after lost data: the next `start_added` looks up where to continue.
         """
         try:
             read = self.reader.poll(timeout_ms, max_rows)
@@ -364,7 +364,7 @@ class AssignedPartitions:
         for partition in failed:
             if (error := partition.lasting_error) is not None:
                 self._fail(partition)
-                raise error.with_traceback(None)  # else it would keep the frames of each time
+                raise error.with_traceback(None)  # each raise would add its frames
 
     def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.

@@ -20,8 +20,8 @@ class ClaimMarks:
     Attributes
     ----------
     starting : bool
-        The start offset is not known yet: a mark would be of an earlier time, before another member. Set by the session
-        with each claim that it adds, after `setup`; until `start`, the session refuses marks.
+        Set by the session with each claim that it adds, after `setup`. Until `start`, the session refuses marks: they
+        would be older than commits of another member.
     offset : CommittedOffset or None
         The start offset at first, then the marked one.
     dirty : bool
@@ -84,11 +84,11 @@ class ClaimMarks:
     def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data, and ignore later marks of lost records.
 
-        Otherwise marks in a recreated topic, whose offsets are lower, would have no effect. Marks above the end of the
-        records returned since the loss are ignored. `replaced`: the log was truncated, or the topic recreated, so other
-        records may have the offsets of lost ones. If a lost record was not marked, the handler may mark it after new
-        records: all marks up to the former end are then ignored until one reaches it. After a restart, the records of
-        ignored marks are handled again.
+        1. Lower the mark: `mark` only raises it, and offsets of a recreated topic are lower.
+        2. Ignore marks above the records returned since the loss.
+        3. If `replaced` (other records may have the offsets of lost ones), and a lost record was not marked: ignore all
+           marks up to the former end until one reaches it, since they may be of lost records. After a restart, the
+           records of ignored marks are handled again.
         """
         floor, until = self._ambiguous or (to.offset, -1)
         self._ambiguous = None

@@ -58,7 +58,7 @@ class Commits:
         self.pending: list[_PendingCommit] = []
         """Commits whose callbacks were not called yet, oldest first."""
         self.uncommitted_at_revocation: dict[TopicPartition, CommittedOffset] = {}
-        """Offsets that were not committed when their partitions were revoked, until these start again."""
+        """Offsets that were not committed when their partitions were revoked. Sessions read and remove them."""
         # `changes` of the manager at the last `run_callbacks`.
         self._changes_at_last_callbacks = -1
 
@@ -89,7 +89,7 @@ class Commits:
             raise self._commit_failed(UsageError("the assignment under which they were read has ended"))
 
     def refused_of(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
-        """Return those of `offsets` that the coordinator has refused, to be committed again; none of deleted topics."""
+        """Return the offsets to commit again: refused by the coordinator, except those of deleted topics."""
         manager = self._required_manager()
         failures = {key: manager.failure({key: to}) for key, to in offsets.items()}
         return {

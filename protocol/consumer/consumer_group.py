@@ -162,7 +162,7 @@ class ConsumerGroup:
                 return _STOPPED
             membership = self._subscribe(topics)
             while (reason := self._check(membership, stop)) is None:
-                # Ctrl-C may have left some. The member keeps them: the next session adds all that it owns.
+                # An interrupted session may have left some. The member keeps them: the next session adds all it owns.
                 self._partitions.drop(self._partitions.assigned)
                 assignment = membership.poll_rebalance(
                     self._client.deadline(_CHECK_INTERVAL_MS), self._on_revocation_between_sessions

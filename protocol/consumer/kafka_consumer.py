@@ -405,7 +405,7 @@ class KafkaConsumer:
         batches.clear()
 
     def _still_owned(self) -> bool:
-        """Return True if the partitions are surely this member's.
+        """Return True if the member certainly still owns the partitions.
 
         In the consumer protocol, only the coordinator knows after a long pause of this process (KIP-848). Returns
         False until the coordinator responds.

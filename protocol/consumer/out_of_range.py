@@ -60,9 +60,9 @@ class OutOfRange:
 
     @property
     def first_unread(self) -> int:
-        """The first offset that the group has not surely read, for counting skipped offsets.
+        """Lowest offset that the group may not have read, for counting skipped offsets.
 
-        Behind the log end this is the log start: the offset may be of a deleted topic with the same name.
+        If the offset is after the log end, the log start, since it may be of a deleted topic with the same name.
         """
         return min(self.offset, self.log_start) if self.epoch_end is None else self.epoch_end
 

@@ -228,7 +228,9 @@ class ConsumerGroupSession:
 
     def _commit_async(self) -> dict[TopicPartition, CommittedOffset]:
         """Commit newly marked and refused offsets in the background, and return them."""
-        _ = self.may_be_lost  # detects that this process was suspended
+        # Applies timeouts: after a lost session, `OffsetManager` refuses the marks. Unlike `progress`, it does not
+        # restart max.poll.interval.ms.
+        _ = self.may_be_lost
         self._ignore_marks_in_recreated_topics()
         with Deferred(), self._lock:  # an offset must not get lost on its way to the commits
             new = [key for key, marks in self._marks.items() if marks.dirty and not marks.recreated]
@@ -296,7 +298,7 @@ class ConsumerGroupSession:
 
     @property
     def may_be_lost(self) -> bool:
-        """Return True if only the coordinator knows if the claims are valid, after a long pause (KIP-848)."""
+        """Return True after a long pause of this process, until the coordinator has confirmed the claims (KIP-848)."""
         return self._membership.assignment_lost is not None
 
     def deadline(self, timeout_ms: float | None) -> Deadline:
@@ -342,7 +344,7 @@ class ConsumerGroupSession:
             self._start_partitions()
 
     def _add_claims(self, partitions: Collection[TopicPartition], member: GroupMember) -> None:
-        """Add claims of `member`, which may differ from the former member if that owned nothing and rejoined."""
+        """Add claims of `member`. It differs from the session's member if that owned nothing and rejoined."""
         if not partitions:
             return
         with self._lock:
@@ -380,7 +382,7 @@ class ConsumerGroupSession:
                 and self._marked(key) is None
                 and self._continue_at(consumer, offset_of_last_session)
             )
-            # A start by `auto.offset.reset` is committed: `latest` would be another offset in the next session.
+            # Commit a start by `auto.offset.reset`: `latest` would be another offset in the next session.
             position = to_commit(consumer.committable)
             with self._lock:
                 self._marks[key].start(position, commit=key in moved or continues)
@@ -477,7 +479,7 @@ class ConsumerGroupSession:
 
     def _join(self, thread: threading.Thread, deadline: Deadline, reason: EndReason) -> None:
         while not (ended := join(thread, min(deadline.remaining_s(), CHECK_INTERVAL_S))) and not deadline.passed:
-            # Other claims may go on; all leave with the member if this handler does not return.
+            # Commit the marks of other claims meanwhile: all leave with the member if this handler does not return.
             if not self._lost and self._commits.take_auto_commit_due():
                 self._commit_in_background()
         if not ended:

@@ -44,7 +44,7 @@ class StartLookup(ABC):
     name : str
         Name of the thread.
     is_retry : bool
-        Do not wait for it: a broker may not respond.
+        The caller does not wait for a retry, since a broker may be silent.
 
     Attributes
     ----------

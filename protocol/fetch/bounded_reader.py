@@ -57,8 +57,8 @@ class BoundedReader:
     `columns`: columns of the batches, see `protocol.records.decode`.
     `poll_timeout_ms`: raise `DeadlineExceeded` after this time without records of a range.
     `on_loss`: called with a `DataLoss` and the range to skip if records are lost: deleted, truncated, or in a deleted
-    or recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. A truncated log is then read
-    from the truncation, if needed before `from_offset`.
+    or recreated topic (`TopicRecreated`). If it returns, the range is added to `skipped`. Reading of a truncated log
+    continues at the truncation, which may be before `from_offset`.
     `first_fetch_bytes`: start with small fetches of this size, and double it each time, so that the first rows arrive
     early and later fetches overlap with downstream work. Costs some CPU time. None: `max.partition.fetch.bytes` from
     the start.
@@ -213,7 +213,7 @@ class BoundedReader:
             self._waiting += range_positions
             self._handle_failures(request.handle_loss(error))
             return
-        # Wait longer than the broker does for data: then the error says that records are missing, not a reply.
+        # Wait longer than the broker does for data: a timeout then means missing records, not a missing reply.
         patience_ms = deadline.remaining_s() * 1000 + max_wait_ms + _ANSWER_MS
         patience_ms = min(patience_ms, self._client.config.request_timeout_ms)
         self._in_flight.append(_InFlight(request, reply, Deadline.after_ms(patience_ms, self._clock)))

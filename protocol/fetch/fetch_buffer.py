@@ -114,7 +114,7 @@ class FetchBuffer:
     # -- reading ------------------------------------------------------------------------------
 
     def begin_wait(self) -> bool:
-        """Record that a read has returned nothing. Return False if that is known, or if paused."""
+        """Record that a read has returned nothing. Return False if already recorded, or if paused."""
         if self.reader_waits or self.paused:
             return False
         self.reader_waits = True
@@ -267,7 +267,7 @@ class FetchBuffer:
     def expire(self) -> bool:
         """Stop fetching for a slow reader if replies are queued; return True if so.
 
-        Without a queued reply, the reader has only the reply being read, so fetching continues.
+        A reader that has only the reply being read is not slow: fetching continues.
         """
         self._detach()
         self.expired = bool(self.ahead)

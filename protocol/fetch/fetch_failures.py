@@ -44,7 +44,7 @@ class CheckLog:
 class InvalidPosition:
     """The log has lost the position.
 
-    `first_lost`: the first record that cannot be read; those from the position to this offset still exist.
+    `first_lost`: the first record that cannot be read; those from the position up to it can be read.
     `resume`: only for ranges: where reading may continue. Below the position if records that were read have been
     truncated.
     `reason`: text for an error of class `kind`. Open partitions raise a `cause` that is a `DataLoss` instead.
@@ -67,7 +67,10 @@ class Fail:
 
 
 Action = Retry | CheckLog | InvalidPosition | Fail
-"""Readers carry out `Retry` and `InvalidPosition`, and raise the `error` of others; a second `CheckLog` is a `Fail`."""
+"""Readers carry out `Retry` and `InvalidPosition`, and raise the `error` of `Fail`.
+
+`decide_with_leader` carries out `CheckLog`; if that asks for another check, it returns `Fail`.
+"""
 
 
 def decide(partition: FetchPosition, error: KafkaError) -> Action:

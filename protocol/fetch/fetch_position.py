@@ -99,14 +99,14 @@ class FetchPosition:
 
     Thread rule: an open partition is changed by the thread of its broker, which handles replies without a lock, and by
     the leader thread while no broker's thread fetches it. Other threads replace it (`at`) under the lock, and read
-    single fields at any time; the reader's calls `postpone`, but only while an error stops the fetches.
+    single fields at any time. The reader's thread calls only `postpone`, while an error stops the fetches.
 
     `position`: the next record to fetch; `FetchBuffer.position` is the next one to deliver. Each Fetch (since version
     12) has its leader epoch. The topic must keep its id.
     `until`: the end of the records to fetch, without end by default. With a leader epoch: a record below the offset
     with a newer epoch was written after a truncation.
-    `confirmed_epoch`: newest leader epoch in which the leader still had all records before `until`. The leader of a
-    newer epoch must confirm that, once its log seems to end before `until`: `confirm_end`.
+    `confirmed_epoch`: newest leader epoch whose leader had all records before `until`. If the log of a newer leader
+    seems to end before `until`, the leader is queried, and may confirm the end (`confirm_end`).
     `broker`: the leader, or the replica in the client's rack that the leader named. None: it must be resolved.
     `leader_epoch`: epoch of the leader that was resolved; -1 if unknown.
     `routed_at_s`: time of the last resolution.
@@ -146,7 +146,7 @@ class FetchPosition:
         self._config = config
         self._record_bytes = {} if record_bytes is None else record_bytes
         self._at_least_bytes = 0
-        # The leader epoch of `position` came with it, not with a record.
+        # The caller gave the leader epoch of `position`; no record has confirmed it.
         self._epoch_from_caller = True
         self._stale_since_s: float | None = None
 
@@ -350,8 +350,8 @@ class FetchPosition:
         newer = epochs > self.until.leader_epoch
         batches = int(np.argmax(newer)) if newer.any() else len(offsets)
         end = int(records.headers["last_offset"][batches - 1]) + 1 if batches else self.offset
-        # A first newer record behind `until_offset` is suspect, too: compaction may have removed those that replaced
-        # lost ones.
+        # A first newer record behind `until_offset` is suspect, too: compaction may have removed the records that
+        # replaced the lost ones.
         if batches == len(offsets) or end >= self.until_offset:
             return len(offsets)
         if end > self.offset:
@@ -387,7 +387,7 @@ class FetchPosition:
         self.position = replace(self.position, leader_epoch=diverging["epoch"])
 
     def _suspect_truncation(self, broker: object) -> None:
-        """Raise `LogTruncated`, which the leader must confirm, if an election since may have shortened the log.
+        """Raise `LogTruncated`, which the leader must confirm, if an election since `confirmed_epoch` allows it.
 
         A truncated log gives empty replies if it has no new records, or only those of an open transaction. After a
         clean election, the cause may be a high watermark that lags.
@@ -530,7 +530,7 @@ class RangePosition(FetchPosition):
 def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:
     """Return partitions due for a leader lookup, batched into one Metadata request.
 
-    None are due before the back-off of the first is over; then all partitions that waited for half of their back-off.
+    Returns none until one back-off is over; then also partitions that are past half of their own.
     """
     without_leader = [partition for partition in partitions if partition.broker is None]
     if not any(partition.retry_at_s <= now_s for partition in without_leader):

@@ -324,7 +324,7 @@ def requests_by_broker(
 
 
 def _without_newer_fields(version: int, rows: Mapping[Key, Row]) -> Mapping[Key, Row]:
-    """Remove the fields that this version does not have; in a session, only a change of a field sends a row again."""
+    """Remove the fields that this version does not have: a change of one would send the row again in a session."""
     fields = next(iter(rows.values()), {})  # all rows have the same
     unknown = {name for name in fields if _FIRST_VERSIONS[name] > version}
     if not unknown:

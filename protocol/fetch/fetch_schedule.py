@@ -50,7 +50,7 @@ class Decision:
 class BrokerState:
     """State of one broker, from its first request until no partition is read from it.
 
-    `full_buffers`: number of full buffers: no Fetch is sent until each of them has been read or has expired.
+    `full_buffers`: number of full buffers. While it is positive, the broker gets no Fetch.
     `lacks_memory`: the next Fetch waits only for buffer memory.
     `names_topics`: the last Fetch had the names of topics, not their ids (before Kafka 3.1): only metadata show that a
     topic was recreated.
@@ -172,8 +172,8 @@ class FetchSchedule:
     def _expire_unread(self, now_s: float, changed: list[FetchBuffer]) -> float:
         """Stop fetching for readers that have not read within `max.processing.time.ms`.
 
-        A buffer whose only reply is being read does not expire; the next read revives an expired one. Returns the
-        seconds until the next buffer expires; inf if there is none.
+        A buffer whose only reply is being read does not expire. The reader's next call revives an expired buffer.
+        Returns the seconds until the next buffer expires; inf if there is none.
         """
         timeout_s = self.config.max_processing_time_ms / 1000
         next_s = float("inf")

@@ -80,8 +80,8 @@ def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadlin
 class _Snapshot(NamedTuple):
     """Metadata, and the ids that several brokers report for topics that seem to be recreated.
 
-    Ids have no order: the other id may be that of the deleted topic, from a broker that lags behind. The topic was
-    recreated if all brokers report this id: a broker's metadata never go back to that of a deleted topic.
+    Ids are not ordered: the other id may be that of the deleted topic, from a broker that lags behind. The topic was
+    recreated if all brokers report the other id: a broker's metadata never go back to a deleted topic.
     """
 
     metadata: Metadata
@@ -152,8 +152,8 @@ def _is_recreated(metadata: Metadata, partition: FetchPosition) -> bool:
 def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:
     """Request from the leader what `validate_position` needs after a refused position.
 
-    Drops the epoch of a position that the leader cannot compare: if leaders have been older for 30 s, or if its log
-    keeps no epochs (message.format.version was changed to below 0.11). So `validate_position` is called after this.
+    Also changes the position: drops its epoch if leaders have been older for 30 s, or if the leader's log keeps no
+    epochs (message.format.version was changed to below 0.11). Call `validate_position`, which reads it, afterwards.
     Raises `BrokerError` or `DeadlineExceeded`.
     """
     key = partition.topic_partition
@@ -224,6 +224,6 @@ def decide_with_leader(
             client.expire_metadata([partition.topic])
             _route(_snapshot(client, [partition], deadline), partition)
     except KafkaError as failure:
-        # The metadata will tell if an unknown topic was deleted.
+        # An unknown topic is retried: the next metadata show if it was deleted.
         action = decide(partition, failure.answer if isinstance(failure, TopicUnknown) else failure)
     return Fail(action.error) if isinstance(action, CheckLog) else action

@@ -39,7 +39,7 @@ def list_offsets(
 
     `times`: timestamp in milliseconds, or one of the negative times of `kafka_terms` such as `LATEST`.
     `isolation_level`: with `read_committed`, `LATEST` is the last stable offset (KIP-98).
-    `positions_read`: with `LATEST`, a leader with an older epoch than that of the position gets another request.
+    `positions_read`: with `LATEST`, retry while the leader's epoch is older than that of the position.
     `unknown_topic_s`: as in `call_partitions`.
     `into`: a dict to fill, so that offsets listed before an error are not lost.
     Raises `BrokerError`: a non-retriable error code. `DeadlineExceeded`: `TopicUnknown` after brokers have not known a
@@ -94,8 +94,8 @@ def ends_of_epochs(
 ) -> dict[TopicPartition, int]:
     """Return the offset after the last record of each position's leader epoch.
 
-    If the log has no record of an epoch, that after the newest older one counts. Unknown epochs are left out, and all
-    of brokers without the request.
+    If the log has no record of an epoch, the end of the newest older epoch is returned. Positions with an unknown epoch
+    are omitted; if one broker lacks this request, all are.
 
     Raises `BrokerError` or `DeadlineExceeded` (`TopicUnknown` after brokers have not known the partition for long).
     """

@@ -58,7 +58,7 @@ class Range:
 class ListedOffset:
     """An offset with its leader epoch and timestamp.
 
-    `offset`: -1 if there is no record at or after the timestamp, or none in tiered storage.
+    `offset`: -1 if no record is at or after the timestamp, or, for `LATEST_TIERED`, if tiered storage is empty.
     `leader_epoch`: epoch of the record; for `LATEST`, the epoch of the replying leader. -1 if unknown.
     """
 

@@ -43,7 +43,7 @@ def log_samples(
 ) -> Iterator[tuple[TopicPartition, CompletedFetch]]:
     """Yield the record batches at `offsets`, in order of arrival.
 
-    `offsets`: at each leader, earlier entries are fetched first.
+    `offsets`: in the order in which to fetch from each leader.
     `partition_max_bytes`: approximate bytes per partition.
     `max_bytes`: send no more requests after this many bytes of records.
     Partitions that failed or had no reply by the deadline are omitted; broker errors are not raised.

@@ -243,7 +243,7 @@ class PartitionConsumer:
 
     def _begin_reply(self) -> ReplyBatches | None:
         buffer = self.buffer
-        if buffer.paused or buffer.closed or self._undelivered.position is not None:  # these rows come first
+        if buffer.paused or buffer.closed or self._undelivered.position is not None:  # unread rows come first
             return None
         if buffer.expired:
             buffer.revive()
@@ -258,7 +258,7 @@ class PartitionConsumer:
         if (error := buffer.next_error()) is not None:
             if buffer.error is not error:
                 self._on_change(buffer)
-            raise error.with_traceback(None)  # raised again, it would keep the frames of each time
+            raise error.with_traceback(None)  # each raise would add its frames to the traceback
         return None
 
     def _next_decoded(
@@ -285,8 +285,8 @@ class PartitionConsumer:
                     self._on_read(buffer)
                     buffer.stop_at_undecodable(error)
                 else:
-                    # Of a signal handler, such as Ctrl-C: the reader may continue, but a generator cannot after an
-                    # exception.
+                    # A signal handler has raised, such as Ctrl-C, which ends the decoding generator. The next read
+                    # decodes this reply again.
                     self._undelivered.drop()
                     buffer.restart(before)
             raise

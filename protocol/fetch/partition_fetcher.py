@@ -158,7 +158,7 @@ class PartitionFetcher:
     def end_turn(self, buffer: FetchBuffer, *, error_delivered: bool = False) -> None:
         """Move a partition behind the others that have arrived, after its reply was read or its error was raised.
 
-        With `error_delivered`, `poll` does not return to a partition that only raises the same error again.
+        `error_delivered`: leave the partition out if it would only raise the same error again.
         """
         with self.lock:
             self._arrived.pop(buffer, None)
@@ -260,7 +260,7 @@ class PartitionFetcher:
             self.leader_work.notify()
 
     def abandon(self, thread: _BrokerThread, error: KafkaError) -> None:
-        """Handle the end of a broker's thread by an internal error: partitions without a thread would wait forever."""
+        """Handle the end of a broker's thread by an internal error: stop its partitions, which would wait forever."""
         with self.lock:
             self._threads.pop(thread.state.broker, None)
             for buffer in self.schedule.buffers_of(thread.state.broker):

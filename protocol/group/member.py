@@ -15,8 +15,8 @@ from protocol.kafka_terms import TopicPartition
 class GroupMember:
     """A member as the coordinator knows it.
 
-    Equal members have the same generation or epoch: commits refused for a stale one are sent again at once by a
-    member that is not equal. `keeps_assignment_of` compares only the assignment.
+    Equal members have the same generation or epoch: a commit refused for a stale one is sent again as soon as the
+    member differs. `keeps_assignment_of` compares only the assignment.
 
     Attributes
     ----------
@@ -29,8 +29,8 @@ class GroupMember:
     group_instance_id : str or None
         Name of a static member (KIP-345).
     assigned_since : int or None
-        The first generation or epoch of the present assignment, which later ones extend. None if unknown, and without
-        a session: the assignment is then that of `generation_id` only.
+        First generation or epoch of the present assignment; later ones may extend it. None if unknown, and without a
+        session: the assignment is then that of `generation_id` only.
     """
 
     member_id: str = ""

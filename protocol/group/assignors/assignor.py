@@ -74,8 +74,8 @@ class Assignor:
 
     `name`: the name in JoinGroup.
     `java_class`: Java's class of the assignor.
-    `place`: assigns partitions. Its topics are sorted by name, and each has partitions and a subscriber. May leave out
-    members.
+    `place`: assigns partitions. Receives topics sorted by name, each with partitions and a subscriber. The result may
+    omit members.
     `cooperative`: members keep their partitions while they join (KIP-429). A group does so if all of its assignors
     allow it.
     `user_data`: returns a member's user data from its last assignment and generation.

@@ -113,7 +113,7 @@ def equal_shares(members: Members, topics: Topics, ownerships: Ownerships) -> Gr
     """Assign partitions to members with equal subscriptions; loads differ by at most one partition.
 
     A member keeps what it owns, up to its share. The rest is dealt in turns, first to members in the same rack if racks
-    matter. Every member can have every partition, so the first attempt is final, and takes linear time.
+    matter. All members subscribe to all topics, so one pass in linear time suffices.
     """
     every = [(topic, number) for topic, partitions in topics.items() for number in range(len(partitions))]
     racks = Racks.of(members, topics)

@@ -63,7 +63,7 @@ def result_of(error: KafkaError | None, member: GroupMember, *, retry_refused: b
         return CommitResult.REFUSED
     if effect is GroupEffect.NOTHING or (retry_refused and member == NO_MEMBER):
         return CommitResult.REQUEST_FAILED
-    # A member without a generation owns no partitions, and may wait for long to join.
+    # Without a generation, the member owns nothing, and its join may take long: refuse.
     waits = error.code == ErrorCode.ILLEGAL_GENERATION and member.generation_id >= 0
     return CommitResult.STALE_GENERATION if waits else CommitResult.REFUSED
 
@@ -77,7 +77,7 @@ class OffsetMark:
     refused: KafkaError | None = None
     # The member whose commit was refused for a stale generation; the next member sends the mark at once.
     stale_generation: GroupMember | None = None
-    # The last error of this partition alone, and the time of the first one. Copied from the mark before.
+    # The last error of this partition alone, and the time of the first one. Copied to the mark that replaces this one.
     last_error: KafkaError | None = None
     failing_since_s: float | None = None
     retry_at_s: float = -math.inf
@@ -160,7 +160,7 @@ class CommitReplies:
         return None
 
     def refuse(self, key: TopicPartition) -> None:
-        """Send a partition that has failed no more."""
+        """Make the failure of a partition final."""
         self[CommitResult.REFUSED][key] = self[CommitResult.PARTITION_FAILED].pop(key)
 
     def complete(self, failure: Exception | None, sent: Iterable[TopicPartition] = ()) -> None:
@@ -170,7 +170,7 @@ class CommitReplies:
         ----------
         failure : Exception or None
         sent : iterable of (str, int)
-            Partitions of a request that `failure` has kept from being sent: a retry would fail again.
+            Partitions of the request. If `failure` is a `UsageError`, a value cannot be encoded: send them in halves.
         """
         too_large, answered = self[CommitResult.TOO_LARGE], {key for errors in self._errors.values() for key in errors}
         if isinstance(failure, UsageError) and sent:

@@ -230,8 +230,8 @@ def _same_topics(
 ) -> Check:
     """Return a check for `call_partitions` that a commit by topic name is not of a deleted topic with that name.
 
-    It compares the ids with the metadata of the coordinator itself. If these are not yet those of the new topic,
-    the coordinator will delete the offsets when it learns of the deletion. `skip_if_by_id`: there is no check if the
+    It compares the ids with the metadata of the coordinator itself. If it does not know the new topic yet, it
+    accepts the commit, and deletes it when it learns of the deletion. `skip_if_by_id`: there is no check if the
     broker supports a version with topic ids.
     """
 
@@ -278,8 +278,8 @@ def fetch_positions(
     """Return a group's offsets with the ids of the topics to which they belong.
 
     The coordinator knows the topic by the same id before and after it returns the offset. Since Kafka 4.2 it also
-    compares this id with that of the commit: a coordinator that took over from a failed one may have offsets of topics
-    that were deleted in between. Offsets committed before Kafka 4.1, in a transaction before 4.4, have no id.
+    compares this id with that of the commit: after a failover, the new coordinator may still have offsets of topics
+    that were deleted meanwhile. Offsets committed before Kafka 4.1, in a transaction before 4.4, have no id.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def fetch_positions(
     offsets : dict of (str, int) to CommittedOffset
         Partitions without a committed offset are omitted. Ids are zeros before Kafka 2.8.
     offsets_of_unknown_topics : dict of (str, int) to CommittedOffset
-        Offsets of topics that the coordinator does not know: they may have been deleted just now.
+        Offsets of topics that the coordinator does not know: the topics may just have been deleted.
 
     Raises
     ------

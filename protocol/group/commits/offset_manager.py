@@ -63,7 +63,7 @@ class OffsetManager:
 
     One request is in flight at a time. But a request whose connection or reply was lost may arrive after a newer one.
     The group then has the older offset until the next commit: a restart reads records again, or skips some, if the
-    newer commit was a step back.
+    newer commit had a lower offset.
 
     Brokers accept a reset of a group without members. With `compare_ms`, a process that is not a member commits its
     offsets again after it, and logs a warning.
@@ -214,8 +214,8 @@ class OffsetManager:
     def failure(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> KafkaError | None:
         """Return the reason why some of these offsets are not committed; None if all are.
 
-        `DeadlineExceeded` means that a commit is in flight or being retried, also for a stale generation before the
-        next `set_member`. `UsageError` means that a partition was revoked.
+        `DeadlineExceeded` means that a commit is in flight, being retried, or waits for `set_member` after a stale
+        generation. `UsageError` means that a partition was revoked.
         """
         with self._changed:
             marks = {key: self._marks.get(key) for key in offsets}

@@ -68,7 +68,7 @@ class TopicSubscription:
 
     @classmethod
     def of(cls, topics: Collection[str] | re.Pattern[str], re2: str | None = None) -> TopicSubscription:
-        """Return the subscription to a caller's topics; raise `UsageError` for a single name, which has letters."""
+        """Return the subscription to a caller's topics; raise `UsageError` for a str, a collection of letters."""
         if isinstance(topics, re.Pattern):
             return cls(pattern=topics, re2=re2)
         if isinstance(topics, str):

@@ -70,8 +70,8 @@ _REMEDIES: dict[int, tuple[str, str]] = {
 class ClassicMember(MemberMachine):
     """A member of the classic protocol; the coordinator assigns `member_id` and `generation_id`.
 
-    Fields that `_end_session` does not reset are of the last generation, until `_joined` sets `_assignor_name`,
-    `_kept_former_assignment` and `_assignments`, and `_synced` sets `_must_rejoin`.
+    After `_end_session`, other fields keep values of the last generation: `_joined` replaces `_assignor_name`,
+    `_kept_former_assignment` and `_assignments`, `_synced` replaces `_must_rejoin`.
     """
 
     transitions = CLASSIC_TRANSITIONS
@@ -188,7 +188,8 @@ class ClassicMember(MemberMachine):
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         instance_id = self.config.group_instance_id
-        # With partitions to give up, the group waits for a join that a returning static member does not send (KIP-814).
+        # A static member that must still revoke partitions leaves: the group would wait for its next join, which a
+        # restarted static member does not send (KIP-814).
         leaves = instance_id is None or self._must_rejoin if for_good is None else for_good
         if not leaves or not self._member_id:
             return None
@@ -372,7 +373,7 @@ class GroupLeader:
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
 
     def topics_of_only(self, member_id: str) -> frozenset[str]:
-        """Return the topics to which this member alone subscribes, of those that `changed_topic` compares."""
+        """Return the topics with known partition counts to which only this member subscribes."""
         topics_of_others = [member.topics for name, member in self._members.items() if name != member_id]
         only = self._members[member_id].topics - frozenset[str]().union(*topics_of_others)
         return frozenset(only & (self._partitions or {}).keys())

@@ -1,7 +1,7 @@
 """A member of the consumer protocol (KIP-848) as a sans-IO state machine: ConsumerGroupHeartbeat only.
 
 The coordinator assigns partitions; an epoch replaces the generation. The member reports its owned partitions. A revoked
-partition is assigned to another member when its owner no longer reports it; other members do not wait for that.
+partition is assigned to another member when its owner no longer reports it; other members continue meanwhile.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _REMEDIES: dict[int, tuple[str, str]] = {
         "(group.consumer.migration.policy); stop them, or use classic",
     ),
 }
-# Maximum time for which a killed static member may hold its instance id: the default session timeout of brokers, and
-# more.
+# Maximum time for which a killed static member may hold its instance id: longer than the brokers' default session
+# timeout of 45 s.
 _RELEASED_IN_S = 60.0
 _REGEX = "subscribed_topic_regex"
 # Lower limit of the interval that a coordinator may request.
@@ -62,8 +62,8 @@ class ConsumerMember(MemberMachine):
         self._member_id = str(uuid.uuid4())
         self._epoch = _JOIN
         self._assigned_since: int | None = None
-        # True if the coordinator may know the member without a session: a join request has no response, or only this
-        # client has noticed the end of the session.
+        # True if the coordinator may still have this member although the client has no session: a join request had no
+        # response, or only this client has noticed the end of the session.
         self._may_have_joined = False
         # Time limit for the release of the instance id, from the first refusal on.
         self._release_deadline_s = math.inf

@@ -74,7 +74,7 @@ class Membership:
     subscription : TopicSubscription
         The topics to subscribe to.
     on_member : callable
-        Called with each new generation or epoch, and when there is none any more, in the thread that detects it;
+        Called with each new generation or epoch, and when the member has none any more, in the thread that detects it;
         `OffsetManager.set_member`. It must not call this object.
     join_retries : int, optional
         Maximum number of retries of a join before `poll_rebalance` raises its error; None: no limit.
@@ -405,7 +405,7 @@ class Membership:
             with self._waiting_until(deadline):
                 broker = self._client.coordinator(self._coordinator, deadline)
                 with self.changed:
-                    if not self.machine.awaits(request):  # a late join would make a member of one that has left
+                    if not self.machine.awaits(request):  # a late JoinGroup would add it again
                         raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
                     self._is_sent = True
                 since_s = self._clock.now_s()
@@ -449,7 +449,7 @@ class Membership:
             self._look_up(future, step, deadline)
         with self.changed:
             while not future.done() and not self._is_closed:
-                self._now_s()  # else a silent owner would take this wait for a suspension
+                self._now_s()  # records that the process runs, for the owner's next call
                 self.changed.wait(TICK_S)
             if not future.done():
                 return
