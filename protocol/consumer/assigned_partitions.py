@@ -325,9 +325,9 @@ class AssignedPartitions:
 
     def record_staged(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Record offsets that are being committed."""
-        for key, to in offsets.items():
+        for key, offset in offsets.items():
             if (partition := self._partitions.get(key)) is not None and partition.consumer is not None:
-                partition.group_offset = to.offset
+                partition.group_offset = offset.offset
 
     def poll(
         self, timeout_ms: float, max_rows: int | None = None

@@ -64,13 +64,13 @@ class ClaimMarks:
     def _at(self, offset: int, metadata: str) -> CommittedOffset:
         return to_commit(Position(offset) if self._records is None else self._records.at(offset), metadata)
 
-    def _lower(self, to: CommittedOffset) -> None:
-        if self.offset is None or to.offset <= self.offset.offset:
-            self._set(to)
+    def _lower(self, offset: CommittedOffset) -> None:
+        if self.offset is None or offset.offset <= self.offset.offset:
+            self._set(offset)
 
-    def _set(self, to: CommittedOffset) -> None:
-        if self.offset != to:
-            self.offset, self.dirty, self.staged = to, True, False
+    def _set(self, offset: CommittedOffset) -> None:
+        if self.offset != offset:
+            self.offset, self.dirty, self.staged = offset, True, False
 
     def stage(self) -> None:
         """Record that a dirty offset is staged for a commit. Called just before it is."""
@@ -81,7 +81,7 @@ class ClaimMarks:
         self._returned = end if self._returned is None else max(end, self._returned)
         self._records = records if self._records is None else self._records.followed_by(records)
 
-    def position_lost(self, to: CommittedOffset, *, replaced: bool) -> None:
+    def position_lost(self, position: CommittedOffset, *, replaced: bool) -> None:
         """Lower the mark to the position after lost data, and ignore later marks of lost records.
 
         1. Lower the mark: `mark` only raises it, and offsets of a recreated topic are lower.
@@ -90,13 +90,13 @@ class ClaimMarks:
            marks up to the former end until one reaches it, since they may be of lost records. After a restart, the
            records of ignored marks are handled again.
         """
-        floor, until = self._ambiguous or (to.offset, -1)
+        floor, until = self._ambiguous or (position.offset, -1)
         self._ambiguous = None
         if replaced:
             if self._returned is not None and (self.offset is None or self.offset.offset < self._returned):
                 until = max(until, self._returned)
-            if until > to.offset:
-                self._ambiguous = min(floor, to.offset), until
+            if until > position.offset:
+                self._ambiguous = min(floor, position.offset), until
                 log.warning(
                     "%s-%d: records were lost before all of them were marked: marks of offsets up to %d are ignored "
                     "until one reaches it, since they may be of lost records",
@@ -104,8 +104,8 @@ class ClaimMarks:
                     until,
                 )
         self._records = None
-        self._returned, self._after_loss = to.offset, True
-        self._lower(to)
+        self._returned, self._after_loss = position.offset, True
+        self._lower(position)
 
     def _is_in_present_log(self, offset: int) -> bool:
         """Return False for a mark that may be of records lost since."""

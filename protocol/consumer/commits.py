@@ -79,7 +79,9 @@ class Commits:
         finally:
             if self.manager is not None:
                 uncommitted = self.manager.uncommitted()
-                self.uncommitted_at_revocation |= {key: to for key, to in uncommitted.items() if key not in owned}
+                self.uncommitted_at_revocation |= {
+                    key: offset for key, offset in uncommitted.items() if key not in owned
+                }
                 self.manager.retain(owned)
 
     def commit_async(self, offsets: Offsets, member: GroupMember) -> None:
@@ -91,7 +93,7 @@ class Commits:
     def refused_of(self, offsets: Offsets) -> dict[TopicPartition, CommittedOffset]:
         """Return the offsets to commit again: refused by the coordinator, except those of deleted topics."""
         manager = self._required_manager()
-        failures = {key: manager.failure({key: to}) for key, to in offsets.items()}
+        failures = {key: manager.failure({key: offset}) for key, offset in offsets.items()}
         return {
             key: offsets[key]
             for key, failure in failures.items()

@@ -569,10 +569,10 @@ class KafkaConsumer:
         """
         self._seek(partition, as_committed_offset(partition, offset))
 
-    def _seek(self, partition: TopicPartition, to: CommittedOffset, *, listed: bool = False) -> None:
+    def _seek(self, partition: TopicPartition, offset: CommittedOffset, *, listed: bool = False) -> None:
         if self._error is not None and partition_of(self._error) == partition:
             self._error = None
-        position = Position(to.offset, to.leader_epoch, topic_id=to.topic_id)
+        position = Position(offset.offset, offset.leader_epoch, topic_id=offset.topic_id)
         self._partitions.seek(partition, position, listed=listed)
 
     @gated
@@ -773,7 +773,7 @@ class KafkaConsumer:
             f"group {self._config.consumer.group_id}: offsets were not committed: the topic of {names} was deleted and "
             "created again, and the consumer has not moved to the new topic. Call poll"
         )
-        return {key: to for key, to in offsets.items() if key not in recreated}, failure
+        return {key: offset for key, offset in offsets.items() if key not in recreated}, failure
 
     def _commit_in_background(self) -> None:
         """Commit the changed and the refused positions of a member, or all positions without membership.
@@ -787,7 +787,10 @@ class KafkaConsumer:
     def _uncommitted(self) -> Offsets:
         """Return the positions that have changed since the last commit, or were refused in it."""
         moved, positions = self._partitions.positions(moved=True), self._partitions.positions()
-        return {**moved, **self._commits.refused_of({key: to for key, to in positions.items() if key not in moved})}
+        return {
+            **moved,
+            **self._commits.refused_of({key: offset for key, offset in positions.items() if key not in moved}),
+        }
 
     def _commit(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
         self._commit_async(offsets)
@@ -797,7 +800,7 @@ class KafkaConsumer:
         if self._membership is not None:
             self._membership.progress()  # also detects that this process was suspended
         topic_ids = self._partitions.topic_ids
-        of_topics = {key: to.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, to in offsets.items()}
+        of_topics = {key: offset.assumed_in(topic_ids.get(key, NO_TOPIC_ID)) for key, offset in offsets.items()}
         self._commits.commit_async(of_topics, self._member)
         self._partitions.record_staged(offsets)
 

@@ -117,14 +117,14 @@ def check_committed(
     epoch_ends = ends_of_epochs(client, committed, deadline)
     valid: dict[TopicPartition, Position] = {}
     invalid: dict[TopicPartition, OutOfRange] = {}
-    for key, to in committed.items():
+    for key, position in committed.items():
         start, end, epoch_end = starts[key].offset, ends[key], epoch_ends.get(key)
-        truncated = epoch_end is not None and epoch_end < to.offset
-        if truncated or not start <= to.offset <= end:
-            invalid[key] = OutOfRange(to, start, end, epoch_end if truncated else None)
+        truncated = epoch_end is not None and epoch_end < position.offset
+        if truncated or not start <= position.offset <= end:
+            invalid[key] = OutOfRange(position, start, end, epoch_end if truncated else None)
         else:
             # An epoch that the leader does not know is of an earlier topic of this name.
-            valid[key] = to if epoch_end is not None else replace(to, leader_epoch=NO_LEADER_EPOCH)
+            valid[key] = position if epoch_end is not None else replace(position, leader_epoch=NO_LEADER_EPOCH)
     return valid, invalid
 
 

@@ -166,12 +166,12 @@ class ConsumerGroupSession:
             `ConsumerGroupHandler.setup`, the offset is negative, or Kafka cannot store it.
         """
         self._progress()
-        to = as_committed_offset((topic, partition), offset, metadata)
+        marked = as_committed_offset((topic, partition), offset, metadata)
         with self._lock:
             marks = self._marks_of((topic, partition))
             if marks.offset is None:  # the mark could be lower than the group's offset
                 raise UsageError(f"{topic}-{partition} has not started: in setup, call reset_offset")
-            marks.mark(to.offset, to.metadata)
+            marks.mark(marked.offset, marked.metadata)
 
     def reset_offset(self, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Mark an offset that is lower than before; a higher one has no effect.
@@ -195,9 +195,9 @@ class ConsumerGroupSession:
             Kafka cannot store it.
         """
         self._progress()
-        to = as_committed_offset((topic, partition), offset, metadata)
+        marked = as_committed_offset((topic, partition), offset, metadata)
         with self._lock:
-            self._marks_of((topic, partition)).reset(to.offset, to.metadata)
+            self._marks_of((topic, partition)).reset(marked.offset, marked.metadata)
 
     def mark_message(self, message: ConsumerMessage, metadata: str = "") -> None:
         """Mark this record and all before it as processed; see `mark_offset`."""
@@ -237,7 +237,7 @@ class ConsumerGroupSession:
             refused = self._commits.refused_of(self._staged)
             for key in new:
                 self._marks[key].stage()
-            offsets = {key: to for key, to in self._staged.items() if key in refused or key in new}
+            offsets = {key: offset for key, offset in self._staged.items() if key in refused or key in new}
             self._commits.commit_async(offsets, self._member)
             return offsets
 
@@ -274,11 +274,11 @@ class ConsumerGroupSession:
         try:
             return consumer.poll(timeout_ms, self._config.max_poll_records)
         except DataLoss as loss:
-            key, to = (consumer.topic, consumer.partition), self._partitions.recover(loss, self.keeps_claims)
+            key, position = (consumer.topic, consumer.partition), self._partitions.recover(loss, self.keeps_claims)
             with self._lock:
-                if to is not None and key in self._marks:
+                if position is not None and key in self._marks:
                     replaced = isinstance(loss, (LogTruncated, TopicRecreated))
-                    self._marks[key].position_lost(to, replaced=replaced)
+                    self._marks[key].position_lost(position, replaced=replaced)
         return None
 
     def record_positions_of(self, consumer: PartitionConsumer, batch: pa.RecordBatch) -> None:
@@ -353,8 +353,8 @@ class ConsumerGroupSession:
                 self._marks.setdefault(key, ClaimMarks(key)).starting = True
         self._partitions.add(partitions)
         for key in partitions:
-            if (to := self._marked(key)) is not None:
-                self._partitions.seek(key, to)
+            if (marked := self._marked(key)) is not None:
+                self._partitions.seek(key, marked)
         self._start_partitions()
 
     def _start_partitions(self) -> None:

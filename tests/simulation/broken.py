@@ -111,8 +111,8 @@ FAULTS = {
     "an offset of a deleted topic is committed to the new one": DeliberateFault(
         "group_members",
         "protocol/group/commits/offset_manager.py",
-        "to_send = to.assumed_in(",
-        "to_send = to.in_topic(",
+        "to_send = offset.assumed_in(",
+        "to_send = offset.in_topic(",
     ),
     "a position is committed without its leader epoch": DeliberateFault(
         "group_members",

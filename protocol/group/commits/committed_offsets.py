@@ -329,8 +329,8 @@ def fetch_positions(
             if key in offsets and (topic not in after or is_another_topic(after[topic], topic_id)):
                 problem = f"offsets of group {group}: the coordinator does not know the topic {topic} that is read"
                 raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, problem, topic=topic)
-        present = {key: to.in_topic(after[key[0]]) for key, to in offsets.items() if key[0] in after}
-        return present, {key: to for key, to in offsets.items() if key not in present}
+        present = {key: offset.in_topic(after[key[0]]) for key, offset in offsets.items() if key[0] in after}
+        return present, {key: offset for key, offset in offsets.items() if key not in present}
 
     operation = f"offsets of {coordinator_key} and their topics"
     return client.retrying(operation, ask, deadline, coordinator_of=coordinator_key, unknown_topic_s=unknown_topic_s)

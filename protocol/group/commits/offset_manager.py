@@ -151,7 +151,7 @@ class OffsetManager:
             if len(marks) < len(self._marks):
                 dropped = {key: self._marks[key] for key in self._marks.keys() - marks.keys()}
                 self._committed_before_drop = {
-                    key: to for key, to in self._committed_before_drop.items() if key not in dropped
+                    key: offset for key, offset in self._committed_before_drop.items() if key not in dropped
                 }
                 self._committed_before_drop |= {
                     key: mark.offset for key, mark in dropped.items() if mark.was_committed(math.inf)
@@ -187,10 +187,10 @@ class OffsetManager:
             accepted = member.keeps_assignment_of(self._member)
             if accepted:
                 self._update_topic_ids({topic for topic, _ in offsets})
-                for key, to in offsets.items():
+                for key, offset in offsets.items():
                     before = self._marks.get(key)
-                    if again or before is None or not before.is_at(to):
-                        to_send = to.assumed_in(self._topic_ids.get(key[0], NO_TOPIC_ID))
+                    if again or before is None or not before.is_at(offset):
+                        to_send = offset.assumed_in(self._topic_ids.get(key[0], NO_TOPIC_ID))
                         self._marks[key] = OffsetMark.after(before, to_send)
             self._wake()
             return accepted
