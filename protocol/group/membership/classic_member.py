@@ -40,6 +40,7 @@ from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m14_sync_group import SYNC_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.schema import Api
 
 log = logging.getLogger(__name__)
@@ -101,8 +102,8 @@ class ClassicMember(MemberMachine):
         self._leader: GroupLeader | None = None
         # True until the first assignment of a session.
         self._joined_as_new = False
-        # True for a static leader that has kept its assignment (KIP-814), until it has compared that with its
-        # subscription.
+        # True for a static leader that has kept its assignment (KIP-814), until it has compared all members'
+        # assignments with the topics. The Java client does not, and leaves new partitions unread until a rebalance.
         self._kept_former_assignment = False
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
@@ -139,7 +140,10 @@ class ClassicMember(MemberMachine):
             return self._join_group(now_s)
         if self.state is MemberState.SYNCING:
             return self._refresh_metadata(now_s) if self._assignments is None else self._sync_group(self._assignments)
-        return self._heartbeat() if now_s >= self._heartbeat_s else self._watch_topics(now_s)
+        if now_s >= self._heartbeat_s:
+            return self._heartbeat()
+        compares = self._kept_former_assignment and self._leader is not None and self._leader.knows_partitions
+        return self._describe_group() if compares else self._watch_topics(now_s)
 
     def _join_group(self, now_s: float) -> Step:
         assert self._topics is not None
@@ -186,6 +190,12 @@ class ClassicMember(MemberMachine):
     def _heartbeat(self) -> SendRequest:
         return self._request(HEARTBEAT, {"generation_id": self._generation_id}, timeout_ms=self._heartbeat_timeout_ms)
 
+    def _describe_group(self) -> SendRequest:
+        body = {"groups": [self.group], "include_authorized_operations": False}
+        accept = frozenset({ErrorCode.NONE, ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.GROUP_ID_NOT_FOUND})
+        timeout_ms = self._heartbeat_timeout_ms
+        return SendRequest(DESCRIBE_GROUPS, body, timeout_ms, renews=False, accept=accept, row_of="groups")
+
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
         instance_id = self.config.group_instance_id
         # A static member that must still revoke partitions leaves: the group would wait for its next join, which a
@@ -220,6 +230,8 @@ class ClassicMember(MemberMachine):
         super().on_response(request, reply, since_s, now_s)
 
     def _on_response(self, request: SendRequest, reply: Mapping[str, Any], now_s: float) -> None:
+        if request.api is DESCRIBE_GROUPS:
+            return self._described(reply)
         self._heartbeat_s = now_s + self.config.heartbeat_interval_ms / 1000
         if reply["error_code"] == ErrorCode.REBALANCE_IN_PROGRESS:
             self._rebalance(EndReason("the group rebalances: members join, leave, or change their subscriptions"))
@@ -260,10 +272,15 @@ class ClassicMember(MemberMachine):
             self._assignments = self._leader.assign(cluster)
         elif topic := self._leader.changed_topic(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
-        elif self._kept_former_assignment:
-            self._kept_former_assignment = False
-            if self._leader.topics_of_only(self._member_id) - {name for name, _ in self._assignment}:
-                self._rebalance(_RESUBSCRIBED)
+
+    def _described(self, reply: Mapping[str, Any]) -> None:
+        """Rebalance if no member has a partition: topics or subscriptions have changed while this leader was away."""
+        self._kept_former_assignment = False
+        if self._leader is not None and reply["group_state"] == "Stable":
+            assigned = [decode_member_assignment(row["member_assignment"]).partitions for row in reply["members"]]
+            if unassigned := self._leader.partitions.difference(*assigned):
+                topic, partition = min(unassigned)
+                self._rebalance(EndReason(f"no member has {topic}-{partition}"))
 
     def _synced(self, received: MemberAssignment) -> None:
         assignment = frozenset(received.partitions)
@@ -372,11 +389,17 @@ class GroupLeader:
         """Return the topics of all members."""
         return frozenset[str]().union(*(member.topics for member in self._members.values()))
 
-    def topics_of_only(self, member_id: str) -> frozenset[str]:
-        """Return the topics with known partition counts to which only this member subscribes."""
-        topics_of_others = [member.topics for name, member in self._members.items() if name != member_id]
-        only = self._members[member_id].topics - frozenset[str]().union(*topics_of_others)
-        return frozenset(only & (self._partitions or {}).keys())
+    @property
+    def knows_partitions(self) -> bool:
+        """Return True after `assign`, or the first `changed_topic`."""
+        return self._partitions is not None
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        """Return the partitions that `changed_topic` compares."""
+        return frozenset(
+            (name, number) for name, racks in (self._partitions or {}).items() for number in range(len(racks))
+        )
 
     def assign(self, cluster: Metadata) -> dict[str, bytes]:
         """Return the encoded assignment of each member, for SyncGroup."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from protocol.broker_errors import ErrorCode
 from protocol.group.membership.assignment import EndReason
@@ -134,6 +135,8 @@ class SendRequest:
         A response restarts the session timeout.
     accept : frozenset of int
         Error codes that are responses, not failures.
+    row_of : str
+        Field of the reply whose only row is the response; empty: the reply itself.
     """
 
     api: Api
@@ -143,6 +146,12 @@ class SendRequest:
     held: bool = False
     renews: bool = True
     accept: frozenset[int] = field(default=frozenset({ErrorCode.NONE}))
+    row_of: str = ""
+
+    def response_in(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Return the response, with its error code, in a reply."""
+        response: dict[str, Any] = reply[self.row_of][0] if self.row_of else reply
+        return response
 
 
 @dataclass(frozen=True)

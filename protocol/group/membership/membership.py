@@ -419,7 +419,7 @@ class Membership:
                     awaited = self.machine.awaits(request)
                 if not awaited:  # the session has ended, and the response may never come
                     self._client.hang_up(self._purpose)
-            body = reply.result(deadline)
+            body = request.response_in(reply.result(deadline))
             if body["error_code"] not in request.accept:
                 own = f": {body['error_message']}" if body.get("error_message") else ""
                 where = f"{operation} at {broker}{own}"

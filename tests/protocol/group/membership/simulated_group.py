@@ -93,9 +93,8 @@ class SimulatedMember:
         if reply is None or lose:
             self.machine.on_failure(request, ConnectionLost("as if"), self.now_s)
         else:
-            self._deliver(
-                request, {field.name: field.default_value() for field in request.api.response.fields} | reply, since_s
-            )
+            complete = {field.name: field.default_value() for field in request.api.response.fields} | reply
+            self._deliver(request, request.response_in(complete), since_s)
         return True
 
     def _deliver(self, request: SendRequest, reply: dict[str, Any], since_s: float) -> None:
