@@ -43,7 +43,7 @@ class Reading:
         self.schedule = FetchSchedule(config, MEMORY_BYTES, metadata_max_age_ms=300_000)
         self.states = {broker: BrokerState(broker) for broker in (NEAR, FAR)}
         for state in self.states.values():
-            state.answered(0, 0, by_id=True)
+            state.record_reply(0, 0, by_id=True)
 
     def add(self, count: int = 1, broker: Broker = NEAR) -> list[PartitionConsumer]:
         first = len(self.streams)

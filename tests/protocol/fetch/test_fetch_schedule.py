@@ -69,7 +69,7 @@ def test_first_fetch_does_not_wait(reading: Reading) -> None:
     waits = []
     for _ in range(2):
         waits.append(reading.fetch().max_wait_ms)
-        reading.states[NEAR].answered(0, reading.clock.now_s(), by_id=True)
+        reading.states[NEAR].record_reply(0, reading.clock.now_s(), by_id=True)
     assert waits == [0, 500]
 
 
@@ -103,8 +103,8 @@ def test_reads_wake_the_thread_after_the_last_full_stream(reading: Reading) -> N
         reading.put(stream, 2)
     assert isinstance(reading.next(), float)
     state = reading.states[NEAR]
-    assert not state.was_read(far.buffer)
-    assert [state.was_read(stream.buffer) for stream in streams] == [False] * 999 + [True]
+    assert not state.record_read(far.buffer)
+    assert [state.record_read(stream.buffer) for stream in streams] == [False] * 999 + [True]
 
 
 def test_read_of_an_awaited_stream_alone_wakes_the_thread(reading: Reading) -> None:
@@ -113,9 +113,9 @@ def test_read_of_an_awaited_stream_alone_wakes_the_thread(reading: Reading) -> N
     idle.pause()
     [consumer] = reading.add()
     reading.put(consumer)
-    reading.states[NEAR].answered(400, 0.0, by_id=True)
+    reading.states[NEAR].record_reply(400, 0.0, by_id=True)
     assert isinstance(reading.next(), float)
-    assert not reading.states[NEAR].was_read(consumer.buffer)
+    assert not reading.states[NEAR].record_read(consumer.buffer)
 
 
 def test_full_streams_of_other_brokers_are_not_awaited(reading: Reading) -> None:
@@ -199,7 +199,7 @@ def test_memory_is_not_freed_while_no_user_waits(reading: Reading) -> None:
     assert reading.next() == LONGEST_S
     assert unread.expired
     assert unread.buffer.ahead
-    assert reading.states[NEAR].was_read(unread.buffer), "a read frees memory"
+    assert reading.states[NEAR].record_read(unread.buffer), "a read frees memory"
 
 
 @pytest.mark.parametrize("waits_for", ["memory", "nothing", "a user"])
@@ -212,11 +212,11 @@ def test_changes_at_another_broker_wake_threads_that_lack_memory(reading: Readin
         reading.put(hungry, 2)
     assert isinstance(reading.next(), float)
     near, far = reading.states[NEAR], reading.states[FAR]
-    assert near.was_changed(unread.buffer) == (waits_for == "memory")
-    assert near.was_read(unread.buffer) == (waits_for == "memory")
-    assert near.was_changed(hungry.buffer)
+    assert near.has_work_after(unread.buffer) == (waits_for == "memory")
+    assert near.record_read(unread.buffer) == (waits_for == "memory")
+    assert near.has_work_after(hungry.buffer)
     unread.close()
-    assert far.was_changed(unread.buffer), "its own broker, always"
+    assert far.has_work_after(unread.buffer), "its own broker, always"
 
 
 def test_read_frees_memory(reading: Reading) -> None:
@@ -277,7 +277,7 @@ def test_replies_are_kept_if_no_stream_can_be_fetched(reading: Reading) -> None:
 def test_throttling_broker_gets_no_fetch_until_throttle_time_ends(reading: Reading) -> None:
     [stream] = reading.add()
     [far] = reading.add(1, FAR)
-    reading.states[NEAR].answered(400, 0.0, by_id=True)
+    reading.states[NEAR].record_reply(400, 0.0, by_id=True)
     reading.clock.at_s = 0.3
     assert reading.next() == pytest.approx(0.1)
     assert reading.asked(FAR) == [far]
@@ -289,7 +289,7 @@ def test_replies_are_kept_during_throttling(reading: Reading) -> None:
     unread, hungry = reading.with_full_memory()
     unread.pause()
     assert hungry.poll(0) is None
-    reading.states[NEAR].answered(400, 0.0, by_id=True)
+    reading.states[NEAR].record_reply(400, 0.0, by_id=True)
     assert reading.next() == pytest.approx(0.4)
     assert unread.buffer.ahead
 
@@ -350,7 +350,7 @@ def test_leader_is_not_left(reading: Reading) -> None:
 def test_leader_of_a_topic_fetched_by_name_is_resolved_again_after_metadata_max_age(reading: Reading) -> None:
     """Before Kafka 3.1 only the metadata tell if the topic was recreated."""
     [stream] = reading.add()
-    reading.states[NEAR].answered(0, 0.0, by_id=False)
+    reading.states[NEAR].record_reply(0, 0.0, by_id=False)
     reading.clock.at_s = 300.0
     assert reading.asked() == [stream]
     reading.clock.at_s = 300.1

@@ -85,7 +85,7 @@ def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
     written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = written(100, settings={"batch.num.messages": 10})
-    take = PartitionConsumer._take
+    take = PartitionConsumer._await_reply
 
     def take_between(stream: PartitionConsumer, *arguments: Any) -> Any:
         stream.resume()
@@ -97,7 +97,7 @@ def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
         stream = consumer.consume_partition(name, 0, EARLIEST)
         assert next(stream.messages(20_000)).offset == 0
         stream.pause()
-        monkeypatch.setattr(PartitionConsumer, "_take", take_between)
+        monkeypatch.setattr(PartitionConsumer, "_await_reply", take_between)
         assert stream.poll(1_000) is None
         monkeypatch.undo()
         stream.resume()
