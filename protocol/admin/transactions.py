@@ -18,7 +18,7 @@ from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
-from protocol.errors import Corrupt, KafkaError
+from protocol.errors import BrokerError, Corrupt, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.states import TransactionalIdentity
@@ -167,18 +167,19 @@ def describe_transactions(
             broker: {"transactional_ids": names} for broker, names in ids_by_coordinator.items()
         }
         replies, failure = client.ask_many(bodies, DESCRIBE_TRANSACTIONS, deadline, purpose=COORDINATOR)
+        refusals: dict[str, BrokerError] = {}
         for broker, reply in replies.items():
             for row in reply["transaction_states"]:
                 name, code = row["transactional_id"], row["error_code"]
                 if code not in (ErrorCode.NONE, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
-                    failure = broker_error(code, operation, transactional_id=name)
+                    failure = refusals[name] = broker_error(code, operation, transactional_id=name)
                 elif missing.pop(name, None) is not None and code == ErrorCode.NONE:
                     transactions[name] = _described(row, broker.node_id)
         if missing and failure is None:
             failure = Corrupt(f"{operation}: the replies leave out {next(iter(missing))}")
         if failure is not None:
-            for key in missing.values():
-                client.forget_coordinator(key)
+            for name, key in missing.items():
+                client.forget_coordinator(key, refusals.get(name))
             raise failure
 
     client.retrying(operation, attempt, deadline)

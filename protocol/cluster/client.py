@@ -347,8 +347,8 @@ class Client:
         """
 
         def refresh(error: KafkaError, kind: Refresh) -> None:
-            if coordinator_of is not None and (kind is Refresh.COORDINATOR or not isinstance(error, BrokerError)):
-                self.forget_coordinator(coordinator_of, has_refused=kind is Refresh.COORDINATOR)
+            if coordinator_of is not None:
+                self.forget_coordinator(coordinator_of, error)
             if kind is Refresh.METADATA:
                 self.expire_metadata(topics)
 
@@ -720,12 +720,25 @@ class Client:
             self._coordinators[key] = broker
             self._addresses.add((broker.host, broker.port))
             has_refused = self._refusing.pop(key, None) == broker
+            if has_refused:  # all refused on the connections that are replaced now
+                self._refusing = {other: refusing for other, refusing in self._refusing.items() if refusing != broker}
         if has_refused:  # a connection may have reached another broker, as after a change of addresses
             self.pool.discard_address((broker.host, broker.port))
         return broker
 
-    def forget_coordinator(self, key: CoordinatorKey, *, has_refused: bool = False) -> None:
-        """Make the next `coordinator` send FindCoordinator, as the broker has refused or does not respond."""
+    def forget_coordinator(self, key: CoordinatorKey, error: KafkaError | None = None) -> None:
+        """Make the next `coordinator` send FindCoordinator.
+
+        Parameters
+        ----------
+        key : CoordinatorKey
+        error : KafkaError, optional
+            Failure of a request to the coordinator; codes that do not concern the coordinator have no effect. After
+            NOT_COORDINATOR, `coordinator` also replaces the connections if FindCoordinator names the same broker.
+        """
+        has_refused = error is not None and dispatch.what_to_refresh(error) is Refresh.COORDINATOR
+        if isinstance(error, BrokerError) and not has_refused:
+            return
         with self._lock:
             broker = self._coordinators.pop(key, None)
             if broker is not None and has_refused:

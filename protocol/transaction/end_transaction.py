@@ -13,7 +13,7 @@ from enum import Enum
 
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
-from protocol.broker_errors import ErrorCode, Refresh, TransactionEffect, broker_error, error_row
+from protocol.broker_errors import ErrorCode, TransactionEffect, broker_error, error_row
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.dispatch import is_retriable
@@ -158,8 +158,7 @@ class _Ending:
 
     def _failed(self, error: KafkaError) -> None:
         self.failure = error
-        if not isinstance(error, BrokerError) or error_row(error.code).refresh is Refresh.COORDINATOR:
-            self._client.forget_coordinator(self._coordinator)
+        self._client.forget_coordinator(self._coordinator, error)
 
     def _next(self, body: dict[str, int]) -> TransactionalIdentity:
         """Return the producer's identity after this reply; version 5 contains it."""

@@ -17,6 +17,7 @@ from protocol.transaction.coordinator import add_partitions, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
+from tests.support.misdirected import misdirect_coordinators
 
 NAMES = [f"etl-{number}" for number in range(9)]
 
@@ -63,6 +64,11 @@ def test_transactions_of_moved_or_loading_coordinators_are_asked_again(fake: Fak
     assert {name: transaction.coordinator for name, transaction in transactions.items()} == {
         name: fake.coordinator(TRANSACTION, name) for name in NAMES
     }
+
+
+def test_transactions_are_described_after_connections_have_reached_other_brokers(client: Client) -> None:
+    misdirect_coordinators(client, NAMES)
+    assert set(describe_transactions(client, NAMES, client.deadline(2_000))) == set(NAMES)
 
 
 def test_describe_without_authorisation_is_an_error(fake: FakeKafka, client: Client) -> None:

@@ -20,6 +20,7 @@ from protocol.transaction.end_transaction import EndedTransaction, TransactionOu
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
+from tests.support.misdirected import misdirect_coordinators
 
 ENDED = {True: TransactionOutcome.COMMITTED, False: TransactionOutcome.ABORTED}
 MARKER = {("orders", 0): CommittedOffset(7)}
@@ -164,6 +165,15 @@ class TestManyTransactions:
         assert set(outcomes.values()) == {TransactionOutcome.COMMITTED}
         assert [committed(client, f"etl-{number}") for number in range(12)] == [number != 7 for number in range(12)]
         assert end(client, newer).outcome is TransactionOutcome.COMMITTED
+
+    def test_transactions_are_ended_after_connections_have_reached_other_brokers(
+        self, fake: FakeKafka, client: Client
+    ) -> None:
+        identities = [begun(client, f"etl-{number}") for number in range(6)]
+        misdirect_coordinators(client, [identity.transactional_id for identity in identities])
+        ended = end_transactions(client, identities, commit=True, deadline=client.deadline(2_000))
+        assert {transaction.outcome for transaction in ended.values()} == {TransactionOutcome.COMMITTED}
+        assert len(fake.request_bodies(END_TXN)) == 2 * len(identities), "each connection is replaced once"
 
     def test_no_transactions_need_no_requests(self, client: Client) -> None:
         assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}
