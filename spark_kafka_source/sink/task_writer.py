@@ -62,12 +62,14 @@ class TaskWriter:
         acknowledged before, which are not removed (at least once). Spark repeats the task, or fails the batch.
         """
         with borrowed_producer(self.client, self.producer, Producer) as producer:
+            of_previous_task = producer.acknowledged
             try:
                 send_rows(producer, self.plan, batches)
                 producer.flush()
             except KafkaError as error:
-                if producer.acknowledged:
-                    rows = _counts(written_topics(producer.acknowledged))
+                acknowledged = producer.acknowledged
+                if acknowledged and acknowledged != of_previous_task:  # equal until the first row is sent
+                    rows = _counts(written_topics(acknowledged))
                     error.message = (
                         f"{error.message.rstrip('.')}. Before that, Kafka acknowledged rows of this task: {rows}"
                     )
