@@ -75,13 +75,17 @@ class Trigger:
 
     def _fetch_backlog(self) -> Backlog:
         """Return the backlog. Raises `TopicUnknown` if a topic is deleted meanwhile."""
-        self._losses = []
         logs = self._assigned_logs()
         if self.query.membership is not None and self.query.membership.assignment_lost:
             # Lost between the two requests, as after a suspend: the ends may include records of other members, and the
             # deadline may have passed.
             self.deadline = self.query.deadline()
-            logs = self._assigned_logs()
+            return retry_unknown_topics(self._client, lambda: self._compared(self._assigned_logs()), self.deadline)
+        return self._compared(logs)
+
+    def _compared(self, logs: LogSnapshot) -> Backlog:
+        """Compare the logs with the last trigger's, and return the backlog."""
+        self._losses = []
         if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
             last = high_watermarks(self._client, ends, self.deadline, ends)
             logs = replace(logs, high_watermarks=last)

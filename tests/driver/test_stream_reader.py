@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,13 +18,16 @@ from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.group.member import NO_MEMBER
 from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver import start_offsets
-from spark_kafka_source.plan.offsets import JsonDict
+from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from spark_kafka_source.task import range_reader
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, next_end, ranges, read_to
 from tests.support.wait_until import wait_until
@@ -106,6 +109,38 @@ def test_topic_deleted_during_trigger_is_data_loss_without_wait(
             next_end(reader, begin)
     else:
         assert next_end(reader, begin)["a"] == {"0": 20, "1": 20}
+
+
+class SuspendedMembership:
+    """The driver is suspended for longer than a call may take, after a trigger's first look at the logs."""
+
+    member = NO_MEMBER
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._suspends = True
+
+    @property
+    def assignment_lost(self) -> bool:
+        suspends, self._suspends = self._suspends, False
+        self._clock.advance(1_000 * suspends)
+        return suspends
+
+    def assignment(self, existing: QueryAssignment, completed: Offsets, **_: object) -> QueryAssignment:
+        return existing
+
+
+@pytest.mark.timeout(20)
+def test_topic_deleted_during_trigger_after_suspension_is_skipped_without_fail_on_data_loss(cluster: Cluster) -> None:
+    cluster.add("b", (0, 3), topic_id=ID_OF_B)
+    reader = cluster.reader(failOnDataLoss="false")
+    clock = ManualClock()
+    reader.query.client.clock = clock
+    reader.query.membership = cast("Any", SuspendedMembership(clock))
+    looks = iter([lambda: None, lambda: cluster.delete_if_there("b")])
+    cluster.before[LIST_OFFSETS] = lambda body: next(looks, lambda: None)()
+    begin = {**read_to(10), **READ_B}
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit())["a"] == {"0": 20, "1": 20}
 
 
 @pytest.mark.timeout(20)
