@@ -243,14 +243,17 @@ def _require_in_log(
             continue
         log_range = f"[{starts[key]}, {ends[key]})"
         message = f"{option}: offset {offset} of {partition_name(key)} is out of range: the log holds {log_range}"
-        # A start before the log start offset is a data loss, which the user may have allowed.
+        # An offset before the log start offset is a data loss, which the user may have allowed.
         if offset < starts[key]:
+            is_start = option == "startingOffsets"
+            effect = f"{starts[key] - offset} offsets are skipped" if is_start else f"the end is offset {starts[key]}"
             loss = Loss(
                 START_OFFSET_RESET,
                 f"{message}. Likely cause: retention or DeleteRecords has removed it",
                 key,
-                "Use an offset in this range, or set failOnDataLoss=false to start at the log start offset",
-                f"failOnDataLoss=false: {starts[key] - offset} offsets are skipped",
+                "Use an offset in this range, or set failOnDataLoss=false to "
+                f"{'start' if is_start else 'end'} at the log start offset",
+                f"failOnDataLoss=false: {effect}",
             )
             raise_or_warn([loss], fail=fail_on_data_loss)
             offsets[key] = starts[key]

@@ -9,7 +9,9 @@ import pytest
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
 from tests.driver.changing_logs import BOTH, Cluster, next_end, offsets_read, ranges
 from tests.protocol.fetch.consuming import client_of, records
@@ -106,6 +108,31 @@ def test_resumed_query_logs_no_start(cluster: Cluster, caplog: pytest.LogCapture
     next_end(reader, {"a": {"0": 5, "1": 6}})
     assert "it starts at" not in caplog.text
     assert "resuming from the checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy", "effect"),
+    [
+        ("startingOffsets", "to start at", "3 offsets are skipped"),
+        ("endingOffsets", "to end at", "the end is offset 8"),
+    ],
+)
+def test_offset_before_the_log_start_names_the_remedy_of_its_option(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, option: str, remedy: str, effect: str
+) -> None:
+    cluster.log("a", 0).delete_before(8)
+    settings = {
+        "kafka.bootstrap.servers": cluster.bootstrap_servers,
+        "subscribe": "a",
+        option: '{"a": {"0": 5, "1": 9}}',
+    }
+    strict, lax = (
+        parse_source_options({**settings, "failOnDataLoss": fails}, streaming=False) for fails in ("true", "false")
+    )
+    with pytest.raises(DataLoss, match=f"{option}: offset 5 of a-0 .* {remedy} the log start offset"):
+        KafkaBatchReader(strict).partitions()
+    KafkaBatchReader(lax).partitions()
+    assert effect in caplog.text
 
 
 # -- a log that was truncated below the group's offset, and has grown again ---------------------------------------
