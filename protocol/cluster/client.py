@@ -343,7 +343,8 @@ class Client:
     ) -> T:
         """Call `attempt` in the retry loop (`dispatch.retrying`).
 
-        A retriable failure refreshes the metadata of `topics`, or the coordinator of `coordinator_of`.
+        A retriable failure refreshes the metadata of `topics`, or the coordinator of `coordinator_of`. An `attempt` at
+        several coordinators calls `forget_coordinator` itself, with each failure.
         """
 
         def refresh(error: KafkaError, kind: Refresh) -> None:

@@ -6,11 +6,11 @@ therefore proves nothing. Neither do two replies with silence in between: the br
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.base.clock import Deadline
-from protocol.broker_errors import ErrorCode
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import BrokerError, KafkaError
 
 TRANSIENT_UNKNOWN_MS = 10_000
@@ -22,6 +22,11 @@ _MAX_SILENCE_S = 3.0
 def is_unknown_topic(error: KafkaError) -> bool:
     """Return True if a broker does not know the topic or partition, temporarily or because it was deleted."""
     return isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def unknown_topics_error(topics: Sequence[str]) -> BrokerError:
+    """Return the error of topics that brokers do not know; `UnknownTopicTimer` measures the time of each."""
+    return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topics[0]}", unknown=tuple(topics))
 
 
 @dataclass
@@ -40,7 +45,10 @@ class UnknownTopicTimer:
     _heard_s: float = 0.0
 
     def record(self, error: KafkaError | None, now_s: float) -> None:
-        """Record the result of a request: an error, or None for success. Transport errors are not replies."""
+        """Record the result of a request: an error, or None for success. Transport errors are not replies.
+
+        The error is about the topics of `unknown_topics_error`, or about the topic and partition in its context.
+        """
         if error is not None and not isinstance(error, BrokerError):
             return
         unknown = _unknown(error) if error is not None and is_unknown_topic(error) else ()

@@ -19,7 +19,12 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Topic
-from protocol.cluster.unknown_topic import SUSPECT_DELETED_S, UnknownTopicTimer, is_unknown_topic
+from protocol.cluster.unknown_topic import (
+    SUSPECT_DELETED_S,
+    UnknownTopicTimer,
+    is_unknown_topic,
+    unknown_topics_error,
+)
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import partition_names
@@ -152,7 +157,7 @@ def _discover_with_retries(
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}{hint}", api="Metadata", topic=topic.name)
         if absent:
-            raise broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {absent[0]}", unknown=tuple(absent))
+            raise unknown_topics_error(absent)
 
     try:
         # Retries of unreachable brokers end at the caller's deadline; only the retries below may exceed it.

@@ -22,7 +22,8 @@ class QueryAssignment:
 
     `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
     `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
-    was never read and is not in here is read from its log start offset.
+    was never read and is not in here is read from its log start offset. So is each partition of a topic that was
+    recreated since the last batch, whatever offset the group has in it.
     `revoked`: existing partitions that another member of the group reads. Any other partition that was read before and
     is not owned was deleted, which is a loss.
     """
@@ -209,6 +210,9 @@ class LogSnapshot:
 @dataclass(frozen=True)
 class Backlog:
     """The unread offsets [start, end) of each partition.
+
+    In `batch`, no offset in `joined` or `advanced` may be after the partition's end: a restarted query would refuse the
+    checkpoint.
 
     `joined`: first offset of each partition that does not start at the end of the last batch: it is new, was assigned
     at an offset (all are in a query's first batch), or was truncated. The checkpoint's `@joined`.

@@ -32,6 +32,7 @@ def borrowed_producer(
 
     After a block without an error the producer is kept for the next caller, so the block must flush it and hand over
     its transaction. After an error the producer is closed: its unsent rows must not be written by another task.
+    Until the first `send_columns` or flush, `acknowledged` has the ranges of the previous task.
     """
     shared = PROCESS.client(client)
     # The key has the process id, because a forked child must not use its parent's producers.

@@ -41,7 +41,7 @@ class Query:
         return f"{self.task_prefix}{task}"
 
     def identities(self, transactions: Mapping[int, ProducerIdentity]) -> list[TransactionalIdentity]:
-        """Return the identities of transactions by task."""
+        """Return the identities of the tasks' transactions, in the order of `transactions`."""
         return [
             TransactionalIdentity(self.task(task), transaction.producer_id, transaction.producer_epoch)
             for task, transaction in transactions.items()
