@@ -90,7 +90,7 @@ def end_transactions(
             ending.ask(deadline)
         for ending in waiting.values():
             ending.take_reply(deadline)
-        for identity in [identity for identity, ending in waiting.items() if ending.ended]:
+        for identity in [identity for identity, ending in waiting.items() if ending.result]:
             del waiting[identity]
         # One that cannot be repeated ends the call: it must not do so for those that can.
         failures = [ending.failure for ending in waiting.values() if ending.failure is not None]
@@ -102,8 +102,8 @@ def end_transactions(
         client.retrying(f"EndTxn of {names}", attempt, deadline)
     except KafkaError as error:
         for ending in waiting.values():
-            ending.ended = EndedTransaction(TransactionOutcome.UNKNOWN, ending.identity, error, ending.maybe_ended)
-    return {identity: ending.ended for identity, ending in all_endings.items() if ending.ended is not None}
+            ending.result = EndedTransaction(TransactionOutcome.UNKNOWN, ending.identity, error, ending.maybe_ended)
+    return {identity: ending.result for identity, ending in all_endings.items() if ending.result is not None}
 
 
 class _Ending:
@@ -112,7 +112,7 @@ class _Ending:
     def __init__(self, client: Client, identity: TransactionalIdentity, commit: bool, maybe_ended: bool) -> None:
         self.identity = identity
         self.maybe_ended = maybe_ended
-        self.ended: EndedTransaction | None = None
+        self.result: EndedTransaction | None = None
         self.failure: KafkaError | None = None
         self._client = client
         self._commit = commit
@@ -147,14 +147,14 @@ class _Ending:
         code = body["error_code"]
         if code == ErrorCode.NONE:
             outcome = TransactionOutcome.COMMITTED if self._commit else TransactionOutcome.ABORTED
-            self.ended = EndedTransaction(outcome, self._next(body), None, self.maybe_ended)
+            self.result = EndedTransaction(outcome, self._next(body), None, self.maybe_ended)
             return
         self.maybe_ended |= code in _MAYBE_ENDED
         cause = broker_error(code, f"EndTxn for {self.identity}", **self._coordinator.context)
         if error_row(code).retriable:
             self._failed(cause)
         else:
-            self.ended = EndedTransaction(self._outcome_of_refusal(code), self.identity, cause, self.maybe_ended)
+            self.result = EndedTransaction(self._outcome_of_refusal(code), self.identity, cause, self.maybe_ended)
 
     def _failed(self, error: KafkaError) -> None:
         self.failure = error

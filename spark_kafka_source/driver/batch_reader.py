@@ -14,7 +14,7 @@ from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
-from spark_kafka_source.driver.discovery import discover, leaders, require_dead_letter_topic, retry_unknown_topics
+from spark_kafka_source.driver.discovery import discover, leader_ids, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
@@ -58,8 +58,8 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
             min_partitions=options.min_partitions,
         )
         ranges = pruned_ranges(options.condition, ranges)
-        leader_ids = {} if options.max_input_partitions is None else leaders(client, ends, deadline)
-        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leader_ids)]
+        leaders = {} if options.max_input_partitions is None else leader_ids(client, ends, deadline)
+        return [RangePartition(group) for group in group_ranges(ranges, options.max_input_partitions, leaders)]
 
 
 def _require_order(starts: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, int]) -> None:

@@ -59,7 +59,7 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     return partitions
 
 
-def assign_all(
+def existing_assignment(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
 ) -> QueryAssignment:
     """Return the assignment of a running query that is not a group member: all existing partitions of its topics.
@@ -191,7 +191,7 @@ def _missing(
     return sorted({key if isinstance(key, str) else key[0] for key in expected if key not in present})
 
 
-def leaders(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
+def leader_ids(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:
     """Return the current leaders' node ids, to combine ranges of one leader (`maxInputPartitions`).
 
     Partitions without a leader are left out. A stale leader costs one round trip, so nothing is retried.

@@ -47,14 +47,14 @@ _MAX_CLOSE_S = 2.0
 class _AssignedPartition:
     """An assigned partition.
 
-    `start` is the group's position at the assignment, None without one. `completed` is the number of batches that the
-    query had completed by then. The next batch begins at `start`, or at a truncation before it; after it, `start` no
-    longer applies.
+    `start` is the group's position at the assignment, None without one. `completed_batches` is the number of batches
+    that the query had completed by then. The next batch begins at `start`, or before it if the log was truncated. Once
+    that batch is complete, `start` no longer applies.
     """
 
     topic_id: bytes
     start: Position | None
-    completed: int = 0
+    completed_batches: int = 0
 
 
 class QueryMembership:
@@ -72,7 +72,7 @@ class QueryMembership:
         # The resolved `startingOffsets` of the topics that existed when the query began.
         self._starting: dict[TopicPartition, _AssignedPartition] = {}
         self._assigned: dict[TopicPartition, _AssignedPartition] = {}
-        self._last = QueryAssignment({})
+        self._last_assignment = QueryAssignment({})
         # The end of the last complete batch, and the number of different ends so far.
         self._completed = Offsets({})
         self._completed_count = 0
@@ -100,14 +100,14 @@ class QueryMembership:
         membership = self._subscribe(existing)
         membership.progress()
         if membership.rebalance_pending is not None:
-            joining = self._poll_rebalance(
+            pending_reason = self._poll_rebalance(
                 membership, existing, completed, deadline if available_now else self._rebalance_deadline(deadline)
             )
-            while available_now and (pending := joining or self._pending_reason(membership, existing, deadline)):
+            while available_now and (pending := pending_reason or self._pending_reason(membership, existing, deadline)):
                 if deadline.passed:
                     raise DeadlineExceeded(f"the group has not assigned its partitions to this query yet: {pending}")
                 deadline.clock.sleep_s(_POLL_INTERVAL_S)
-                joining = self._poll_rebalance(membership, existing, completed, deadline)
+                pending_reason = self._poll_rebalance(membership, existing, completed, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
         owned = {key: topic_id for key, topic_id in existing.owned.items() if key in membership.owned}
@@ -117,8 +117,8 @@ class QueryMembership:
             for key, assigned in self._assigned.items()
             if assigned.start is not None and assigned.topic_id == owned.get(key)
         }
-        self._last = QueryAssignment(owned, starts, revoked=existing.owned.keys() - owned.keys())
-        return self._last
+        self._last_assignment = QueryAssignment(owned, starts, revoked=existing.owned.keys() - owned.keys())
+        return self._last_assignment
 
     @property
     def assignment_lost(self) -> bool:
@@ -166,11 +166,11 @@ class QueryMembership:
             )
             return None
         targets = {member.member_id: member.target for member in members}
-        due = targets.get(membership.member.member_id, frozenset()) - membership.owned
+        unrevoked = targets.get(membership.member.member_id, frozenset()) - membership.owned
         if not membership.owned:
             # In a classic cooperative rebalance, moved partitions have no owner for one generation.
-            due |= existing.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
-        return f"other members still have to revoke {partition_names(sorted(due))}" if due else None
+            unrevoked |= existing.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
+        return f"other members still have to revoke {partition_names(sorted(unrevoked))}" if unrevoked else None
 
     def _poll_rebalance(
         self, membership: Membership, existing: QueryAssignment, completed: Offsets, deadline: Deadline
@@ -182,8 +182,8 @@ class QueryMembership:
             """Commit, then drop the partitions. May run several times in one poll, which sets `self.member` later."""
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
-                same_topics = dict(self._last.owned.items() & existing.owned.items())
-                self._commits.mark(completed, replace(self._last, owned=same_topics), self.member)
+                same_topics = dict(self._last_assignment.owned.items() & existing.owned.items())
+                self._commits.mark(completed, replace(self._last_assignment, owned=same_topics), self.member)
                 self._commits.await_last_commit(
                     "the new owner of the partitions reads the last records of this query again"
                 )
@@ -196,7 +196,7 @@ class QueryMembership:
             )
             self._commits.retain(membership.owned - revocation.partitions)
             # A later revocation in the same call must not commit them again: they have another owner by then.
-            self._last = self._last.without(revocation.partitions)
+            self._last_assignment = self._last_assignment.without(revocation.partitions)
             for key in revocation.partitions:
                 self._assigned.pop(key, None)
 
@@ -221,10 +221,10 @@ class QueryMembership:
             reached, start = completed.ends.get(key), assigned.start
             if start is None or reached is None:
                 continue
-            if reached >= start.offset or assigned.completed != self._completed_count:
+            if reached >= start.offset or assigned.completed_batches != self._completed_count:
                 self._assigned[key] = replace(assigned, start=None)
         passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
-        self._last = self._last.without_starts(passed)
+        self._last_assignment = self._last_assignment.without_starts(passed)
 
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says."""

@@ -45,8 +45,8 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
     schemas = tuple((part, reader_schema(options, part, versions)) for part in options.decoded)
     options = replace(options, schemas=schemas)
     if options.value_subjects:
-        whole = replace(options, value_fields=())
-        options = replace(options, type_schema=reader_schema(whole, "value", versions))
+        without_fields = replace(options, value_fields=())
+        options = replace(options, type_schema=reader_schema(without_fields, "value", versions))
     return options if options.filter is None else _with_condition(options, versions)
 
 
@@ -56,9 +56,9 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
 
     assert options.filter is not None
     formats: dict[Part, Format] = {"key": options.key_format, "value": options.value_format}
-    whole = replace(options, key_fields=(), value_fields=())
+    without_fields = replace(options, key_fields=(), value_fields=())
     schemas = {
-        part: reader_schema(whole, part, versions)
+        part: reader_schema(without_fields, part, versions)
         for part, format in formats.items()
         if format != "binary" and part in options.filter.lower()  # perhaps too many; `condition.decoded` selects
     }
@@ -122,10 +122,10 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
             error.message += "; set schema.registry.reader.version to one that the subject has"
         raise
     except ConfigurationError as error:
-        of = error.context["of"] if isinstance(error, UnknownName) else "Schema"
+        option_suffix = error.context["of"] if isinstance(error, UnknownName) else "Schema"
         is_of_option = has_text or isinstance(error, UnknownName)  # else of the registry's schema
-        prefix = f"{part}{of}: " if is_of_option else ""
-        raise ConfigurationError(f"{prefix}{error}", name=f"{part}{of}") from None
+        prefix = f"{part}{option_suffix}: " if is_of_option else ""
+        raise ConfigurationError(f"{prefix}{error}", name=f"{part}{option_suffix}") from None
 
 
 def _topic(options: SourceOptions) -> str:
@@ -142,10 +142,10 @@ def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int])
         if name not in own or own[name].version == version or options.reader_version != "pinned":
             continue
         part, _, of_type = name.partition(".")
-        kept = f"{own[name].subject}={version}" if of_type else f"{version}"
+        setting = f"{own[name].subject}={version}" if of_type else f"{version}"
         raise ConfigurationError(
             f"The checkpoint's {part}s were read with version {version} of the subject {own[name].subject}, and load() "
-            f"has taken version {own[name].version}. Set schema.registry.reader.version to {kept} to keep the columns "
-            "of the query, or to latest to read with the newest version after each restart.",
+            f"has taken version {own[name].version}. Set schema.registry.reader.version to {setting} to keep the "
+            "columns of the query, or to latest to read with the newest version after each restart.",
             name="schema.registry.reader.version",
         )

@@ -34,7 +34,7 @@ from spark_kafka_source.plan.data_loss import Loss, raise_or_warn
 
 log = logging.getLogger(__name__)
 
-OffsetSpec = str | ByPartition
+KeywordOrOffsets = str | ByPartition
 
 
 def starting_offsets(
@@ -193,7 +193,7 @@ def _resolve(
     client: Client,
     options: SourceOptions,
     option: str,
-    spec: OffsetSpec,
+    spec: KeywordOrOffsets,
     partitions: Collection[TopicPartition],
     deadline: Deadline,
 ) -> dict[TopicPartition, int]:

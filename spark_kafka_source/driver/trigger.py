@@ -16,10 +16,10 @@ from protocol.fetch.list_offsets import ends_of_epochs
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
 from spark_kafka_source.driver.discovery import (
-    assign_all,
     discover_present,
+    existing_assignment,
     is_subscribed,
-    leaders,
+    leader_ids,
     retry_unknown_topics,
 )
 from spark_kafka_source.driver.query_state import QueryState
@@ -69,7 +69,7 @@ class Trigger:
         data_loss.warn_advanced(backlog.logs.positions, backlog.advanced)
         self.query.replay_lost = {}
         if self._options.max_input_partitions is not None:
-            end = replace(end, leaders=leaders(self._client, end.ends, self.deadline))
+            end = replace(end, leaders=leader_ids(self._client, end.ends, self.deadline))
         return end
 
     # -- unread records -------------------------------------------------------------------------
@@ -88,10 +88,10 @@ class Trigger:
         """Compare the logs with the last trigger's, and return the backlog."""
         self._losses = []
         if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
-            last = high_watermarks(self._client, ends, self.deadline, ends)
-            logs = replace(logs, high_watermarks=last)
-        before, self.query.logs = self.query.logs, logs
-        data_loss.warn_stale(logs.stale - (before.stale if before else set()))
+            watermarks = high_watermarks(self._client, ends, self.deadline, ends)
+            logs = replace(logs, high_watermarks=watermarks)
+        previous_logs, self.query.logs = self.query.logs, logs
+        data_loss.warn_stale(logs.stale - (previous_logs.stale if previous_logs else set()))
         self._raise_or_defer(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
         self._raise_or_defer(data_loss.deleted(logs, partial(is_subscribed, self._options)))
         return self._backlog(logs)
@@ -99,10 +99,12 @@ class Trigger:
     def _assigned_logs(self) -> LogSnapshot:
         """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
         keys = self.completed.ends.keys() | self.starting.ends.keys()
-        assignment = assign_all(self._client, self._options, keys, self.deadline)
+        assignment = existing_assignment(self._client, self._options, keys, self.deadline)
         starting, owned = self.starting, assignment.owned
-        same = {key for key, topic_id in owned.items() if topic_id == starting.ids.get(key[0])}
-        starts = {key: start if key in same else Position(start.offset) for key, start in starting.positions.items()}
+        same_topic = {key for key, topic_id in owned.items() if topic_id == starting.ids.get(key[0])}
+        starts = {
+            key: start if key in same_topic else Position(start.offset) for key, start in starting.positions.items()
+        }
         assignment = replace(assignment, added={**starts, **assignment.added})
         if self.query.membership is not None:
             available_now = self.query.target is not None

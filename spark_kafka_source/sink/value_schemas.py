@@ -67,17 +67,19 @@ def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: Dat
 
     Raises `RegistryFailed` and `ConfigurationError`.
     """
-    kind = None if type is None else arrow_type(type)
-    made = _writer_schema(options, part, kind)
-    if kind is not None:
+    column_type = None if type is None else arrow_type(type)
+    made = _writer_schema(options, part, column_type)
+    if column_type is not None:
         try:
-            _encoder(made, kind)
+            _encoder(made, column_type)
         except ConfigurationError as error:
             raise ConfigurationError(f"the column {part} cannot be written: {error}", name=f"{part}Schema") from None
     return made
 
 
-def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa.DataType | None) -> WriterSchema:
+def _writer_schema(
+    options: SinkOptions, part: Literal["key", "value"], column_type: pa.DataType | None
+) -> WriterSchema:
     is_key = part == "key"
     text = options.key_schema if is_key else options.value_schema
     format = options.key_format if is_key else options.value_format
@@ -87,7 +89,7 @@ def _writer_schema(options: SinkOptions, part: Literal["key", "value"], kind: pa
         return WriterSchema(part, format, text or "", message=message)
     subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
     registry = PROCESS.registry(options.registry)
-    schema = _registered(registry, options, subject, format, text, kind)
+    schema = _registered(registry, options, subject, format, text, column_type)
     if schema.kind != spec.language:
         fitting = registered_format(schema.kind)
         raise ConfigurationError(
@@ -106,7 +108,7 @@ def _registered(
     subject: str,
     format: str,
     text: str | None,
-    kind: pa.DataType | None,
+    column_type: pa.DataType | None,
 ) -> RegisteredSchema:
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
     from protocol.schemas.registry import RegisteredSchema
@@ -127,9 +129,11 @@ def _registered(
             error.message += f"; to register {described}, set schema.registry.auto.register.schemas=true"
         if not (not_registered and options.auto_register_schemas):
             raise
-    if text is None and kind is None:
+    if text is None and column_type is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
-    schema = RegisteredSchema(written_language_of(format).text_of(kind) if text is None else text, _language(format))
+    schema = RegisteredSchema(
+        written_language_of(format).text_of(column_type) if text is None else text, _language(format)
+    )
     registry.register(subject, schema, normalize=normalize)
     return registry.lookup(subject, schema, normalize=normalize)
 
@@ -161,6 +165,6 @@ def encode_column(schema: WriterSchema, column: pa.Array) -> pa.Array:
 
 
 @lru_cache(maxsize=_MAX_ENCODERS)
-def _encoder(schema: WriterSchema, kind: pa.DataType) -> tuple[ColumnWriter, bytes]:
+def _encoder(schema: WriterSchema, column_type: pa.DataType) -> tuple[ColumnWriter, bytes]:
     """Return the writer of a column, and the bytes between a schema's id and a value, which name Protobuf's message."""
-    return written_language_of(schema.format).writer(schema.text, dict(schema.references), schema.message, kind)
+    return written_language_of(schema.format).writer(schema.text, dict(schema.references), schema.message, column_type)

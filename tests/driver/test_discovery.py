@@ -14,7 +14,7 @@ from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.driver.discovery import assign_all, discover
+from spark_kafka_source.driver.discovery import discover, existing_assignment
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
@@ -40,7 +40,9 @@ def clock() -> ManualClock:
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        return dict(assign_all(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)).owned)
+        return dict(
+            existing_assignment(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)).owned
+        )
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -53,7 +55,7 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        assignment = assign_all(client, options_on(broker), [*EXISTING, deleted], client.deadline())
+        assignment = existing_assignment(client, options_on(broker), [*EXISTING, deleted], client.deadline())
     assert assignment == QueryAssignment(EXISTING)
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
     assert LogSnapshot(read, assignment, {}).deleted() == [deleted]
@@ -137,7 +139,7 @@ def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
     options, expected = options_on(kafka, subscribePattern="orders-.*"), [("orders-1", 0), ("orders-2", 0)]
     with client_on(kafka, clock) as client:
-        return [topic for topic, _ in assign_all(client, options, expected, client.deadline()).owned]
+        return [topic for topic, _ in existing_assignment(client, options, expected, client.deadline()).owned]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(

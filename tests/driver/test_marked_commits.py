@@ -55,7 +55,7 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
 ) -> None:
     """Assignments of group members have revoked partitions, at whose committed offsets another member resumes."""
     assignment = QueryAssignment({("a", 0): OLD_ID}, revoked={("a", 1)})
-    monkeypatch.setattr(trigger, "assign_all", lambda *_: assignment)
+    monkeypatch.setattr(trigger, "existing_assignment", lambda *_: assignment)
     reader = cluster.reader()
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
     reader.query.running = True

@@ -136,8 +136,10 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
     The task count changes with the number of cores and by adaptive query execution. If no row is missing, any count is
     correct, since no task writes.
     """
-    decided = next((write.decided_task_count for write in prepared if write.decided_task_count is not None), task_count)
-    if decided == task_count:
+    decided_task_count = next(
+        (write.decided_task_count for write in prepared if write.decided_task_count is not None), task_count
+    )
+    if decided_task_count == task_count:
         return
     missing = len(_identities(prepared))
     if not missing:
@@ -146,8 +148,8 @@ def _require_same_tasks(client: Client, batch: StreamBatch, prepared: Sequence[P
         missing = len(commit_decided(client, batch, ledger, ledger.transactions))
     if missing:
         raise KafkaError(
-            f"batch {batch.batch_id} was decided with {decided} tasks by an earlier start of the query, and has "
-            f"{task_count} now. Brokers have timed out at least {missing} of its transactions, whose rows are "
+            f"batch {batch.batch_id} was decided with {decided_task_count} tasks by an earlier start of the query, and "
+            f"has {task_count} now. Brokers have timed out at least {missing} of its transactions, whose rows are "
             "unknown. Run the batch with as many tasks as before; later batches may have another number."
         )
 
@@ -187,7 +189,7 @@ def decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch
     """Record the decision; for a decided batch, replace transactions that timed out by those written again."""
     transactions = {write.task: write.identity for write in prepared if write.identity is not None}
 
-    def decided(before: Ledger | None) -> Ledger:
+    def with_decision(before: Ledger | None) -> Ledger:
         if before is None:
             raise KafkaError(
                 f"the ledger of {batch.query.transactional_id} no longer exists: was a topic or group deleted?"
@@ -196,7 +198,7 @@ def decide(client: Client, prepared: Sequence[PreparedWrite], batch: StreamBatch
         earlier = before.transactions if before.batch_id == batch.batch_id else {}
         return before.decided(batch.batch_id, len(prepared), {**earlier, **transactions})
 
-    _rewrite(client, batch, decided, transaction_timeout_ms)
+    _rewrite(client, batch, with_decision, transaction_timeout_ms)
 
 
 def _rewrite(

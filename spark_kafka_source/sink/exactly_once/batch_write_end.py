@@ -30,63 +30,65 @@ _ATTEMPT_STATES = ("Empty", "Ongoing")
 
 
 def fence_other_attempts(
-    client: Client, write: Query, prepared: Collection[TransactionalIdentity], tasks_without: Iterable[int]
+    client: Client, query: Query, prepared: Collection[TransactionalIdentity], tasks_without_transaction: Iterable[int]
 ) -> None:
     """Fence every attempt that has no prepared transaction, before the prepared transactions are committed.
 
     Runs on the driver.
 
-    `tasks_without`: tasks without a transaction; an earlier attempt may have left one.
+    `tasks_without_transaction`: an earlier attempt may have left one.
     Raises `KafkaError`: an attempt may still run.
     """
-    failures = _fence(client, [write.transactional_id])
-    failures += _fence_others(client, write, {identity.transactional_id for identity in prepared}, tasks_without)
+    failures = _fence(client, [query.transactional_id])
+    failures += _fence_others(
+        client, query, {identity.transactional_id for identity in prepared}, tasks_without_transaction
+    )
     for failure in failures:
         raise failure
 
 
 def abort_failed_write(
-    client: Client, write: Query, prepared: Collection[TransactionalIdentity], silent_tasks: Iterable[int]
+    client: Client, query: Query, prepared: Collection[TransactionalIdentity], silent_tasks: Iterable[int]
 ) -> None:
     """Abort the prepared transactions, and those of tasks without a message.
 
     Runs on the driver. Continues after errors, then raises the first `KafkaError`.
     """
-    failures = _fence(client, [write.transactional_id])
+    failures = _fence(client, [query.transactional_id])
     ended = end_transactions(client, prepared, commit=False, deadline=_deadline(client))
     ended_ids = {identity.transactional_id for identity, transaction in ended.items() if _has_ended(transaction)}
-    prepared_tasks = [int(identity.transactional_id.removeprefix(write.task_prefix)) for identity in prepared]
-    failures += _fence_others(client, write, ended_ids, [*prepared_tasks, *silent_tasks])
+    prepared_tasks = [int(identity.transactional_id.removeprefix(query.task_prefix)) for identity in prepared]
+    failures += _fence_others(client, query, ended_ids, [*prepared_tasks, *silent_tasks])
     for failure in failures:
         raise failure
 
 
-def require_not_ended(client: Client, write: Query, deadline: Deadline) -> None:
+def require_not_ended(client: Client, query: Query, deadline: Deadline) -> None:
     """Raise `ProducerFenced` if the write has ended.
 
     A task calls it before InitProducerId, which would abort a prepared transaction of another attempt, and again
     between InitProducerId and the begin of its transaction.
     """
     try:
-        ended = describe_transactions(client, [write.transactional_id], deadline)
+        ended = describe_transactions(client, [query.transactional_id], deadline)
     except UnsupportedVersion:
         return
     if ended:
         raise ProducerFenced(
-            f"the batch write {write.transactional_id} has ended: it was committed without this attempt of the task, "
+            f"the batch write {query.transactional_id} has ended: it was committed without this attempt of the task, "
             "or another task of it has failed"
         )
 
 
 def _fence_others(
-    client: Client, write: Query, excluded_ids: Collection[str], fallback_tasks: Iterable[int]
+    client: Client, query: Query, excluded_ids: Collection[str], fallback_tasks: Iterable[int]
 ) -> list[KafkaError]:
     """Fence the write's transactional ids without `excluded_ids`; those of `fallback_tasks` if listing them fails."""
     try:
-        listed = list_transactions(client, _deadline(client), prefix=write.task_prefix, states=_ATTEMPT_STATES)
-        fenced_ids = {transaction.transactional_id for transaction in listed}
+        transactions = list_transactions(client, _deadline(client), prefix=query.task_prefix, states=_ATTEMPT_STATES)
+        fenced_ids = {transaction.transactional_id for transaction in transactions}
     except KafkaError:
-        fenced_ids = {write.task(task) for task in fallback_tasks}
+        fenced_ids = {query.task(task) for task in fallback_tasks}
     return _fence(client, fenced_ids.difference(excluded_ids))
 
 

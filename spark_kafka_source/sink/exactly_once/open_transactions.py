@@ -23,8 +23,8 @@ _ONGOING = "Ongoing"
 def list_open_transactions(client: Client, prefix: str, deadline: Deadline) -> list[TransactionalIdentity]:
     """Return the open transactions whose transactional id begins with `prefix`."""
     try:
-        listed = list_transactions(client, deadline, prefix=prefix, states=[_ONGOING])
-        return _ongoing(client, [transaction.transactional_id for transaction in listed], deadline)
+        transactions = list_transactions(client, deadline, prefix=prefix, states=[_ONGOING])
+        return _ongoing(client, [transaction.transactional_id for transaction in transactions], deadline)
     except UnsupportedVersion:
         return []
 

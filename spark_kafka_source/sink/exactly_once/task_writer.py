@@ -149,12 +149,12 @@ class TransactionalTaskWriter:
             require_current()
             producer.begin_transaction()
             group = ConsumerGroupMetadata(transactional_id)
-            marked = _marker_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
+            marker_sent = _marker_thread(os.getpid()).submit(producer.send_offsets_to_transaction, marker, group)
             try:
                 send_rows(producer, self.plan, rows)
             finally:
-                wait([marked])
-            marked.result()
+                wait([marker_sent])
+            marker_sent.result()
             prepared = producer.prepare_transaction()
             identity = ProducerIdentity(prepared.producer_id, prepared.producer_epoch)
             return replace(unwritten, topics=written_topics(producer.acknowledged), identity=identity)

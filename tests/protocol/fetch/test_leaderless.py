@@ -20,7 +20,7 @@ from protocol.kafka_terms import LATEST
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.driver.discovery import leaders
+from spark_kafka_source.driver.discovery import leader_ids
 from tests.protocol.fetch.consuming import client_of, consumer_of, records
 from tests.support.internals import fetcher_of
 from tests.support.wait_until import wait_until
@@ -53,7 +53,7 @@ def test_two_attempts_to_list_offsets_send_two_metadata_requests(cluster: FakeKa
 
 def test_leaders_log_samples_and_delete_records_send_one_metadata_request_each(cluster: FakeKafka) -> None:
     with client_of(cluster.bootstrap_servers) as client:
-        assert leaders(client, ALL_PARTITIONS, client.deadline()) == {}
+        assert leader_ids(client, ALL_PARTITIONS, client.deadline()) == {}
         assert metadata_requests(cluster) == 1
         sizes, starts = {"partition_max_bytes": 1_000, "partitions_per_request": 10}, dict.fromkeys(ALL_PARTITIONS, 0)
         assert list(log_samples(client, ConsumerConfig(), starts, client.deadline(), **sizes)) == []
