@@ -40,7 +40,7 @@ class EndedTransaction:
 
     `identity`: the producer's identity in its next transaction.
     `cause`: reason if the transaction was not ended as requested.
-    `repeated`: an earlier request may have succeeded or may still arrive. Before KIP-890 it would also end the next
+    `repeated`: an earlier request without a known result may still arrive. Before KIP-890 it would end the next
     transaction of the same epoch, so the producer must bump its epoch first.
     """
 
@@ -92,7 +92,7 @@ def end_transactions(
             ending.take_reply(deadline)
         for identity in [identity for identity, ending in waiting.items() if ending.result]:
             del waiting[identity]
-        # One that cannot be repeated ends the call: it must not do so for those that can.
+        # Raise a retriable failure if there is one: another one would end the retries of all.
         failures = [ending.failure for ending in waiting.values() if ending.failure is not None]
         for failure in sorted(failures, key=lambda failure: not is_retriable(failure)):
             raise failure

@@ -149,7 +149,7 @@ def _discover_with_retries(
         topics = client.metadata(names, deadline).topics
         absent[:] = _missing(expected, topics.values(), _subscribed(topics.values(), options))
         if names is None and absent:
-            topics = client.metadata(absent, deadline).topics  # these, and all that it knew before
+            topics = client.metadata(absent, deadline).topics  # also all topics of the first reply
         partitions.clear()
         partitions.update(sorted(_subscribed(topics.values(), options).items()))
         absent[:] = _missing(expected, topics.values(), partitions)
@@ -160,7 +160,7 @@ def _discover_with_retries(
             raise unknown_topics_error(absent)
 
     try:
-        # Retries of unreachable brokers end at the caller's deadline; only the retries below may exceed it.
+        # It ends at the caller's deadline, with retries of unreachable brokers. Only the retries below may exceed it.
         request(deadline)
     except BrokerError as error:
         if not is_retriable(error):

@@ -179,7 +179,7 @@ class QueryMembership:
         group = self._options.consumer.group_id
 
         def before_revoke(revocation: Revocation) -> None:
-            """Commit, then drop the partitions. May run several times in one poll, which sets `self.member` later."""
+            """Commit, then drop the partitions. One poll may call it several times, with the former `self.member`."""
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
                 same_topics = dict(self._last_assignment.owned.items() & existing.owned.items())
@@ -233,7 +233,7 @@ class QueryMembership:
             return
         client, options = PROCESS.client(self._options.client), self._options
         offsets = group_offsets(client, options, new, deadline, after=completed.ends)
-        # Partitions that still belong to the topic that `startingOffsets` was resolved for.
+        # Partitions of the topics, by id, for which `startingOffsets` were resolved.
         known_since_start = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
         starts = {key: self._starting[key].start for key, _ in known_since_start if key not in completed.ends}
         starts.update(offsets)

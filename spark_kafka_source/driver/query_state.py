@@ -12,8 +12,8 @@ Spark's calls during a run, sequential, in one process on the driver:
       commit(start)                   only when the next batch is planned, so never for the last batch; redundant
     stop()                            rarely: Spark kills the process of a stopped query (`at_sigterm`)
 
-Before PySpark 4.2 the first and the fifth call do not exist, `latestOffset` has no arguments, and a run that resumes
-from a checkpoint begins with `partitions(end, end)` of the last complete batch.
+Before PySpark 4.2 `prepareForTriggerAvailableNow` and `reportLatestOffset` do not exist, `latestOffset` has no
+arguments, and a run that resumes from a checkpoint begins with `partitions(end, end)` of the last complete batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class QueryState:
     `planned_end`: end of the last batch passed to `partitions`: the complete batch before PySpark 4.2.
     `replay_lost`: number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     `logs`: the logs in the last trigger; None before the first one.
-    `confirmed`: positions at which leaders have confirmed the records before them; asked once after an election.
+    `confirmed`: positions that leaders elected later have confirmed; each such leader gets one request.
     `last_batch_ms`: time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
 

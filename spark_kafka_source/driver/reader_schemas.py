@@ -112,7 +112,7 @@ def _fixed_version(options: SourceOptions, subject: str) -> int | None:
 
 @contextmanager
 def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
-    """Add to errors which option to change. An `UnknownName` says `of` which: `keyFields`, `keyMessageName`."""
+    """Name the option to change in errors. The context `of` of an `UnknownName` is its end: `Fields` of `keyFields`."""
     try:
         yield
     except RegistryFailed as error:

@@ -30,7 +30,7 @@ _COUNT_MS = 5_000
 
 
 def first_batch_start(query: QueryState, end: Offsets) -> Offsets:
-    """Return the start of a first batch, without offsets if `end` has them itself (`Offsets.joined`).
+    """Return the start of a query's first batch: empty if `end.joined` has all start offsets.
 
     An end that an older version or Spark's connector has written lacks some: then the start is resolved again.
     """

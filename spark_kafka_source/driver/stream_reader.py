@@ -86,7 +86,8 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that Spark passes to `latestOffset`, except with the trigger `once`.
 
-        With `once` it passes `ReadAllAvailable`. A query without a limit gets a huge one, so that both differ.
+        With `once` it passes `ReadAllAvailable`. Without a limit this is a huge one, so that `latestOffset` recognises
+        `once`.
         """
         return ReadMaxRows(self._options.max_offsets_per_trigger or MAX_INT64)
 

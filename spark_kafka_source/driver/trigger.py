@@ -40,8 +40,8 @@ class Trigger:
 
     Losses are found in this order, each among the partitions without an earlier one: recreated topics, deleted
     partitions, new partitions without their first records, truncated logs, regrown logs, and records that retention has
-    deleted. All but deleted partitions start elsewhere then: at `Backlog.joined` or `Backlog.advanced`, and so at their
-    end at the latest.
+    deleted. Partitions with a loss, except deleted ones, continue at `Backlog.joined` or `Backlog.advanced`, which is
+    never after their end.
 
     `completed`: end of the last batch; empty before the first one.
     `starting`: start of a query's first batch; empty afterwards.

@@ -38,9 +38,8 @@ L = TypeVar("L", bound="Ledger | None")
 def commit_batch(client: Client, messages: Sequence[WriterCommitMessage | None], transaction_timeout_ms: int) -> None:
     """Commit the transactions of the tasks.
 
-    The order is fixed for a stream. All transactions are open before the decision. A newer start fences the writer of
-    the ledger, so the decision proves that there was none. Then transactions of other attempts are aborted, which might
-    be a newer start's otherwise.
+    For a stream in this order: check that all transactions are open. Decide: a newer start would have fenced the
+    decision. Abort open transactions of other attempts: before the decision they might be a newer start's. Commit.
 
     Raises `KafkaError`: before the decision: no record of the batch is visible, and it is written again. After it: the
     next start of the query completes the commit, as the message says.
@@ -108,7 +107,7 @@ def _undecided(
 ) -> set[TransactionalIdentity]:
     """Return the undecided transactions: of all open ones if this start is the newest, else of the reported ones.
 
-    Those have the epochs of this start, so that it cannot end transactions of a newer one.
+    Reported ones have epochs of this start, so no transaction of a newer one is ended.
     """
     ledger = read_ledger(client, batch.query, client.deadline())
     if ledger is None or not ledger.is_fenced(batch.start_id):

@@ -115,8 +115,8 @@ def _fence(client: Client, transactional_ids: Collection[str]) -> list[KafkaErro
 
 
 def _deadline(client: Client) -> Deadline:
-    """Return the deadline of one step: fence the write, abort, list, fence the others.
+    """Return the deadline of one of four steps: fence the write, abort, list, fence the others.
 
-    A third of the time each: the caller of a failed write should not wait much longer than for one call.
+    Each has a third of `default.api.timeout.ms`: a failed write should not take much longer than one call.
     """
     return client.deadline(client.config.default_api_timeout_ms // 3)

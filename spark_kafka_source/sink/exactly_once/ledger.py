@@ -86,7 +86,8 @@ def from_offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> Ledger | 
     """Return the ledger, None if there is none yet. Raises `Corrupt` for offsets of another origin."""
     if not offsets:
         return None
-    # Pieces of a longer ledger may remain, and an earlier ledger at a topic that the user could not read for a time.
+    # There may be more offsets: pieces of a longer ledger, or a ledger at another topic, written while the user could
+    # not read this one.
     topic = max(offsets, key=lambda key: (key[1] == 0, offsets[key].offset, key))[0]
     try:
         first = offsets[topic, 0]

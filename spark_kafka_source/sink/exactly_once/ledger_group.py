@@ -79,8 +79,8 @@ def rewrite_ledger(
 
     This process remembers the identity of its last write, and uses it again without InitProducerId until it is fenced.
 
-    `change`: returns the new ledger; the same one: nothing is written. Callers retry with the same `change`, which
-    may get another ledger then.
+    `change`: returns the new ledger, or the same one to write nothing. After an error the caller retries with the same
+    `change`, which may then get a newer ledger.
     `fence_first`: fence all other writers and read the ledger before `change` is called, so that it may act on the
     ledger.
     Raises `UsageError`: a ledger was written that cannot be read. `KafkaError`: as `change`; or a retriable error if

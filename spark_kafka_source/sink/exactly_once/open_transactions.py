@@ -49,7 +49,7 @@ def commit_decided(client: Client, batch: StreamBatch, ledger: Ledger, tasks: It
 
     Once a transactional id has a later transaction, brokers no longer report the outcome of an earlier one. Then the
     task's marker does. No later transaction of these tasks may be open, since the request for the marker waits for its
-    end: callers have taken over, which aborts those of earlier starts, and have not begun their own.
+    end. Callers have taken over, which ends those of earlier starts, and have not begun their own.
 
     Raises `BrokerError` or `DeadlineExceeded`.
     """

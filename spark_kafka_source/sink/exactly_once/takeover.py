@@ -105,8 +105,8 @@ def take_over(
 ) -> Ledger | None:
     """Return the ledger after this start has taken over. A task calls it before InitProducerId for its own id.
 
-    Only the task whose rewrite has added this start aborts, and only what that rewrite has listed: other tasks may
-    have begun their transactions since.
+    Only the task whose rewrite has added this start aborts, and only transactions listed in that rewrite: later ones
+    may be those of other tasks of this start.
 
     `topic`: topic for the offsets of a new ledger; None: return None if there is no ledger.
     Raises `ProducerFenced`: there is a newer start, or the batch was decided without this attempt. `UsageError`: the
@@ -149,8 +149,8 @@ def take_over(
             ledger = current_ledger()
             if ledger is None and topic is None:
                 return None
-            # After an unknown outcome of an earlier try, what it has listed is not aborted: before another task took
-            # over, the driver of the earlier start may have decided it. It ends when it times out.
+            # If an earlier try of this task has added the start without knowing it, the transactions that it listed are
+            # not aborted: meanwhile the driver of the earlier start may have decided them. They time out.
             if ledger is not None and ledger.start_id == batch.start_id:
                 return ledger
             if is_due:

@@ -139,8 +139,9 @@ class TransactionalTaskWriter:
     ) -> PreparedWrite:
         """Write in a transaction. `require_current` raises `ProducerFenced` if this attempt is too late.
 
-        It is called between InitProducerId and the begin: either this attempt sees the decision, or the end of the
-        write, or the driver finds the older attempt fenced. `marker` is in the transaction, so it proves the rows.
+        It is called between InitProducerId and the begin: either this attempt sees that the batch is decided or the
+        write has ended, or the driver finds that the older attempt is fenced. `marker` is in the transaction, so it
+        proves the rows.
         """
         transactional_id = unwritten.query.task(unwritten.task)
         config = replace(self.producer, transactional_id=transactional_id)
