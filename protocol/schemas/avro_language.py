@@ -45,9 +45,11 @@ class AvroLanguage:
         """Return what encodes a column."""
         return encoder(parse_avro(text, references), kind), b""
 
-    def text_of(self, kind: pa.DataType) -> str:
+    def text_of(self, kind: pa.DataType, name: str = "") -> str:
         """Return the schema of a column."""
-        return json.dumps(schema_of(kind))
+        if name and not pa.types.is_struct(kind):
+            raise ConfigurationError(f"a column of the type {kind} has no name in Avro; make it a struct")
+        return json.dumps(schema_of(kind, name or "Record"))
 
 
 def _reader(reader: SchemaText) -> AvroType:

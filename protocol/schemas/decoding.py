@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +90,26 @@ class RecordNames:
     def local_name(self) -> str:
         """The name without its namespace or package."""
         return self.name.rpartition(".")[2]
+
+
+def fields_of_types(format: str, names: Mapping[str, RecordNames]) -> list[str]:
+    """Return the field of each of several types of records: its local name, or its full name if two have the same one.
+
+    `names`: by the subjects of the schemas.
+    Raises `ConfigurationError`: a schema has no name, or two have the same.
+    """
+    for subject, of_type in names.items():
+        if not of_type.name:
+            what = "title" if format == "confluent-json" else "record at its top"
+            raise ConfigurationError(f"the schema of the subject {subject} has no {what}, and so no name")
+    local_names = Counter(of_type.local_name for of_type in names.values())
+    fields = [
+        of_type.local_name if local_names[of_type.local_name] == 1 else of_type.name for of_type in names.values()
+    ]
+    for field, count in Counter(fields).items():
+        if count > 1:
+            raise ConfigurationError(f"several subjects have a schema of the type {field}")
+    return fields
 
 
 class WriterNames(Protocol):

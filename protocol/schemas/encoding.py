@@ -6,7 +6,7 @@ Shared by the encoders of all languages.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.base.listing import listed
 from protocol.errors import UsageError
-from protocol.records.arrow_numpy import valid
+from protocol.records.arrow_numpy import binaries, filled, take_rows, to_arrow, valid
 from protocol.records.row_layout import varint_sizes
 from protocol.schemas.decoding import InvalidRows
 
@@ -45,9 +46,72 @@ def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Ar
         present = valid(column)
         encoded = _with_prefix(write_some(writer, column, present), prefix)
     except InvalidRows as error:
-        field = f"field {error.path}: " if error.path else ""
-        raise UsageError(f"{field}row {int(error.rows[0])} has {error.reason}") from None
+        raise _usage_error(error) from None
     return pc.if_else(mask(present), encoded, pa.scalar(None, pa.binary()))
+
+
+def encode_types(
+    writers: Mapping[str, tuple[ColumnWriter, bytes]], column: pa.StructArray, types: pa.Array | None = None
+) -> pa.Array:
+    """Return a binary column of the values of several types, each behind its prefix; null for null in all fields.
+
+    `writers`: the writer and the prefix of each type, by the field of `column` with its values.
+    `types`: the column `valueType`, with the name of the field that is not null in each row.
+    Raises `UsageError`: a value does not fit its schema, a row has values in several fields, or another `valueType`.
+    """
+    numbers = _field_of_each_row(column, types)
+    pieces: list[pa.Array] = []
+    positions = np.full(len(column), -1, np.int64)
+    encoded_rows = 0
+    for field, (writer, prefix) in writers.items():
+        number = column.type.get_field_index(field)
+        rows = np.flatnonzero(numbers == number)
+        if not len(rows):
+            continue
+        try:
+            pieces.append(_with_prefix(writer.write(column.field(number).take(to_arrow(rows))), prefix))
+        except InvalidRows as error:
+            raise _usage_error(error.inside(field, rows)) from None
+        positions[rows] = np.arange(encoded_rows, encoded_rows + len(rows))
+        encoded_rows += len(rows)
+    return take_rows(pa.concat_arrays(pieces), positions) if pieces else pa.nulls(len(column), pa.binary())
+
+
+def _field_of_each_row(column: pa.StructArray, types: pa.Array | None) -> npt.NDArray[np.int64]:
+    """Return the number of the field that is not null, -1 for none. Raises `UsageError` as `encode_types`."""
+    names = [field.name for field in column.type]
+    present = np.stack([valid(column.field(number)) for number in range(len(names))]) & valid(column)
+    several = present.sum(axis=0) > 1
+    if several.any():
+        row = int(several.argmax())
+        both = listed([name for name, is_present in zip(names, present[:, row], strict=True) if is_present])
+        raise UsageError(f"row {row} has values in the fields {both}; all but one of them must be null")
+    numbers = np.where(present.any(axis=0), present.argmax(axis=0), -1)
+    if types is None:
+        return numbers
+    known = binaries([name.encode() for name in names]).cast(pa.string())
+    # No row has the number -2, so a name that is not known is wrong also for a row without a value.
+    named = filled(pc.index_in(types.cast(pa.string()), known), -2)
+    wrong = numbers != np.where(valid(types), named, -1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        value_type = types[row].as_py() or "null"
+        if numbers[row] < 0:
+            raise UsageError(
+                f"row {row} has no value in any field, and valueType {value_type}; filter such rows out, or set "
+                "valueType to null for a tombstone"
+            )
+        field = names[numbers[row]]
+        raise UsageError(
+            f"row {row} has a value in the field {field}, and valueType {value_type}; set valueType to {field}, or "
+            "drop the column valueType"
+        )
+    return numbers
+
+
+def _usage_error(error: InvalidRows) -> UsageError:
+    field = f"field {error.path}: " if error.path else ""
+    return UsageError(f"{field}row {int(error.rows[0])} has {error.reason}")
 
 
 def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:

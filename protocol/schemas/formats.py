@@ -90,8 +90,8 @@ class WrittenLanguage(Language, Protocol):
         Raises `ConfigurationError`: the schema is invalid, or cannot take the column; the message has the field's path.
         """
 
-    def text_of(self, kind: pa.DataType) -> str:
-        """Return a schema for a column. Raises `ConfigurationError`."""
+    def text_of(self, kind: pa.DataType, name: str = "") -> str:
+        """Return a schema for a column. `name`: its full name. Raises `ConfigurationError`."""
 
 
 def language_of(format: str) -> Language:

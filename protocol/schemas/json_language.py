@@ -55,9 +55,9 @@ class JsonLanguage:
             schema = parse_json_schema(self.text_of(parse_spark(text)))
         return json_writer(schema, kind), b""
 
-    def text_of(self, kind: pa.DataType) -> str:
+    def text_of(self, kind: pa.DataType, name: str = "") -> str:
         """Return the JSON Schema of a column."""
-        return json.dumps(schema_of(kind))
+        return json.dumps(schema_of(kind) | ({"title": name} if name else {}))
 
 
 def _title(text: str) -> str:

@@ -441,14 +441,17 @@ _TIMES = {"Timestamp": "google/protobuf/timestamp.proto", "Duration": "google/pr
 def schema_of(kind: pa.DataType, name: str = "Value") -> str:
     """Return the text of a proto3 file for a column, with fields numbered in their order.
 
+    `name`: the message, with or without its package.
     Raises `ConfigurationError`: a field has a type, or a name, that Protobuf does not have.
     """
     if not pa.types.is_struct(kind):
         raise ConfigurationError(f"a column of the type {kind} has no Protobuf schema; make it a struct")
     imports: set[str] = set()
     body = _body(kind, "", "  ", imports)
-    lines = [f'import "{_TIMES[name]}";' for name in sorted(imports)]
-    return "\n".join(['syntax = "proto3";', *lines, f"message {name} {{", *body, "}", ""])
+    package, _, message = name.rpartition(".")
+    lines = [f"package {package};"] if package else []
+    lines += [f'import "{_TIMES[time]}";' for time in sorted(imports)]
+    return "\n".join(['syntax = "proto3";', *lines, f"message {message} {{", *body, "}", ""])
 
 
 def _body(kind: pa.StructType, path: str, indent: str, imports: set[str]) -> list[str]:

@@ -61,9 +61,9 @@ class ProtobufLanguage:
         chosen = schema.message(message)
         return encoder(chosen, kind), message_indexes(schema.indexes(chosen))
 
-    def text_of(self, kind: pa.DataType) -> str:
+    def text_of(self, kind: pa.DataType, name: str = "") -> str:
         """Return the schema of a column."""
-        return schema_of(kind)
+        return schema_of(kind, name or "Value")
 
 
 def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:

@@ -6,7 +6,6 @@ are resolved to it; each of these schemas is fetched once per process.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames
+from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types
 from protocol.schemas.formats import FORMATS, Format, language_of, registered_format
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
@@ -90,23 +89,13 @@ def choose_schema(
 def with_types(schemas: Sequence[ReaderSchema], fields: tuple[str, ...] = ()) -> ReaderSchema:
     """Return the reader's schema of several types of records.
 
-    Each has a field with its local name, or its full name if two have the same local name.
+    Each has a field (`fields_of_types`).
 
     Raises `ConfigurationError`: a schema has no name, or two have the same.
     """
-    for schema in schemas:
-        if not schema.names.name:
-            what = "title" if schema.format == "confluent-json" else "record at its top"
-            raise ConfigurationError(f"the schema of the subject {schema.subject} has no {what}, and so no name")
-    local_names = Counter(schema.names.local_name for schema in schemas)
-    names = [
-        schema.names.local_name if local_names[schema.names.local_name] == 1 else schema.names.name
-        for schema in schemas
-    ]
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ConfigurationError(f"several subjects have a schema of the type {name}")
-    schema = ReaderSchema(schemas[0].format, fields=fields, types=tuple(zip(names, schemas, strict=True)))
+    format = schemas[0].format
+    names = fields_of_types(format, {schema.subject or "": schema.names for schema in schemas})
+    schema = ReaderSchema(format, fields=fields, types=tuple(zip(names, schemas, strict=True)))
     schema.type  # noqa: B018 - raises if a field is not one of the types
     return schema
 
