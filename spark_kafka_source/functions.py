@@ -110,8 +110,9 @@ def to_registry(
     column : Column or str
         A column of a type that the schema takes.
     options : mapping
-        Options of the sink for its encoded columns: `valueFormat`, `valueSubject` (or `topic`), `valueSchema`,
-        `schema.registry.*`. Those of `part` are used. Kafka's options are not needed, and have no effect.
+        Options of the sink for its encoded columns: `valueFormat`, `valueSubject` (or `topic`), `valueTypes`,
+        `valueSchema`, `schema.registry.*`. Those of `part` are used. Kafka's options are not needed, and have no
+        effect.
     part : {"value", "key"}
         The options of values or of keys.
     type : DataType, optional

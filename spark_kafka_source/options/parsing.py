@@ -19,7 +19,7 @@ from protocol.settings.property_kinds import BOOLEAN, Effect, Kind, Role, intege
 from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options import selection
-from spark_kafka_source.options.rules import check_sink_formats, check_source
+from spark_kafka_source.options.rules import check_sink_formats, check_sink_types, check_source
 from spark_kafka_source.options.stray_options import PREFIX, property_names, refuse_other_name, why_ignored
 from spark_kafka_source.options.table import (
     OPTIONS,
@@ -191,7 +191,9 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if guarantee is None and producer.acks == 1:
         warn_once(f"{PREFIX}acks is 1: records that only the leader has are lost if it fails")
     implied: Literal["none", "at-least-once"] = "none" if producer.acks == 0 else "at-least-once"
-    return SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **values)
+    parsed = SinkOptions(client=client, producer=producer, delivery_guarantee=guarantee or implied, **values)
+    check_sink_types(parsed)
+    return parsed
 
 
 def _registry_options(options: Mapping[str, str], *own: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from protocol.settings.property_kinds import shown
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
-from spark_kafka_source.options.table import SourceOptions
+from spark_kafka_source.options.table import SinkOptions, SourceOptions
 
 _FOR_PROTOBUF = (
     "recursive.fields.max.depth",
@@ -56,7 +56,14 @@ def _check_formats(options: SourceOptions) -> None:
                 f"{part}s begin with the id of a schema in a registry.",
                 name=f"{part}Schema",
             )
-    _check_types(options)
+    topics = options.subscribe or tuple(options.assign or ())
+    why_no_topic = "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
+    _check_types(options, why_no_topic)
+    if selection.VALUE_TYPE in options.row_columns and not options.value_subjects:
+        raise ConfigurationError(
+            "columns names valueType, but values have one type; name several in valueTypes or valueSubject.",
+            name="columns",
+        )
     names = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
     if names and options.on_decode_error != "null":
         raise ConfigurationError(
@@ -71,32 +78,29 @@ def _check_formats(options: SourceOptions) -> None:
     _check_dead_letter_topic(options)
 
 
-def _check_types(options: SourceOptions) -> None:
-    """Check the options of several types of values."""
+def _check_types(options: SourceOptions | SinkOptions, why_no_topic: str) -> None:
+    """Check the options of several types of values.
+
+    `why_no_topic`: why the names of subjects cannot begin with a topic; empty if they can.
+    """
     if options.value_types and options.value_subject is not None:
         raise ConfigurationError(
-            "valueTypes and valueSubject both say which types are read; leave out one of them.", name="valueTypes"
+            "valueTypes and valueSubject both say which types values have; leave out one of them.", name="valueTypes"
         )
     try:
         options.value_subjects  # noqa: B018 - raises what the list cannot be
     except ValueError as error:
         raise ConfigurationError(f"valueSubject: {error}.", name="valueSubject") from None
-    topics = options.subscribe or tuple(options.assign or ())
-    if options.value_types and options.value_subject_name_strategy == "TopicRecordNameStrategy" and len(topics) != 1:
+    if options.value_types and options.value_subject_name_strategy == "TopicRecordNameStrategy" and why_no_topic:
         raise ConfigurationError(
-            f"valueTypes has subjects by topic, and the query reads {len(topics) or 'any number of'} topics: name the "
-            "subjects in valueSubject, or set valueSubjectNameStrategy=RecordNameStrategy.",
+            f"valueTypes has subjects by topic, and {why_no_topic}: name the subjects in valueSubject, or set "
+            "valueSubjectNameStrategy=RecordNameStrategy.",
             name="valueTypes",
         )
     if options.value_subjects and options.value_schema is not None:
         raise ConfigurationError(
             "valueSchema is one schema, but valueTypes or valueSubject names several types: leave it out.",
             name="valueSchema",
-        )
-    if selection.VALUE_TYPE in options.row_columns and not options.value_subjects:
-        raise ConfigurationError(
-            "columns names valueType, but values have one type; name several in valueTypes or valueSubject.",
-            name="columns",
         )
 
 
@@ -123,6 +127,15 @@ def _check_dead_letter_topic(options: SourceOptions) -> None:
 
 def check_sink_formats(values: Mapping[str, Any]) -> None:
     """Check the formats of keys and values of a write. `values` holds the values of options by field."""
+    value_format = values.get("value_format", "binary")
+    if values.get("value_types") and not FORMATS[value_format].registered:
+        raise ConfigurationError(
+            f"valueTypes is set, and valueFormat is {value_format}; set valueFormat to confluent-avro, confluent-json "
+            "or confluent-protobuf.",
+            name="valueFormat",
+        )
+    if "value_subject_name_strategy" in values and not values.get("value_types"):
+        warn_once("valueSubjectNameStrategy has no effect without valueTypes")
     for part in ("key", "value"):
         format, schema = values.get(f"{part}_format", "binary"), values.get(f"{part}_schema")
         spec = FORMATS[format]
@@ -137,7 +150,8 @@ def check_sink_formats(values: Mapping[str, Any]) -> None:
                     f"{part}Format is {format}, but there is no schema.registry.url; set it.",
                     name="schema.registry.url",
                 )
-            if values.get(f"{part}_subject") is None and values.get("topic") is None:
+            has_types = part == "value" and bool(values.get("value_types"))
+            if values.get(f"{part}_subject") is None and values.get("topic") is None and not has_types:
                 raise ConfigurationError(
                     f"{part}Format is {format}, and rows have their own topics: set {part}Subject.",
                     name=f"{part}Subject",
@@ -148,6 +162,19 @@ def check_sink_formats(values: Mapping[str, Any]) -> None:
             warn_once(f"{part}MessageName has no effect: {part}Format is {format}")
         if format == "binary" and schema is not None:
             warn_once(f"{part}Schema has no effect: {part}Format is binary")
+
+
+def check_sink_types(options: SinkOptions) -> None:
+    """Check the options of several types of values of a write."""
+    _check_types(options, "" if options.topic is not None else "rows have their own topics")
+    if options.value_subjects and not options.value_types and options.auto_register_schemas:
+        raise ConfigurationError(
+            "schema.registry.auto.register.schemas is true, but valueSubject does not name the types that would be "
+            "registered: name them in valueTypes, or register their schemas and leave the option out.",
+            name="schema.registry.auto.register.schemas",
+        )
+    if options.value_subjects and options.value_message_name is not None:
+        warn_once("valueMessageName has no effect: values have several types")
 
 
 def _check_registry(options: SourceOptions, part: str, format: str, *, has_subject: bool) -> None:

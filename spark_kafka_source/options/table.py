@@ -93,6 +93,8 @@ _SCHEMA = Kind("a schema, or file:PATH of one", selection.schema_text)
 _FORMAT = one_of(*FORMATS)
 _WRITE_FORMAT = one_of(*WRITTEN)
 _FIELDS = Kind("field names, separated by commas", selection.fields)
+_TYPE_NAMES = Kind("full names of records, separated by commas", selection.fields)
+_STRATEGY = one_of("TopicRecordNameStrategy", "RecordNameStrategy")
 _DELIVERY = one_of("at-least-once", "exactly-once", "none")
 _PREFIX = Kind("at most 200 letters, digits, `.`, `_` and `-`", id_prefix)
 
@@ -350,7 +352,7 @@ class SourceOptions:
     )
     value_types: tuple[str, ...] = _read(
         "valueTypes",
-        Kind("full names of records, separated by commas", selection.fields),
+        _TYPE_NAMES,
         "the types of records to read from topics with several, such as `com.shop.Order,com.shop.Refund`: their "
         "subjects follow from `valueSubjectNameStrategy`",
         default=(),
@@ -358,7 +360,7 @@ class SourceOptions:
     )
     value_subject_name_strategy: Literal["TopicRecordNameStrategy", "RecordNameStrategy"] = _read(
         "valueSubjectNameStrategy",
-        one_of("TopicRecordNameStrategy", "RecordNameStrategy"),
+        _STRATEGY,
         "how Confluent's serialisers have named the subjects of `valueTypes`: by topic and record, or by record",
         default="TopicRecordNameStrategy",
     )
@@ -419,14 +421,7 @@ class SourceOptions:
     @property
     def value_subjects(self) -> tuple[str, ...]:
         """The subjects of several types of values; empty: there is one type."""
-        if not FORMATS[self.value_format].registered:
-            return ()
-        if self.value_types:
-            by_topic = self.value_subject_name_strategy == "TopicRecordNameStrategy"
-            topic = next(iter(self.subscribe or self.assign or ()), "")
-            return tuple(f"{topic}-{name}" if by_topic else name for name in self.value_types)
-        subjects = selection.fields(self.value_subject or "-")
-        return subjects if len(subjects) > 1 else ()
+        return _value_subjects(self, next(iter(self.subscribe or self.assign or ()), ""))
 
     @property
     def registered_schemas(self) -> dict[str, ReaderSchema]:
@@ -497,6 +492,16 @@ class SourceOptions:
         return once + self.fetch_offset_num_retries * (once + self.fetch_offset_retry_interval_ms)
 
 
+def _value_subjects(options: SourceOptions | SinkOptions, topic: str) -> tuple[str, ...]:
+    if not FORMATS[options.value_format].registered:
+        return ()
+    if options.value_types:
+        by_topic = options.value_subject_name_strategy == "TopicRecordNameStrategy"
+        return tuple(f"{topic}-{name}" if by_topic else name for name in options.value_types)
+    subjects = selection.fields(options.value_subject or "-")
+    return subjects if len(subjects) > 1 else ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
     """The parsed options of a write; `topic` None means that every row has a topic.
@@ -509,6 +514,11 @@ class SinkOptions:
         """The columns that have another format than binary."""
         formats: dict[Part, str] = {"key": self.key_format, "value": self.value_format}
         return tuple(part for part, format in formats.items() if format != "binary")
+
+    @property
+    def value_subjects(self) -> tuple[str, ...]:
+        """The subjects of several types of values; empty: there is one type."""
+        return _value_subjects(self, self.topic or "")
 
     client: ClientConfig
     producer: ProducerConfig
@@ -560,8 +570,24 @@ class SinkOptions:
     value_subject: str | None = _write(
         "valueSubject",
         NONEMPTY,
-        "the subject of the schema",
+        "the subject of the schema. Several subjects, separated by commas: `value` is a struct with a field for each "
+        "type of records",
         default_text="the topic's name and `-value`, if the option `topic` is set",
+    )
+    value_types: tuple[str, ...] = _write(
+        "valueTypes",
+        _TYPE_NAMES,
+        "the types of records to write, such as `com.shop.Order,com.shop.Refund`: `value` is a struct with a field for "
+        "each, of which one is not null in a row; a column `valueType`, if there is one, names it. Their subjects "
+        "follow from `valueSubjectNameStrategy`",
+        default=(),
+        default_text="one type, or those of `valueSubject`",
+    )
+    value_subject_name_strategy: Literal["TopicRecordNameStrategy", "RecordNameStrategy"] = _write(
+        "valueSubjectNameStrategy",
+        _STRATEGY,
+        "how the subjects of `valueTypes` are named, as by Confluent's serialisers: by topic and record, or by record",
+        default="TopicRecordNameStrategy",
     )
     transactional_id_prefix: str | None = _write(
         "transactionalIdPrefix",

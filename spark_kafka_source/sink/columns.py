@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, UsageError
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+from spark_kafka_source.options.selection import VALUE_TYPE
 from spark_kafka_source.sink.value_schemas import WriterSchema, encode_column
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -43,6 +44,7 @@ _ALLOWED = {
     "topic": ("string",),
     "partition": ("int",),
     "timestamp": ("timestamp",),
+    VALUE_TYPE: ("string",),
 }
 
 
@@ -51,7 +53,7 @@ class SinkPlan:
     """The columns to write, and the topic.
 
     `topic`: the option, which overrides the column `topic`; None: the column has each row's topic.
-    `names`: the used columns among value, key, headers, topic, partition and timestamp.
+    `names`: the used columns among value, key, headers, topic, partition, timestamp and valueType.
     `schemas`: the schemas of keys and values that are encoded.
     """
 
@@ -98,7 +100,10 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
             "to one column named value, of type string or binary, for example with "
             'selectExpr("to_json(struct(*)) AS value").'
         )
-    used = [name for name in _ALLOWED if name in fields and not (name == "topic" and topic is not None)]
+    unused = {"topic"} if topic is not None else set()
+    if not any(schema.types for schema in schemas):
+        unused.add(VALUE_TYPE)
+    used = [name for name in _ALLOWED if name in fields and name not in unused]
     encoded = [schema.part for schema in schemas]
     for name in used:
         if name not in encoded:
@@ -183,8 +188,9 @@ def _rows_by_topic(topics: pa.Array) -> Iterator[tuple[str, pa.Array | None]]:
 
 
 def _columns(plan: SinkPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
+    types = batch.column(VALUE_TYPE) if VALUE_TYPE in plan.names else None
     encoded: dict[str, pa.Array] = {
-        schema.part: encode_column(schema, batch.column(schema.part)) for schema in plan.schemas
+        schema.part: encode_column(schema, batch.column(schema.part), types) for schema in plan.schemas
     }
     columns: dict[str, pa.Array] = {
         name: encoded[name] if name in encoded else _cast(batch.column(name), pa.binary())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructType
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
-from protocol.schemas.formats import FORMATS, registered_format, written_language_of
+from protocol.schemas.decoding import RecordNames, fields_of_types
+from protocol.schemas.formats import FORMATS, language_of, registered_format, written_language_of
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
@@ -34,6 +37,7 @@ class WriterSchema:
     `references`: schemas that it uses, by name.
     `prefix`: the bytes before each value: none, or a zero byte and the schema's id.
     `message`: the message of a Protobuf schema.
+    `types`: the schemas of several types of records, by the field of the column that has them; empty: one type.
     """
 
     part: Literal["key", "value"]
@@ -42,6 +46,7 @@ class WriterSchema:
     references: tuple[tuple[str, str], ...] = ()
     prefix: bytes = b""
     message: str | None = None
+    types: tuple[tuple[str, WriterSchema], ...] = ()
 
 
 # -- on the driver ----------------------------------------------------------------------------------
@@ -68,28 +73,58 @@ def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: Dat
     Raises `RegistryFailed` and `ConfigurationError`.
     """
     column_type = None if type is None else arrow_type(type)
-    made = _writer_schema(options, part, column_type)
+    if part == "value" and options.value_subjects:
+        made = _schema_of_types(options, column_type)
+    else:
+        subject = (options.key_subject if part == "key" else options.value_subject) or f"{options.topic}-{part}"
+        message = options.key_message_name if part == "key" else options.value_message_name
+        made = _schema_of_subject(options, part, subject, message, column_type)
     if column_type is not None:
         try:
-            _encoder(made, column_type)
+            _encoders(made, column_type) if made.types else _encoder(made, column_type)
         except ConfigurationError as error:
             raise ConfigurationError(f"the column {part} cannot be written: {error}", name=f"{part}Schema") from None
     return made
 
 
-def _writer_schema(
-    options: SinkOptions, part: Literal["key", "value"], column_type: pa.DataType | None
+def _schema_of_types(options: SinkOptions, column_type: pa.DataType | None) -> WriterSchema:
+    format, subjects = options.value_format, options.value_subjects
+    types = options.value_types or (None,) * len(subjects)
+    column_types: Sequence[pa.DataType | None] = (None,) * len(subjects)
+    if options.auto_register_schemas and column_type is not None:
+        fields = fields_of_types(format, {name: RecordNames(name) for name in options.value_types})
+        column_types = _types_of_fields(column_type, fields)
+    schemas = [
+        _schema_of_subject(options, "value", subject, name, type_column, name or "")
+        for subject, name, type_column in zip(subjects, types, column_types, strict=True)
+    ]
+    names = {}
+    for subject, schema in zip(subjects, schemas, strict=True):
+        try:
+            names[subject] = language_of(format).names(schema.text, dict(schema.references), schema.message)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the subject {subject}: {error}", name="valueTypes") from None
+    fields = fields_of_types(format, names)
+    return WriterSchema("value", format, "", types=tuple(zip(fields, schemas, strict=True)))
+
+
+def _schema_of_subject(
+    options: SinkOptions,
+    part: Literal["key", "value"],
+    subject: str,
+    message: str | None,
+    column_type: pa.DataType | None,
+    name: str = "",
 ) -> WriterSchema:
+    """Return the schema of all keys or values, or of one of several types. `name`: that of a schema to register."""
     is_key = part == "key"
     text = options.key_schema if is_key else options.value_schema
     format = options.key_format if is_key else options.value_format
     spec = FORMATS[format]
-    message = options.key_message_name if is_key else options.value_message_name
     if not spec.registered or options.registry is None:
         return WriterSchema(part, format, text or "", message=message)
-    subject = (options.key_subject if is_key else options.value_subject) or f"{options.topic}-{part}"
     registry = PROCESS.registry(options.registry)
-    schema = _registered(registry, options, subject, format, text, column_type)
+    schema = _registered(registry, options, subject, format, text, column_type, name)
     if schema.kind != spec.language:
         fitting = registered_format(schema.kind)
         raise ConfigurationError(
@@ -109,6 +144,7 @@ def _registered(
     format: str,
     text: str | None,
     column_type: pa.DataType | None,
+    name: str,
 ) -> RegisteredSchema:
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
     from protocol.schemas.registry import RegisteredSchema
@@ -127,13 +163,15 @@ def _registered(
         if not_registered and not options.auto_register_schemas:
             described = "the schema of the column" if text is None else "it"
             error.message += f"; to register {described}, set schema.registry.auto.register.schemas=true"
+            if subject in options.value_subjects and not options.value_types:
+                error.message += ", and name the types in valueTypes"
         if not (not_registered and options.auto_register_schemas):
             raise
     if text is None and column_type is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
-    schema = RegisteredSchema(
-        written_language_of(format).text_of(column_type) if text is None else text, _language(format)
-    )
+    if text is None:
+        text = written_language_of(format).text_of(column_type, name)
+    schema = RegisteredSchema(text, _language(format))
     registry.register(subject, schema, normalize=normalize)
     return registry.lookup(subject, schema, normalize=normalize)
 
@@ -153,18 +191,48 @@ def _language(format: str) -> str:
 # -- in the executors -------------------------------------------------------------------------------
 
 
-def encode_column(schema: WriterSchema, column: pa.Array) -> pa.Array:
-    """Return the values as a binary column; null for null. Raises `UsageError` for a value that does not fit."""
-    from protocol.schemas.encoding import encode
+def encode_column(schema: WriterSchema, column: pa.Array, types: pa.Array | None = None) -> pa.Array:
+    """Return the values as a binary column; null for null. Raises `UsageError` for a value that does not fit.
+
+    `types`: the column `valueType`, if there is one, of values of several types.
+    """
+    from protocol.schemas.encoding import encode, encode_types
 
     try:
-        writer, message = _encoder(schema, column.type)
-        return encode(writer, column, schema.prefix + message if schema.prefix else b"")
+        if schema.types:
+            return encode_types(_encoders(schema, column.type), column, types)
+        writer, prefix = _encoder(schema, column.type)
+        return encode(writer, column, prefix)
     except UsageError as error:
         raise UsageError(f"the column {schema.part} cannot be written: {error}") from None
 
 
+def _encoders(schema: WriterSchema, column_type: pa.DataType) -> dict[str, tuple[ColumnWriter, bytes]]:
+    """Return what encodes each of several types, by field. Raises `ConfigurationError` as `_encoder`."""
+    fields = [field for field, _ in schema.types]
+    encoders = {}
+    for (field, of_type), type_column in zip(schema.types, _types_of_fields(column_type, fields), strict=True):
+        try:
+            encoders[field] = _encoder(of_type, type_column)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"the field {field}: {error}") from None
+    return encoders
+
+
+def _types_of_fields(column_type: pa.DataType, fields: Sequence[str]) -> list[pa.DataType]:
+    """Return the types of these fields. Raises `ConfigurationError`: the column is no struct of them alone."""
+    names = [field.name for field in column_type] if pa.types.is_struct(column_type) else None
+    if names is None or sorted(names) != sorted(fields):
+        raise ConfigurationError(
+            f"several types of values need a struct with the fields {listed(fields, CHOICES)}; the column "
+            f"{f'is {column_type}' if names is None else f'has {listed(names, CHOICES)}'}"
+        )
+    return [column_type.field(field).type for field in fields]
+
+
 @lru_cache(maxsize=_MAX_ENCODERS)
 def _encoder(schema: WriterSchema, column_type: pa.DataType) -> tuple[ColumnWriter, bytes]:
-    """Return the writer of a column, and the bytes between a schema's id and a value, which name Protobuf's message."""
-    return written_language_of(schema.format).writer(schema.text, dict(schema.references), schema.message, column_type)
+    """Return the writer of a column, and the bytes before each value: the schema's id, and Protobuf's message."""
+    language = written_language_of(schema.format)
+    writer, message = language.writer(schema.text, dict(schema.references), schema.message, column_type)
+    return writer, schema.prefix + message if schema.prefix else b""

@@ -55,6 +55,28 @@ def test_transaction_timeout_defaults_to_15_minutes(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            {"valueSubjectNameStrategy": "RecordNameStrategy"},
+            "valueSubjectNameStrategy has no effect without valueTypes",
+        ),
+        (
+            {"valueSubject": "a,b", "valueMessageName": "M", "valueFormat": "confluent-protobuf"},
+            "valueMessageName has no effect: values have several types",
+        ),
+    ],
+)
+def test_option_without_effect_on_types_is_a_warning(
+    options: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = {"valueFormat": "confluent-avro", "schema_registry_url": "http://registry:8081"}
+    with caplog.at_level(logging.WARNING):
+        sink(topic="orders", **registry | options)
+    assert warning in caplog.text
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"deliveryGuarantee": "exactly-once"}, "there is no transactionalIdPrefix; set one"),

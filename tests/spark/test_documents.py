@@ -50,6 +50,7 @@ PYTHON = {
     ("schemas.md", "orders = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "written = ("): "tests/spark/driver/test_decoded_values.py::test_example_of_the_page_runs",
     ("schemas.md", "events = ("): "tests/spark/driver/test_value_types.py::test_example_of_the_page_runs",
+    ("schemas.md", "audited = ("): "tests/spark/sink/test_encoded_types.py::test_example_of_the_page_copies_types",
     ("schemas.md", "shipments = "): "tests/spark/driver/test_decoded_protobuf.py::"
     "test_example_of_the_page_writes_and_reads_messages",
     ("schemas.md", "from_registry("): "tests/spark/test_functions.py::"
