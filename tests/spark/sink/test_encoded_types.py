@@ -12,13 +12,12 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.schema_registry import SchemaRegistryClient, topic_record_subject_name_strategy
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source import to_registry
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.spark.sink.conftest import sink_options, write
 from tests.support.documents import block
 from tests.support.librdkafka import consumer
 
@@ -30,6 +29,16 @@ REFUND = {**ORDER, "name": "Refund", "fields": [ID, {"name": "reason", "type": "
 LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
 TYPES = {"valueTypes": "com.shop.Order,com.shop.Refund"}
 Send = Callable[..., None]
+
+
+def sink_options(kafka: LocalKafka, topic: str, value_format: str, url: str) -> dict[str, str]:
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
+    return options | {"valueFormat": value_format, "schema.registry.url": url}
+
+
+def write(frame: DataFrame, options: dict[str, str]) -> None:
+    """Write all rows in one task."""
+    frame.coalesce(1).write.format("pykafka-group").mode("append").options(**options).save()
 
 
 @pytest.fixture
