@@ -53,7 +53,8 @@ def from_registry(
     part : {"value", "key"}
         The options of values or of keys.
     headers : Column or str, optional
-        The headers of the records, array<struct<key: string, value: binary>>, if they may have the GUIDs of schemas.
+        The headers of the records, array<struct<key: string, value: binary>>, if they may have the ids or GUIDs of
+        schemas.
 
     Raises
     ------

@@ -27,7 +27,7 @@ class AvroLanguage:
     ) -> ValueDecoder:
         """Return what decodes values of another schema to the reader's."""
         if message:
-            raise ConfigurationError("the header has more bytes than a GUID")
+            raise ConfigurationError("the header has more bytes than a schema's id or GUID")
         return AvroDecoder(parse_avro(text, references), _reader(reader))
 
     def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:

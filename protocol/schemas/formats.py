@@ -64,8 +64,8 @@ class Language(Protocol):
         """Return a decoder that reads values of a registered writer's schema as the reader's schema.
 
         `text`, `references`: the writer's schema, and the schemas that it uses.
-        `message`: the bytes behind the schema's GUID in a header; None: the id of the schema, and those bytes, are in
-        the values.
+        `message`: the bytes behind the schema's id or GUID in a header; None: the id of the schema, and those bytes,
+        are in the values.
         Raises `ConfigurationError`: the writer's schema is invalid, or the reader's cannot read it.
         """
 

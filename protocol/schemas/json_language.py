@@ -32,7 +32,7 @@ class JsonLanguage:
     ) -> ValueDecoder:
         """Return what decodes values to the reader's schema, whatever they were written with."""
         if message:
-            raise ConfigurationError("the header has more bytes than a GUID")
+            raise ConfigurationError("the header has more bytes than a schema's id or GUID")
         return self.decoder(reader)
 
     def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:

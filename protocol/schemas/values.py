@@ -6,6 +6,7 @@ are resolved to it; each of these schemas is fetched once per process.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,9 +28,10 @@ from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry, is_unknown
 from protocol.schemas.rules import refuse_rules
 
-# Confluent's wire format: a zero byte and the schema's id; in a header: a one and the schema's GUID.
+# Confluent's wire format: a zero byte and the schema's id, or a one and the schema's GUID, which only headers have.
 _MAGIC_ID, _MAGIC_GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 5, 17
+_BYTES = {_MAGIC_ID: _ID_BYTES, _MAGIC_GUID: _GUID_BYTES}
 # Languages whose values do not show their types: with another schema than the writer's the bytes seem damaged.
 _WITHOUT_TYPES = ("AVRO", "PROTOBUF")
 _OTHER_SCHEMA = "the schema probably differs from the writer's"
@@ -109,7 +111,7 @@ class ColumnDecoder:
     """Decodes columns of keys or values. Thread-safe.
 
     `registry`: for formats with the ids of schemas.
-    `part` ({"key", "value"}): decides which header may have the schema's GUID.
+    `part` ({"key", "value"}): decides which header may have the schema's id or GUID.
     """
 
     def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None = None, part: Part = "value") -> None:
@@ -125,7 +127,7 @@ class ColumnDecoder:
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Decode a binary column.
 
-        `headers` (pyarrow.ListArray, optional): the headers of the records, if they may have the GUIDs of schemas.
+        `headers` (pyarrow.ListArray, optional): the headers of the records, if they may have ids or GUIDs of schemas.
         Returns a column of `type`; null for null and for invalid values.
         Raises `RegistryFailed`: the registry did not return a schema. An id that it does not know makes a value invalid
         instead.
@@ -181,14 +183,14 @@ class ColumnDecoder:
     ) -> Iterator[tuple[int | bytes, Positions, Positions]]:
         """Yield each schema's key, where its values begin, and its rows; tell `pieces` of values without a schema."""
         if headers is not None:
-            with_guid, ids = header_ids(headers, self._header)
-            isin = np.isin(with_guid, rows)
+            with_header, ids = header_ids(headers, self._header)
+            isin = np.isin(with_header, rows)
             numpy = to_numpy(ids.indices)
             for number, raw_id in enumerate(ids.dictionary.to_pylist()):
-                same = with_guid[isin & (numpy == number)]
+                same = with_header[isin & (numpy == number)]
                 if len(same):
                     yield raw_id, at, same
-            rows = np.setdiff1d(rows, with_guid)
+            rows = np.setdiff1d(rows, with_header)
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
         if not framed.all():
@@ -284,7 +286,8 @@ class ColumnDecoder:
                 return cached
         assert self._registry is not None
         try:
-            schema = self._registry.by_id(key) if isinstance(key, int) else self._registry.by_guid(_guid(key))
+            shown = _shown(key)
+            schema = self._registry.by_id(shown) if isinstance(shown, int) else self._registry.by_guid(shown)
             references = {name: reference.text for name, reference in self._registry.references(schema).items()}
         except RegistryFailed as error:
             if not is_unknown(error):
@@ -295,7 +298,7 @@ class ColumnDecoder:
             language = FORMATS[self.schema.format].language
             if schema.kind != language:
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {language}")
-            made = make(schema, references, None if isinstance(key, int) else key[_GUID_BYTES:])
+            made = make(schema, references, None if isinstance(key, int) else key[_BYTES[key[0]] :])
         except ConfigurationError as error:
             made = str(error)
         with self._lock:
@@ -384,12 +387,12 @@ class _Pieces:
 
 
 def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryArray]:
-    """Return the rows whose headers have the GUID of a schema, and these headers.
+    """Return the rows whose headers have the id or GUID of a schema, and these headers.
 
     `headers` (pyarrow.ListArray): list<struct<key: string, value: binary>>.
     `name`: the header's key.
-    Returns row numbers, and a dictionary array of binary: for each of these rows a byte 1, the 16 bytes of the GUID,
-    and for Protobuf the number of the message.
+    Returns row numbers, and a dictionary array of binary: for each of these rows a byte 0 and the 4 bytes of the id, or
+    a byte 1 and the 16 bytes of the GUID, and for Protobuf the number of the message.
     """
     first = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
     pairs = headers.values
@@ -398,11 +401,12 @@ def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryAr
     value_at, value_ends, value_data = _bounds(values)
     name_bytes = np.frombuffer(name.encode(), np.uint8)
     candidates = np.flatnonzero(
-        (key_ends - key_at == len(name_bytes)) & (value_ends - value_at >= _GUID_BYTES) & valid(values)
+        (key_ends - key_at == len(name_bytes)) & (value_ends - value_at >= _ID_BYTES) & valid(values)
     )
     if len(candidates):
         candidates = candidates[(_gather(key_data, key_at[candidates], len(name_bytes)) == name_bytes).all(axis=1)]
-        candidates = candidates[value_data.take(value_at[candidates]) == _MAGIC_GUID]
+        magic, sizes = value_data.take(value_at[candidates]), (value_ends - value_at)[candidates]
+        candidates = candidates[(magic == _MAGIC_ID) | ((magic == _MAGIC_GUID) & (sizes >= _GUID_BYTES))]
     rows = np.searchsorted(first, candidates, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
     # The last one of a record counts, as for Confluent's deserialisers.
@@ -423,10 +427,9 @@ def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _shown(key: int | bytes) -> int | str:
-    """Return the id or GUID of a schema, for messages."""
-    return key if isinstance(key, int) else _guid(key)
-
-
-def _guid(header: bytes) -> str:
-    key = header[1:_GUID_BYTES].hex()
-    return "-".join((key[:8], key[8:12], key[12:16], key[16:20], key[20:]))
+    """Return the id or GUID of a schema: the id in a value, or those in the value of a header."""
+    if isinstance(key, int):
+        return key
+    if key[0] == _MAGIC_ID:
+        return int.from_bytes(key[1:_ID_BYTES], "big")
+    return str(uuid.UUID(bytes=key[1:_GUID_BYTES]))

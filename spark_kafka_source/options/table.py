@@ -382,7 +382,7 @@ class SourceOptions:
     schema_id_location: Literal["prefix", "header"] = _read(
         "schemaIdLocation",
         one_of("prefix", "header"),
-        "where the schema of a key or value is: an id in its first bytes, or a GUID in the headers "
+        "where the schema of a key or value is: an id in its first bytes, or an id or GUID in the headers "
         "`__key_schema_id` and `__value_schema_id` (with header, keys and values without them may have the prefix)",
         default="prefix",
     )

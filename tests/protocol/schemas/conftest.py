@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
@@ -48,3 +49,13 @@ def decoded(decoder: ColumnDecoder, values: Sequence[bytes | None]) -> tuple[lis
     column, invalid = decoder.decode(pa.array(values, pa.binary()))
     column.validate(full=True)
     return column.to_pylist(), [str(failure) for failure in sorted(invalid, key=lambda failure: failure.row)]
+
+
+def id_to_header(payload: bytes, context: Any, schema_id: Any) -> bytes:
+    """Write the form of a header that no serialiser of Confluent writes, and each deserialiser reads."""
+    context.headers.append(("__value_schema_id", schema_id.id_to_bytes()))
+    return payload
+
+
+def header_column(headers: Sequence[Sequence[tuple[str, bytes]]]) -> pa.Array:
+    return pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
-from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
@@ -23,7 +24,7 @@ from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
 from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
-from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder
+from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder, header_column, id_to_header
 from tests.protocol.schemas.protobuf_samples import as_column, message_class, text_of
 from tests.support.protobuf_messages import Field, message_type
 
@@ -43,13 +44,13 @@ def server() -> Iterator[FakeSchemaRegistry]:
 
 @pytest.fixture
 def serialize(server: FakeSchemaRegistry) -> Serialize:
-    """Return `serialize(message, headers)`: Confluent's bytes; it registers the schema."""
+    """Return `serialize(message, headers, to_header)`: Confluent's bytes; it registers the schema."""
     client = SchemaRegistryClient({"url": server.url})
 
-    def write(message: Any, headers: list[Any] | None = None) -> bytes:
+    def write(message: Any, headers: list[Any] | None = None, to_header: Any = header_schema_id_serializer) -> bytes:
         conf: dict[str, Any] = {"use.deprecated.format": False}
         if headers is not None:
-            conf["schema.id.serializer"] = header_schema_id_serializer
+            conf["schema.id.serializer"] = to_header
         serializer = ProtobufSerializer(type(message), client, conf)
         made = serializer(message, SerializationContext("orders", MessageField.VALUE, headers))
         assert made is not None
@@ -185,6 +186,23 @@ def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSche
     schema_id = server.register(SUBJECT, text, "PROTOBUF", references)
     value = struct.pack(">bI", 0, schema_id) + b"\0\x0a\x06\x0a\x04Kiel\x10\0"
     assert decode(registry, value) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
+
+
+@pytest.mark.parametrize("to_header", [header_schema_id_serializer, id_to_header])
+def test_number_of_the_message_is_read_behind_a_guid_or_an_id_in_a_header(
+    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry, to_header: Any
+) -> None:
+    headers: list[Any] = []
+    value = serialize(OTHER(id=1 << 40), headers, to_header)
+    deserialize = ProtobufDeserializer(
+        OTHER, {"use.deprecated.format": False}, SchemaRegistryClient({"url": server.url})
+    )
+    judged = deserialize(value, SerializationContext("orders", MessageField.VALUE, headers))
+    assert judged == OTHER(id=1 << 40)
+    column, invalid = decoder("confluent-protobuf", registry, protobuf=ProtobufSettings("Refund")).decode(
+        pa.array([value]), header_column([headers])
+    )
+    assert (column.to_pylist(), invalid) == ([{"id": 1 << 40}], [])
 
 
 def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:

@@ -10,18 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
-from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import protocol
 from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
-from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
 from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
-from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder
+from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder, header_column, id_to_header
 
 FIRST: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 SECOND: dict[str, Any] = {
@@ -34,13 +33,15 @@ Serialize = Any
 
 @pytest.fixture
 def serialize(server: FakeSchemaRegistry) -> Serialize:
-    """Return `serialize(schema, value, headers)`: Confluent's bytes; it registers the schema."""
+    """Return `serialize(schema, value, headers, to_header)`: Confluent's bytes; it registers the schema."""
     client = SchemaRegistryClient({"url": server.url})
 
-    def write(schema: Any, value: Any, headers: list[Any] | None = None) -> bytes:
+    def write(
+        schema: Any, value: Any, headers: list[Any] | None = None, to_header: Any = header_schema_id_serializer
+    ) -> bytes:
         conf = {"auto.register.schemas": True}
         if headers is not None:
-            conf["schema.id.serializer"] = header_schema_id_serializer
+            conf["schema.id.serializer"] = to_header
         serializer = AvroSerializer(client, json.dumps(schema), conf=conf)
         made = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
         assert made is not None
@@ -104,15 +105,46 @@ def test_registry_that_is_away_fails_instead_of_making_values_invalid(
     assert decoded(both, [value]) == ([{"id": 1}], [])
 
 
-def test_ids_in_headers_are_read_beside_ids_in_values(serialize: Serialize, registry: SchemaRegistry) -> None:
-    headers: list[list[Any]] = [[], [("x", b"y")], []]
-    expected = [{"id": 1}, {"id": 2, "note": "two"}, {"id": 3, "note": "three"}]
-    schemas, places = (FIRST, SECOND, SECOND), (headers[0], headers[1], None)
-    values = pa.array([serialize(*fields) for fields in zip(schemas, expected, places, strict=True)])
-    inputs = pa.array([[{"key": key, "value": value} for key, value in header] for header in headers], HEADERS_TYPE)
+def test_ids_and_guids_in_headers_are_read_beside_ids_in_values(
+    serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry
+) -> None:
+    headers: list[list[Any]] = [[], [("x", b"y")], [], []]
+    # Confluent's deserialiser refuses values of less than six bytes.
+    expected = [{"id": 1 << 40}, {"id": 2, "note": "two more"}, {"id": 3, "note": "three"}, {"id": 4, "note": "fourth"}]
+    schemas, places = (FIRST, SECOND, SECOND, SECOND), (headers[0], headers[1], None, headers[3])
+    forms = (header_schema_id_serializer, id_to_header, None, header_schema_id_serializer)
+    values = pa.array([serialize(*fields) for fields in zip(schemas, expected, places, forms, strict=True)])
+    sizes = [[len(value) for key, value in header if key != "x"] for header in headers]
+    assert sizes == [[17], [5], [], [17]]
+    deserialize = AvroDeserializer(SchemaRegistryClient({"url": server.url}))
+    judged = [
+        deserialize(value, SerializationContext("orders", MessageField.VALUE, header))
+        for value, header in zip(values.to_pylist(), headers, strict=True)
+    ]
+    assert judged == expected
+    inputs = header_column(headers)
     for first in (0, 1):
         column, invalid = decoder("confluent-avro", registry).decode(values.slice(first), inputs.slice(first))
         assert (column.to_pylist(), invalid) == ([{"note": None, **row} for row in expected[first:]], [])
+
+
+@pytest.mark.parametrize(
+    ("header", "errors"),
+    [
+        (b"\0\0\0\0\x63", ["schema id 99: the registry does not have it"]),
+        (b"\0\0\0\0\1\0", ["schema id 1: the header has more bytes than a schema's id or GUID"]),
+        *((short, []) for short in (b"", b"\0\0\0\1", b"\1" + bytes(15), b"\2" + bytes(16))),
+    ],
+)
+def test_header_without_a_known_schema(
+    serialize: Serialize, registry: SchemaRegistry, header: bytes, errors: list[str]
+) -> None:
+    """Headers that are neither an id nor a GUID do not count: the value has its prefix."""
+    values = pa.array([serialize(FIRST, {"id": 1})])
+    column, invalid = decoder("confluent-avro", registry).decode(
+        values, header_column([[("__value_schema_id", header)]])
+    )
+    assert (column.to_pylist(), [str(failure) for failure in invalid]) == ([None if errors else {"id": 1}], errors)
 
 
 def test_configuration_error_of_the_registry_is_no_invalid_value(
