@@ -195,7 +195,10 @@ def _from_union(writer: AvroType, reader: AvroType, path: str) -> ColumnReader:
         except Incompatible as error:
             branches.append(str(error))
     if all(isinstance(branch, str) for branch in branches):
-        raise Incompatible(branches[0])
+        namesakes = (
+            number for number, branch in enumerate(writer.children) if branch.name and _same_name(branch, reader)
+        )
+        raise Incompatible(branches[next(namesakes, 0)])
     return UnionReader(arrow_type(reader), branches)
 
 

@@ -37,9 +37,9 @@ class InvalidRows(Exception):
 
 
 class UnknownName(ConfigurationError):
-    """The reader asks for fields or a message that the schema does not have.
+    """The reader asks for fields, a message or records of a union that the schema does not have.
 
-    The context has `of`: "Fields" or "MessageName".
+    The context has `of`: "Fields", "MessageName" or "UnionNames".
     """
 
 
@@ -118,7 +118,7 @@ class WriterNames(Protocol):
     def of_rows(self, data: Bytes, at: Positions, ends: Positions) -> Sequence[tuple[str | None, Positions]]:
         """Return the full names of the records in `data[at[i]:ends[i]]`, each with the numbers of its rows.
 
-        Empty: the schema has no name. None: the rows are invalid.
+        Empty: the schema has no name. None: the rows are invalid. Rows without a name are null.
         """
 
 
@@ -151,6 +151,10 @@ class SchemaText(Protocol):
     @property
     def protobuf(self) -> ProtobufSettings:
         """How Protobuf is read."""
+
+    @property
+    def record(self) -> str:
+        """The full name of the record to read, if the schema is a union of Avro; empty: the whole schema."""
 
 
 class ValueDecoder(Protocol):

@@ -69,8 +69,8 @@ class Language(Protocol):
         Raises `ConfigurationError`: the writer's schema is invalid, or the reader's cannot read it.
         """
 
-    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
-        """Return the names of the record of a schema; `message` is one of a Protobuf schema. Raises as `decoder`."""
+    def names(self, reader: SchemaText) -> RecordNames:
+        """Return the names of the record of a schema. Raises as `decoder`."""
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return what names the records of a registered schema; the parameters are those of `resolver`."""

@@ -35,9 +35,9 @@ class JsonLanguage:
             raise ConfigurationError("the header has more bytes than a schema's id or GUID")
         return self.decoder(reader)
 
-    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+    def names(self, reader: SchemaText) -> RecordNames:
         """Return the title of a JSON Schema, which Confluent's serialisers take for its name."""
-        return RecordNames(_title(text))
+        return RecordNames(_title(reader.text))
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> OneName:
         """Return the title."""

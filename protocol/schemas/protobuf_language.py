@@ -44,9 +44,9 @@ class ProtobufLanguage:
         own, columns = _reader(reader)
         return _Resolver(parse_protobuf(text, references), own, columns, message)
 
-    def names(self, text: str, references: Mapping[str, str], message: str | None) -> RecordNames:
+    def names(self, reader: SchemaText) -> RecordNames:
         """Return the name of a message."""
-        return RecordNames(parse_protobuf(text, references).message(message).name)
+        return RecordNames(parse_protobuf(reader.text, dict(reader.references)).message(reader.protobuf.message).name)
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return what names messages by their numbers, in a header or at the start of each value."""

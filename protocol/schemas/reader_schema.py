@@ -24,6 +24,7 @@ class ReaderSchema:
     `references`: schemas that it uses, by name, in the order of their dependencies.
     `fields`: the fields of a record to decode, or of several types those to decode; empty: all.
     `protobuf`: how Protobuf is read.
+    `record`: the full name of the record to read, if the schema is a union of Avro; empty: the whole schema.
     `subject`, `version`, `schema_id`: its place and id in the registry, if it comes from there.
     `types`: the schemas of several types of records, by the field of the column that has them; empty: one type.
     """
@@ -37,6 +38,7 @@ class ReaderSchema:
     version: int | None = None
     schema_id: int | None = None
     types: tuple[tuple[str, ReaderSchema], ...] = ()
+    record: str = ""
 
     @cached_property
     def type(self) -> pa.DataType:
@@ -50,4 +52,4 @@ class ReaderSchema:
     @cached_property
     def names(self) -> RecordNames:
         """The full name of the record, and its aliases."""
-        return language_of(self.format).names(self.text, dict(self.references), self.protobuf.message)
+        return language_of(self.format).names(self)

@@ -38,6 +38,8 @@ _OTHER_SCHEMA = "the schema probably differs from the writer's"
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+# The writer's schema: an id in a value, the value of a header, or None for the reader's own.
+_Key = int | bytes | None
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
@@ -102,6 +104,17 @@ def with_types(schemas: Sequence[ReaderSchema], fields: tuple[str, ...] = ()) ->
     return schema
 
 
+def with_union_types(union: ReaderSchema, fields: tuple[str, ...] = ()) -> ReaderSchema:
+    """Return the reader's schema of the records of an Avro union, with a field for each as in `with_types`.
+
+    Raises `UnknownName`: the schema is no union of records, or does not have one of the fields.
+    """
+    from protocol.schemas.avro_language import record_names
+
+    types = with_types([replace(union, record=name) for name in record_names(union)], fields).types
+    return replace(union, types=types, fields=fields)
+
+
 def _require_registry(format: Format, registry: SchemaRegistry | None) -> None:
     if FORMATS[format].registered and registry is None:
         raise ConfigurationError(f"the format {format} needs schema.registry.url")
@@ -120,8 +133,8 @@ class ColumnDecoder:
         self.type = schema.type
         self._registry = registry
         self._header = f"__{part}_schema_id"
-        self._decoders: dict[tuple[int | bytes, str], ValueDecoder | str] = {}
-        self._writer_names: dict[int | bytes, WriterNames | str] = {}
+        self._decoders: dict[tuple[_Key, str], ValueDecoder | str] = {}
+        self._writer_names: dict[_Key, WriterNames | str] = {}
         self._lock = Lock()
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
@@ -138,20 +151,19 @@ class ColumnDecoder:
             return text_column(column), []
         at, ends, data = _bounds(column)
         rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
-        if not FORMATS[self.schema.format].registered:
-            pieces = _Pieces(self.type, len(column))
-            pieces.add(self._fixed, data, at, ends, rows)
-            invalid = pieces.invalid
-            if FORMATS[self.schema.format].language in _WITHOUT_TYPES:
-                invalid = [replace(value, reason=f"{value.reason}; {_OTHER_SCHEMA}") for value in invalid]
-            return pieces.column(), invalid
         pieces = _Pieces(self.type, len(at))
         for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
             if self.schema.types:
                 self._add_types(pieces, key, data, start, ends, of_key)
+            elif key is None:
+                pieces.add(self._fixed, data, start, ends, of_key)
             else:
                 self._add(pieces, key, data, start, ends, of_key)
-        return pieces.column(), pieces.invalid
+        invalid = pieces.invalid
+        spec = FORMATS[self.schema.format]
+        if not spec.registered and spec.language in _WITHOUT_TYPES:
+            invalid = [replace(value, reason=f"{value.reason}; {_OTHER_SCHEMA}") for value in invalid]
+        return pieces.column(), invalid
 
     def type_names(self, column: pa.Array, headers: pa.Array | None = None) -> pa.Array:
         """Return the type of each record, without decoding it: the field that has it, or the name of another type.
@@ -180,8 +192,11 @@ class ColumnDecoder:
         rows: Positions,
         headers: pa.Array | None,
         pieces: _Pieces,
-    ) -> Iterator[tuple[int | bytes, Positions, Positions]]:
+    ) -> Iterator[tuple[_Key, Positions, Positions]]:
         """Yield each schema's key, where its values begin, and its rows; tell `pieces` of values without a schema."""
+        if not FORMATS[self.schema.format].registered:
+            yield None, at, rows
+            return
         if headers is not None:
             with_header, ids = header_ids(headers, self._header)
             isin = np.isin(with_header, rows)
@@ -206,9 +221,7 @@ class ColumnDecoder:
             for schema_id in np.unique(ids).tolist():
                 yield schema_id, start, rows[ids == schema_id]
 
-    def _add(
-        self, pieces: _Pieces, key: int | bytes, data: Bytes, at: Positions, ends: Positions, rows: Positions
-    ) -> None:
+    def _add(self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions) -> None:
         decoder = self._decoder(key)
         if isinstance(decoder, str):
             pieces.refuse(rows, decoder, _shown(key))
@@ -216,7 +229,7 @@ class ColumnDecoder:
             pieces.add(decoder, data, at, ends, rows, _shown(key))
 
     def _add_types(
-        self, pieces: _Pieces, key: int | bytes, data: Bytes, at: Positions, ends: Positions, rows: Positions
+        self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions
     ) -> None:
         names = self._names(key)
         if isinstance(names, str):
@@ -225,7 +238,8 @@ class ColumnDecoder:
             of_name = rows[numbers]
             field = self._field_of(name) if name else None
             if name is None:
-                pieces.refuse(of_name, "its message indexes are truncated, or not in its schema", _shown(key))
+                reason = "the number of its message or branch is truncated, or not in its schema"
+                pieces.refuse(of_name, reason, _shown(key))
             elif field is None:
                 reason = f"its type {name or '(without a name)'} is none of {listed([name for name, _ in self._types])}"
                 pieces.refuse(of_name, reason, _shown(key), unknown_type=True)
@@ -253,7 +267,7 @@ class ColumnDecoder:
                 return fields[0]
         return None
 
-    def _names(self, key: int | bytes) -> WriterNames | str:
+    def _names(self, key: _Key) -> WriterNames | str:
         """Return what names the records of a writer's schema, or why they cannot be decoded."""
 
         def make(schema: RegisteredSchema, references: Mapping[str, str], message: bytes | None) -> WriterNames:
@@ -261,7 +275,7 @@ class ColumnDecoder:
 
         return self._cached(self._writer_names, key, key, make)
 
-    def _decoder(self, key: int | bytes, field: str = "") -> ValueDecoder | str:
+    def _decoder(self, key: _Key, field: str = "") -> ValueDecoder | str:
         """Return the decoder of a writer's schema, or why there is none. `field`: that of one of several types."""
         reader = dict(self._types)[field] if field else self.schema
 
@@ -276,19 +290,16 @@ class ColumnDecoder:
         self,
         cache: dict[K, T | str],
         place: K,
-        key: int | bytes,
+        key: _Key,
         make: Callable[[RegisteredSchema, Mapping[str, str], bytes | None], T],
     ) -> T | str:
-        """Return what `make` makes of a writer's schema, once. `key`: an id, or the value of a header."""
+        """Return what `make` makes of a writer's schema, once."""
         with self._lock:
             cached = cache.get(place)
             if cached is not None:
                 return cached
-        assert self._registry is not None
         try:
-            shown = _shown(key)
-            schema = self._registry.by_id(shown) if isinstance(shown, int) else self._registry.by_guid(shown)
-            references = {name: reference.text for name, reference in self._registry.references(schema).items()}
+            schema, references = self._writer_schema(key)
         except RegistryFailed as error:
             if not is_unknown(error):
                 raise
@@ -298,12 +309,22 @@ class ColumnDecoder:
             language = FORMATS[self.schema.format].language
             if schema.kind != language:
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {language}")
-            made = make(schema, references, None if isinstance(key, int) else key[_BYTES[key[0]] :])
+            made = make(schema, references, key[_BYTES[key[0]] :] if isinstance(key, bytes) else None)
         except ConfigurationError as error:
             made = str(error)
         with self._lock:
             cache[place] = made
         return made
+
+    def _writer_schema(self, key: _Key) -> tuple[RegisteredSchema, Mapping[str, str]]:
+        """Return a writer's schema and the texts of its references. Raises `RegistryFailed`."""
+        shown = _shown(key)
+        if shown is None:
+            language = FORMATS[self.schema.format].language
+            return RegisteredSchema(self.schema.text, language or ""), dict(self.schema.references)
+        assert self._registry is not None
+        schema = self._registry.by_id(shown) if isinstance(shown, int) else self._registry.by_guid(shown)
+        return schema, {name: reference.text for name, reference in self._registry.references(schema).items()}
 
 
 class _InField:
@@ -426,9 +447,9 @@ def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
     return gathered
 
 
-def _shown(key: int | bytes) -> int | str:
-    """Return the id or GUID of a schema: the id in a value, or those in the value of a header."""
-    if isinstance(key, int):
+def _shown(key: _Key) -> int | str | None:
+    """Return the id or GUID of a writer's schema; None: it has none."""
+    if not isinstance(key, bytes):
         return key
     if key[0] == _MAGIC_ID:
         return int.from_bytes(key[1:_ID_BYTES], "big")

@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.reader_schema import Part, ReaderSchema
-from protocol.schemas.values import choose_schema, with_types
+from protocol.schemas.values import choose_schema, with_types, with_union_types
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.selection import VALUE_TYPE
 from spark_kafka_source.options.table import SourceOptions
@@ -44,7 +44,7 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
     versions = declared_versions(declared) if declared is not None else {}
     schemas = tuple((part, reader_schema(options, part, versions)) for part in options.decoded)
     options = replace(options, schemas=schemas)
-    if options.value_subjects:
+    if options.has_value_types:
         without_fields = replace(options, value_fields=())
         options = replace(options, type_schema=reader_schema(without_fields, "value", versions))
     return options if options.filter is None else _with_condition(options, versions)
@@ -62,7 +62,7 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
         for part, format in formats.items()
         if format != "binary" and part in options.filter.lower()  # perhaps too many; `condition.decoded` selects
     }
-    types = {VALUE_TYPE: pa.string()} if options.value_subjects else {}
+    types = {VALUE_TYPE: pa.string()} if options.has_value_types else {}
     condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()} | types)
     needed = tuple(
         (part, replace(schema, fields=condition.fields(part)))
@@ -101,7 +101,12 @@ def reader_schema(
             return with_types(types, fields)
         subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
         version = declared.get(subject) or _fixed_version(options, subject)
-        return choose_schema(format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf)
+        if is_key or not options.has_union_types:
+            return choose_schema(
+                format, registry, subject, text=text, version=version, fields=fields, protobuf=protobuf
+            )
+        union = choose_schema(format, registry, subject, text=text, version=version)
+        return with_union_types(union, fields)
 
 
 def _fixed_version(options: SourceOptions, subject: str) -> int | None:

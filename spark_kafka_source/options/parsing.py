@@ -292,13 +292,13 @@ def _warn_of_unredacted(options: Mapping[str, str]) -> None:
 
 
 def _find_entry(key: str, use: Use) -> Option | None:
-    """Return the entry of an option of reads, or of writes; None, with a warning, for any other option."""
+    """Return the entry of an option of reads, or of writes, or refused there; None, with a warning, for any other."""
     entries = [entry for entry in OPTIONS if entry.name.lower() == key.lower()]
     if not entries:
         warn_once(f"{key} has no effect: {why_ignored(key, _applicable_names(use), _role(use), FORBIDDEN)}")
         return None
     side = Use.WRITE if use & Use.WRITE else READ
-    entry = next((entry for entry in entries if entry.use & side), None)
+    entry = next((entry for entry in entries if (entry.use | entry.refused_in) & side), None)
     if entry is None:
         _warn_of_other_use(entries[0], use)
     return entry

@@ -59,9 +59,16 @@ def _check_formats(options: SourceOptions) -> None:
     topics = options.subscribe or tuple(options.assign or ())
     why_no_topic = "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
     _check_types(options, why_no_topic)
-    if selection.VALUE_TYPE in options.row_columns and not options.value_subjects:
+    if options.value_subjects and options.has_union_types:
         raise ConfigurationError(
-            "columns names valueType, but values have one type; name several in valueTypes or valueSubject.",
+            "valueUnionNames=types reads the types of one schema, but valueTypes or valueSubject names several: leave "
+            "out one of them.",
+            name="valueUnionNames",
+        )
+    if selection.VALUE_TYPE in options.row_columns and not options.has_value_types:
+        raise ConfigurationError(
+            "columns names valueType, but values have one type; name several in valueTypes or valueSubject, or set "
+            "valueUnionNames=types for an Avro union.",
             name="columns",
         )
     names = [name for name in (selection.RAW, selection.ERROR) if name in options.row_columns]
@@ -217,7 +224,10 @@ def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
     registered = FORMATS[options.value_format].registered
     yield "valueTypes", registered, f": valueFormat is {options.value_format}"
     yield "valueSubjectNameStrategy", options.value_types, " without valueTypes"
-    yield "onUnknownType", options.value_subjects, " without several types in valueTypes or valueSubject"
+    is_avro = FORMATS[options.value_format].language == "AVRO"
+    yield "valueUnionNames", is_avro, f": valueFormat is {options.value_format}"
+    several = "several types in valueTypes or valueSubject, or valueUnionNames=types"
+    yield "onUnknownType", options.has_value_types, f" without {several}"
     yield "onDecodeError", languages, f"{neither} has a schema"
     yield "schemaIdLocation", schemas, f"{neither} uses a registry"
     for name in _FOR_PROTOBUF:

@@ -364,6 +364,14 @@ class SourceOptions:
         "how Confluent's serialisers have named the subjects of `valueTypes`: by topic and record, or by record",
         default="TopicRecordNameStrategy",
     )
+    value_union_names: Literal["members", "types"] = _read(
+        "valueUnionNames",
+        one_of("members", "types"),
+        "for values whose Avro schema is a union: members: the fields `member0`, `member1`, as of `from_avro`; types: "
+        "all members are records, and `value` has a field for each with its name, as with `valueTypes`",
+        default="members",
+        refused_in=Use.WRITE,
+    )
     on_unknown_type: Literal["fail", "null", "skip", "dead-letter"] = _read(
         "onUnknownType",
         one_of("fail", "null", "skip", "dead-letter"),
@@ -424,13 +432,25 @@ class SourceOptions:
         return _value_subjects(self, next(iter(self.subscribe or self.assign or ()), ""))
 
     @property
+    def has_union_types(self) -> bool:
+        """True if the types of values are the records of one Avro union."""
+        return self.value_union_names == "types" and FORMATS[self.value_format].language == "AVRO"
+
+    @property
+    def has_value_types(self) -> bool:
+        """True if the column `value` has a field for each of several types."""
+        return bool(self.value_subjects) or self.has_union_types
+
+    @property
     def registered_schemas(self) -> dict[str, ReaderSchema]:
-        """The schemas from a registry, by column; those of several types also by field, as in `value.Order`."""
+        """The schemas from a registry, by column; those of several subjects also by field, as in `value.Order`."""
         schemas = {
             name: schema
             for part, column in self.schemas
             for name, schema in (
-                [(f"{part}.{field}", schema) for field, schema in column.types] if column.types else [(part, column)]
+                [(f"{part}.{field}", schema) for field, schema in column.types]
+                if column.types and column.version is None
+                else [(part, column)]
             )
         }
         return {name: schema for name, schema in schemas.items() if schema.version is not None}

@@ -94,7 +94,8 @@ def spark_schema(columns: Sequence[str], schemas: Schemas = ()) -> StructType:
         if schema.version is not None:
             field["metadata"] = {SUBJECT: schema.subject, VERSION: schema.version}
         for of_type, (_, member) in zip(field["type"]["fields"] if schema.types else (), schema.types, strict=True):
-            of_type["metadata"] = {SUBJECT: member.subject, VERSION: member.version}
+            if member.version is not None:
+                of_type["metadata"] = {SUBJECT: member.subject, VERSION: member.version}
     return StructType.fromJson(struct)
 
 

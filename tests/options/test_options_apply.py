@@ -179,6 +179,7 @@ def column_type(part: str, **more: str) -> Observe:
     return observe
 
 
+union_type = column_type("value", valueSchema='[{"type": "record", "name": "R", "fields": []}]')
 ID = {"name": "id", "type": "int"}
 
 
@@ -188,8 +189,7 @@ def values_of_types(cluster: SmallCluster, inputs: dict[str, str]) -> object:
         for subject, name in (("One", "One"), ("orders-One", "OneOfTopic"), ("Three", "Three")):
             registry.register(subject, json.dumps({"type": "record", "name": name, "fields": [ID]}))
         two = registry.register("Two", json.dumps({"type": "record", "name": "Two", "fields": [ID]}))
-        value = b"\0" + two.to_bytes(4, "big") + b"\2"
-        data = pa.record_batch({"value": [value]}, pa.schema({"value": pa.binary()}))
+        data = pa.record_batch({"value": [b"\0" + two.to_bytes(4, "big") + b"\2"]}, pa.schema({"value": pa.binary()}))
         cluster.rewrite_all(bytes(encode(data)))
         names = {} if "valueSubject" in inputs else {"valueTypes": "One"}
         more = {"valueFormat": "confluent-avro", "schema.registry.url": registry.url, "onUnknownType": "null"}
@@ -375,6 +375,7 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
         values_of_types,
         {"RecordNameStrategy": (["One"], 2, 0), "TopicRecordNameStrategy": (["OneOfTopic"], 2, 0)},
     ),
+    "valueUnionNames": (union_type, {"members": "struct<>", "types": "struct<R: struct<>>"}),
     "onUnknownType": (unknown_type, {"fail": "fails", "null": (2, 0), "skip": (0, 0), "dead-letter": (0, 2)}),
     "schemaIdLocation": (fetched, {"prefix": ["value", "offset"], "header": ["value", "offset", "headers"]}),
     "onDecodeError": (reads_invalid_values, {"fail": "DecodeFailed", "null": "done"}),

@@ -1,18 +1,22 @@
-"""Topics with several types of values, as Confluent's serialisers write them by each strategy of subjects."""
+"""Topics with several types of values, as Confluent's serialisers write them by subjects of records or a union."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any
 
+import fastavro
 import pytest
 from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaReference,
     SchemaRegistryClient,
     record_subject_name_strategy,
     topic_record_subject_name_strategy,
 )
-from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -22,7 +26,7 @@ from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
-from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.process_state import PROCESS
 from tests.support.protobuf_messages import Field, message_type
 
@@ -213,3 +217,125 @@ def test_local_names_that_collide_are_written_out(write: Write, read: Read) -> N
         {"shop.Order": {"id": 1}, "depot.Order": None},
         {"shop.Order": None, "depot.Order": {"id": 2}},
     ]
+
+
+# -- unions of Avro ---------------------------------------------------------------------------
+
+UNION = {"valueTypes": "", "valueUnionNames": "types"}
+
+
+@pytest.fixture
+def write_union(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
+    """Return `write(schemas, *values)`, which registers a union of references to `schemas`, and writes its values."""
+    context = SerializationContext("events", MessageField.VALUE)
+
+    def send(schemas: list[dict[str, Any]], *values: tuple[str, dict[str, Any]]) -> None:
+        client = SchemaRegistryClient({"url": registry.url})  # it caches the latest versions
+        names = [f"{schema['namespace']}.{schema['name']}" for schema in schemas]
+        for name, schema in zip(names, schemas, strict=True):
+            client.register_schema(name, Schema(json.dumps(schema), "AVRO"))
+        latest = [(name, name, client.get_latest_version(name).version) for name in names]
+        union = Schema(json.dumps(names), "AVRO", [SchemaReference(*reference) for reference in latest])
+        client.register_schema("events-value", union)
+        conf = {"auto.register.schemas": False, "use.latest.version": True}
+        serialize, deserialize = AvroSerializer(client, union, conf=conf), AvroDeserializer(client)
+        for value in values:
+            raw = serialize(value, context)
+            assert len(raw) < 6 or deserialize(raw, context) == value[1]
+            fake.produce("events", raw, partition=0)
+
+    return send
+
+
+ORDERED, REFUNDED = ("shop.Order", {"id": 1}), ("shop.Refund", {"reason": "late"})
+
+
+def test_records_of_a_union_of_references_have_fields_of_their_names(
+    fake: FakeKafka, write_union: Write, read: Read
+) -> None:
+    write_union([ORDER, REFUND], ORDERED, REFUNDED)
+    fake.produce("events", None, key="k", partition=0)
+    assert read(**UNION) == [*EXPECTED, {"value": None}]
+    rows = read(**UNION, columns="value,valueType", valueFields="Refund")
+    assert [row["valueType"] for row in rows] == ["Order", "Refund", None]
+    assert [row["value"] for row in rows] == [None, {"Refund": {"reason": "late"}}, None]
+    assert read(**UNION, filter="valueType = 'Refund' AND value.Refund.reason LIKE 'l%'") == EXPECTED[1:]
+    members = read(valueTypes="")
+    assert [list(row["value"] or ()) for row in members] == [["member0", "member1"]] * 2 + [[]]
+
+
+def test_union_is_read_as_the_types_of_subjects_are(write: Write, write_union: Write, read: Read) -> None:
+    write_union([ORDER, REFUND], ORDERED)
+    write(REFUND, {"reason": "late"}, "RecordNameStrategy")
+    both = "value,valueType"
+    by_subjects = read(columns=both, valueSubjectNameStrategy="RecordNameStrategy")
+    assert read(**UNION, columns=both) == by_subjects
+    assert [row["value"] for row in by_subjects] == [row["value"] for row in EXPECTED]
+
+
+def test_branches_of_a_newer_union_are_unknown_types_until_it_is_read(
+    events: dict[str, str], write_union: Write, read: Read
+) -> None:
+    write_union([ORDER, REFUND], ORDERED)
+    note = {"name": "note", "type": ["null", "string"], "default": None}
+    newer = {**ORDER, "fields": [*ORDER["fields"], note]}
+    write_union([LOGIN, newer, REFUND], ("shop.Login", {"user": "ann"}), REFUNDED)
+    rows = read(**UNION)
+    assert [row["value"]["Order"] for row in rows] == [{"id": 1, "note": None}, None, None]
+    assert [row["value"]["Login"] for row in rows] == [None, {"user": "ann"}, None]
+    pinned = {**UNION, "schema__registry__reader__version": "1"}
+    with pytest.raises(DecodeFailed, match=r"type shop\.Login is none of Order, Refund.*onUnknownType=skip"):
+        read(**pinned)
+    assert read(**pinned, onUnknownType="skip") == EXPECTED
+    options = {**{name: text for name, text in events.items() if name != "valueTypes"}, "valueUnionNames": "types"}
+    latest = with_schemas(parse_source_options(options, streaming=True))
+    assert latest.schema_versions == {"value": 2}
+    with pytest.raises(ConfigurationError, match=r"reader\.version to 1 to keep"):
+        require_same_versions(latest, {"value": 1})
+
+
+def test_union_without_a_registry_is_read(fake: FakeKafka, read: Read) -> None:
+    schema = [*({**ORDER, "namespace": place} for place in ("shop", "depot")), "null"]
+    parsed = fastavro.parse_schema(schema)
+    for value in (("depot.Order", {"id": 2}), None, ("shop.Order", {"id": 1})):
+        raw = BytesIO()
+        fastavro.schemaless_writer(raw, parsed, value)
+        fake.produce("events", raw.getvalue(), partition=0)
+    options = {**UNION, "valueFormat": "avro", "valueSchema": json.dumps(schema), "columns": "value,valueType"}
+    expected = [
+        {"value": {"shop.Order": None, "depot.Order": {"id": 2}}, "valueType": "depot.Order"},
+        {"value": None, "valueType": None},
+        {"value": {"shop.Order": {"id": 1}, "depot.Order": None}, "valueType": "shop.Order"},
+    ]
+    assert read(**options) == expected
+    for wrong in (b"", b"\x06", b"\x04\0", b"\x00"):
+        fake.produce("events", wrong, partition=0)
+    rows = read(**options, onDecodeError="null")
+    assert [row["value"] for row in rows] == [row["value"] for row in expected] + [None] * 4
+    with pytest.raises(DecodeFailed, match=r"offset 3: .*branch is truncated, or not in its schema"):
+        read(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"valueTypes": TYPES}, "valueUnionNames=types reads the types of one schema"),
+        ({}, "valueUnionNames: the schema of the subject events-value is record shop.Order, no union of records"),
+        (
+            {"valueFormat": "avro", "valueSchema": '["null", "long"]'},
+            "valueUnionNames: the schema is union of null, long, no union of records",
+        ),
+    ],
+)
+def test_union_names_without_a_union_of_records_are_refused(
+    registry: FakeSchemaRegistry, read: Read, options: dict[str, str], problem: str
+) -> None:
+    registry.register("events-value", json.dumps(ORDER))
+    with pytest.raises(ConfigurationError, match=problem):
+        read(**{**UNION, **options})
+
+
+def test_sink_refuses_names_of_unions() -> None:
+    options = {"kafka.bootstrap.servers": "localhost:9092", "topic": "events", "valueUnionNames": "types"}
+    with pytest.raises(ConfigurationError, match=r"valueUnionNames is an option of streaming reads .* not of writes"):
+        parse_sink_options(options)
