@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from protocol.filters.condition import Condition
-    from protocol.schemas.formats import Format
+    from protocol.schemas.formats import Format, SubjectNameStrategy
     from protocol.schemas.protobuf_settings import ProtobufSettings
-    from protocol.schemas.reader_schema import Part
     from protocol.schemas.values import ColumnDecoder
 
 _REGISTRY = "schema.registry."
@@ -61,7 +60,10 @@ def read(
     key_format: Format = "binary",
     value_format: Format = "binary",
     value_schema: str | None = None,
-    value_subject: str | None = None,
+    value_subject: str | Collection[str] | None = None,
+    value_types: Collection[str] = (),
+    value_subject_name_strategy: SubjectNameStrategy = "TopicRecordNameStrategy",
+    on_unknown_type: Literal["fail", "null", "skip"] = "fail",
     value_fields: Collection[str] = (),
     protobuf: ProtobufSettings | None = None,
     filter: str | pc.Expression | None = None,
@@ -86,22 +88,33 @@ def read(
         datetime with a time zone: the first record with this timestamp or a later one, else the log end offset. A
         mapping of (topic, partition) to offsets: partitions that it lacks are not read. `end` is exclusive.
     columns : collection of str, optional
-        Names of columns of `READ_SCHEMA`, by default all of them.
+        Names of columns of `READ_SCHEMA`, by default all of them. With several types of values also `value_type`
+        (string): the field of `value` that has the record, or the full name of another type.
     key_format, value_format : str
         How keys and values are decoded: "binary", "string", "json", "avro", "protobuf", or one of the last three behind
         "confluent-", with the registry of the properties `schema.registry.*`.
     value_schema : str, optional
         The schema of values, needed for "json" (a JSON Schema, or columns such as `id BIGINT`), "avro" and "protobuf".
-    value_subject : str, optional
-        The subject whose latest version values are resolved to; by default the topic's name and `-value`.
+    value_subject : str or collection of str, optional
+        The subject whose latest version values are resolved to; by default the topic's name and `-value`. A collection
+        of subjects: values are of several types, one for each subject.
+    value_types : collection of str
+        Full names of the types of records to read from a topic with several: `value` is a struct with a field for each
+        type, of which one is not null (docs/schemas.md).
+    value_subject_name_strategy : str
+        How Confluent's serialisers have named the subjects of `value_types`: "TopicRecordNameStrategy" or
+        "RecordNameStrategy".
+    on_unknown_type : str
+        For a record of another type: "fail", "null" in all fields, or "skip": it is no row, and counted in the metric
+        `records-filtered-total`.
     value_fields : collection of str
-        The fields of a value to decode, by default all of them.
+        The fields of a value to decode, or of several types those to decode; by default all of them.
     protobuf : ProtobufSettings, optional
         The message of Protobuf values, and how it is read.
     filter : str or pyarrow.compute.Expression, optional
         The records to return. A text is a condition in Spark's SQL with the columns of the Spark source, evaluated as
         with `spark.sql.ansi.enabled=true` (docs/filters.md); it needs sqlglot. An expression has the columns of
-        `READ_SCHEMA`.
+        `READ_SCHEMA`, and with several types of values `value_type`.
     progress : bool or callable
         Receives a `Progress` at most four times a second while the reader is read, and at its end. True: print its text
         to standard error.
@@ -132,31 +145,28 @@ def read(
     RegistryFailed
         The schema registry does not have a schema, refuses, or does not respond.
     DecodeFailed
-        While reading: a key or a value does not have its schema.
+        While reading: a key or a value does not have its schema, or a value has none of several types.
     FilterFailed
         While reading: a cast, an overflow or a division by zero in the filter.
     """
     properties = named_properties(properties, {})
     names = [topics] if isinstance(topics, str) else list(topics)
-    decoders = _decoders(
-        properties, names, key_format, value_format, value_schema, value_subject, tuple(value_fields), protobuf
-    )
-    properties = {name: value for name, value in properties.items() if not name.startswith(_REGISTRY)}
-    columns_needed = set(READ_SCHEMA.names if columns is None else [columns] if isinstance(columns, str) else columns)
-    if unknown := columns_needed - set(READ_SCHEMA.names):
-        raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(READ_SCHEMA.names)}")
-    schema = pa.schema(
-        [
-            pa.field(field.name, decoders[field.name].type) if field.name in decoders else field
-            for field in READ_SCHEMA
-            if field.name in columns_needed
-        ]
-    )
-    condition = None
-    if isinstance(filter, str):
-        from protocol.filters.parse import parse_condition
+    decoders: dict[str, ColumnDecoder] = {}
+    if {key_format, value_format} != {"binary"} or value_types:
+        from protocol.decoded_columns import ValueTypes, column_decoders
 
-        condition = parse_condition(filter, {part: decoder.type for part, decoder in decoders.items()})
+        types = ValueTypes(
+            (value_types,) if isinstance(value_types, str) else tuple(value_types),
+            value_subject if isinstance(value_subject, str) else tuple(value_subject or ()) or None,
+            value_subject_name_strategy,
+            on_unknown_type,
+        )
+        decoders = column_decoders(
+            properties, names, key_format, value_format, value_schema, types, tuple(value_fields), protobuf
+        )
+    properties = {name: value for name, value in properties.items() if not name.startswith(_REGISTRY)}
+    schema = _chosen(_all_columns(decoders), columns)
+    condition = _parsed(filter, decoders) if isinstance(filter, str) else None
     config = parse_group_consumer(properties)
     client = Client(parse_client(properties))
     try:
@@ -167,51 +177,43 @@ def read(
     total = sum(source_range.size for source_range in ranges)
     reporter = ProgressReporter(progress, ", ".join(names), total, "offsets", client.clock)
     expression = None if isinstance(filter, str) else filter
-    batches = _read(client, config, ranges, schema, decoders, reporter, condition, expression)
+    batches = _read(client, config, ranges, schema, decoders, on_unknown_type, reporter, condition, expression)
     # A reader that is dropped before its first batch never enters the generator.
     weakref.finalize(batches, client.close)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _decoders(
-    properties: Mapping[str, object],
-    topics: list[str],
-    key_format: Format,
-    value_format: Format,
-    text: str | None,
-    subject: str | None,
-    fields: tuple[str, ...],
-    protobuf: ProtobufSettings | None,
-) -> dict[str, ColumnDecoder]:
-    """Return the decoder of each column that has another format than binary."""
-    formats: dict[Part, Format] = {"key": key_format, "value": value_format}
-    if set(formats.values()) == {"binary"}:
-        return {}
-    from protocol.schemas.formats import FORMATS
-    from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS
-    from protocol.schemas.registry import SchemaRegistry
-    from protocol.schemas.registry_config import parse_registry
-    from protocol.schemas.values import ColumnDecoder, choose_schema
+def _all_columns(decoders: Mapping[str, ColumnDecoder]) -> pa.Schema:
+    """Return the columns that a reader may have."""
+    if not decoders:
+        return READ_SCHEMA
+    from protocol.decoded_columns import column_types
 
-    config = parse_registry(properties)
-    registry = None if config is None else SchemaRegistry(config)
-    decoders: dict[str, ColumnDecoder] = {}
-    for part, format in formats.items():
-        if format == "binary":
-            continue
-        own = part == "value"
-        if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
-            raise UsageError(f"{len(topics)} topics are read: read one, or give value_subject")
-        schema = choose_schema(
-            format,
-            registry,
-            (subject if own else None) or f"{topics[0]}-{part}",
-            text=text if own else None,
-            fields=fields if own else (),
-            protobuf=protobuf if own and protobuf is not None else DEFAULT_SETTINGS,
-        )
-        decoders[part] = ColumnDecoder(schema, registry, part)
-    return decoders
+    types = column_types(decoders)
+    stored = [field.with_type(types.pop(field.name, field.type)) for field in READ_SCHEMA]
+    return pa.schema([*stored, *types.items()])
+
+
+def _chosen(all_columns: pa.Schema, columns: Collection[str] | None) -> pa.Schema:
+    """Return the columns of the reader. Raises `UsageError`."""
+    names = set(READ_SCHEMA.names if columns is None else [columns] if isinstance(columns, str) else columns)
+    if unknown := names - set(all_columns.names):
+        if "value_type" in unknown:
+            raise UsageError(
+                "columns names value_type, but values have one type; name several in value_types or value_subject"
+            )
+        raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(all_columns.names)}")
+    return pa.schema([field for field in all_columns if field.name in names])
+
+
+def _parsed(text: str, decoders: Mapping[str, ColumnDecoder]) -> Condition:
+    from protocol.filters.parse import parse_condition
+
+    if not decoders:
+        return parse_condition(text)
+    from protocol.decoded_columns import column_types, for_filter
+
+    return parse_condition(text, for_filter(column_types(decoders)))
 
 
 def _read(
@@ -220,12 +222,11 @@ def _read(
     ranges: list[Range],
     schema: pa.Schema,
     decoders: Mapping[str, ColumnDecoder],
+    on_unknown_type: str,
     reporter: ProgressReporter,
     condition: Condition | None,
     expression: pc.Expression | None,
 ) -> Iterator[Any]:
-    if decoders:
-        from protocol.schemas.values import decode_failed
     record_filter = None
     if condition is not None:
         from protocol.filters.pruning import pruned
@@ -233,11 +234,14 @@ def _read(
 
         record_filter, ranges = RecordFilter(condition, ansi=True, client=client), pruned(condition, ranges)
     # An expression does not tell its columns.
-    needed = set(READ_SCHEMA.names if expression is not None else schema.names)
-    if record_filter is not None:
-        needed |= record_filter.decoded_columns
+    needed = set(schema.names if expression is None else _all_columns(decoders).names)
+    row_decoder = None
     if decoders:
-        needed.add("offset")
+        from protocol.decoded_columns import RowDecoder
+
+        used = needed | (frozenset() if condition is None else condition.decoded)
+        row_decoder = RowDecoder(client, decoders, used, on_unknown_type, record_filter)
+        needed |= row_decoder.stored_columns
     topics = sorted({source_range.topic for source_range in ranges})
     with client:
         fetched = BoundedReader(
@@ -250,15 +254,8 @@ def _read(
         )
         for source_range, batch in fetched:
             arrays = _read_columns(batch, source_range, topics, needed)
-            for name, decoder in decoders.items():
-                if name not in arrays:
-                    continue
-                arrays[name], invalid = decoder.decode(arrays[name])
-                if invalid:
-                    raise decode_failed(source_range.topic, source_range.partition, name, batch, invalid)
-            if record_filter is not None and record_filter.decoded_columns:
-                mask = pa.array(record_filter.decoded_rows(arrays, source_range))
-                arrays = {name: array.filter(mask) for name, array in arrays.items()}
+            if row_decoder is not None:
+                arrays = row_decoder.rows(arrays, source_range)
             if expression is None:
                 yield pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
             else:

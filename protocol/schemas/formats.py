@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Format = Literal[
     "binary", "string", "json", "confluent-json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"
 ]
+SubjectNameStrategy = Literal["TopicRecordNameStrategy", "RecordNameStrategy"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ def registered_format(language: str) -> Format | None:
     """Return the format whose values have the ids of schemas of a language; None: there is none."""
     names = [name for name, spec in FORMATS.items() if spec.registered and spec.language == language]
     return cast("Format", names[0]) if names else None
+
+
+def subjects_of_types(names: Sequence[str], strategy: SubjectNameStrategy, topic: str) -> tuple[str, ...]:
+    """Return the subjects in which Confluent's serialisers have registered records with these full names."""
+    return tuple(f"{topic}-{name}" if strategy == "TopicRecordNameStrategy" else name for name in names)
 
 
 class Language(Protocol):

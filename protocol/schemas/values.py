@@ -90,6 +90,28 @@ def choose_schema(
     return schema
 
 
+def choose_types(
+    format: Format,
+    registry: SchemaRegistry | None,
+    versions: Mapping[str, int | None],
+    *,
+    messages: Sequence[str] = (),
+    fields: tuple[str, ...] = (),
+    protobuf: ProtobufSettings = DEFAULT_SETTINGS,
+) -> ReaderSchema:
+    """Return the reader's schema of several types of records, one of each subject (`with_types`).
+
+    `versions`: the version of each subject; None: the latest.
+    `messages`: the message of each Protobuf schema; empty: the first one.
+    Raises as `choose_schema` and `with_types`.
+    """
+    schemas = [
+        choose_schema(format, registry, subject, version=version, protobuf=replace(protobuf, message=message))
+        for (subject, version), message in zip(versions.items(), messages or (None,) * len(versions), strict=True)
+    ]
+    return with_types(schemas, fields)
+
+
 def with_types(schemas: Sequence[ReaderSchema], fields: tuple[str, ...] = ()) -> ReaderSchema:
     """Return the reader's schema of several types of records.
 
@@ -347,11 +369,11 @@ class _InField:
 
 
 def decode_failed(
-    topic: str, partition: int, part: str, batch: pa.RecordBatch, invalid: Sequence[InvalidValue]
+    topic: str, partition: int, part: str, offsets: pa.Array, invalid: Sequence[InvalidValue]
 ) -> DecodeFailed:
-    """Return the error for the first invalid key or value of a batch, which has the column `offset`."""
+    """Return the error for the first invalid key or value of a batch whose records have these offsets."""
     first = min(invalid, key=lambda failure: failure.row)
-    offset = int(to_numpy(batch.column("offset"))[first.row])
+    offset = int(to_numpy(offsets)[first.row])
     return DecodeFailed(
         f"{topic}-{partition}, offset {offset}: the {part} does not decode: {first}",
         topic=topic,

@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.reader_schema import Part, ReaderSchema
-from protocol.schemas.values import choose_schema, with_types, with_union_types
+from protocol.schemas.values import choose_schema, choose_types, with_union_types
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.selection import VALUE_TYPE
 from spark_kafka_source.options.table import SourceOptions
@@ -87,18 +87,10 @@ def reader_schema(
     protobuf = options.protobuf(part)
     with _options_named(part, has_text=text is not None):
         if not is_key and options.value_subjects:
-            messages = options.value_types or (None,) * len(options.value_subjects)
-            types = [
-                choose_schema(
-                    format,
-                    registry,
-                    subject,
-                    version=declared.get(subject) or _fixed_version(options, subject),
-                    protobuf=replace(protobuf, message=message),
-                )
-                for subject, message in zip(options.value_subjects, messages, strict=True)
-            ]
-            return with_types(types, fields)
+            versions = {name: declared.get(name) or _fixed_version(options, name) for name in options.value_subjects}
+            return choose_types(
+                format, registry, versions, messages=options.value_types, fields=fields, protobuf=protobuf
+            )
         subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
         version = declared.get(subject) or _fixed_version(options, subject)
         if is_key or not options.has_union_types:

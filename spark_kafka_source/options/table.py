@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
-from protocol.schemas.formats import FORMATS, WRITTEN
+from protocol.schemas.formats import FORMATS, WRITTEN, SubjectNameStrategy, subjects_of_types
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.settings.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
@@ -358,7 +358,7 @@ class SourceOptions:
         default=(),
         default_text="one type, or those of `valueSubject`",
     )
-    value_subject_name_strategy: Literal["TopicRecordNameStrategy", "RecordNameStrategy"] = _read(
+    value_subject_name_strategy: SubjectNameStrategy = _read(
         "valueSubjectNameStrategy",
         _STRATEGY,
         "how Confluent's serialisers have named the subjects of `valueTypes`: by topic and record, or by record",
@@ -516,8 +516,7 @@ def _value_subjects(options: SourceOptions | SinkOptions, topic: str) -> tuple[s
     if not FORMATS[options.value_format].registered:
         return ()
     if options.value_types:
-        by_topic = options.value_subject_name_strategy == "TopicRecordNameStrategy"
-        return tuple(f"{topic}-{name}" if by_topic else name for name in options.value_types)
+        return subjects_of_types(options.value_types, options.value_subject_name_strategy, topic)
     subjects = selection.fields(options.value_subject or "-")
     return subjects if len(subjects) > 1 else ()
 
@@ -603,7 +602,7 @@ class SinkOptions:
         default=(),
         default_text="one type, or those of `valueSubject`",
     )
-    value_subject_name_strategy: Literal["TopicRecordNameStrategy", "RecordNameStrategy"] = _write(
+    value_subject_name_strategy: SubjectNameStrategy = _write(
         "valueSubjectNameStrategy",
         _STRATEGY,
         "how the subjects of `valueTypes` are named, as by Confluent's serialisers: by topic and record, or by record",

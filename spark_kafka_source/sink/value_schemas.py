@@ -13,7 +13,9 @@ from pyspark.sql.types import DataType, StructType
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
 from protocol.schemas.decoding import RecordNames, fields_of_types
-from protocol.schemas.formats import FORMATS, language_of, registered_format, written_language_of
+from protocol.schemas.formats import FORMATS, registered_format, written_language_of
+from protocol.schemas.protobuf_settings import ProtobufSettings
+from protocol.schemas.reader_schema import ReaderSchema
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
@@ -101,7 +103,8 @@ def _schema_of_types(options: SinkOptions, column_type: pa.DataType | None) -> W
     names = {}
     for subject, schema in zip(subjects, schemas, strict=True):
         try:
-            names[subject] = language_of(format).names(schema.text, dict(schema.references), schema.message)
+            message = ProtobufSettings(message=schema.message)
+            names[subject] = ReaderSchema(format, schema.text, schema.references, protobuf=message).names
         except ConfigurationError as error:
             raise ConfigurationError(f"the subject {subject}: {error}", name="valueTypes") from None
     fields = fields_of_types(format, names)

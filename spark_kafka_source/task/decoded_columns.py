@@ -217,7 +217,7 @@ class TaskDecoder:
     ) -> None:
         from protocol.schemas.values import decode_failed
 
-        error = decode_failed(source_range.topic, source_range.partition, part, batch, failures)
+        error = decode_failed(source_range.topic, source_range.partition, part, batch.column("offset"), failures)
         action = self._actions[option]
         if action == "fail":
             error.message += _REMEDIES[option] % part

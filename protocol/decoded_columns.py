@@ -1,0 +1,205 @@
+"""Decode the keys and values of `protocol.read`, whose rows may be of several types.
+
+Imported only for a read that decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import UsageError
+from protocol.filters.condition import VALUE_TYPE as _FILTER_VALUE_TYPE
+from protocol.schemas.decoding import InvalidValue
+from protocol.schemas.formats import FORMATS, Format, SubjectNameStrategy, subjects_of_types
+from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
+from protocol.schemas.reader_schema import Part
+from protocol.schemas.registry import SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, decode_failed
+
+if TYPE_CHECKING:
+    from protocol.cluster.client import Client
+    from protocol.fetch.log_offsets import Range
+    from protocol.filters.record_filter import RecordFilter
+
+VALUE_TYPE = "value_type"
+_ON_UNKNOWN_TYPE = (
+    '. To read on without records of other types, give on_unknown_type="skip"; with null for such a value, "null"'
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """The arguments of `read` on several types of values."""
+
+    names: tuple[str, ...]
+    subject: str | tuple[str, ...] | None
+    strategy: SubjectNameStrategy
+    on_unknown: str
+
+    @property
+    def one_subject(self) -> str | None:
+        """The subject, if it is one."""
+        return self.subject if isinstance(self.subject, str) else None
+
+    @property
+    def are_several(self) -> bool:
+        """True if values are of several types."""
+        return bool(self.names) or isinstance(self.subject, tuple)
+
+    def subjects(self, topics: list[str]) -> tuple[str, ...]:
+        """Return the subjects of the types."""
+        if isinstance(self.subject, tuple):
+            return self.subject
+        return subjects_of_types(self.names, self.strategy, topics[0])
+
+    def check(self, topics: list[str], format: Format, text: str | None) -> None:
+        """Raise `UsageError` if the arguments contradict each other, or those of the topics and the format."""
+        if self.strategy not in get_args(SubjectNameStrategy):
+            strategies = " or ".join(get_args(SubjectNameStrategy))
+            raise UsageError(f"value_subject_name_strategy is {self.strategy!r}; use {strategies}")
+        if self.on_unknown not in ("fail", "null", "skip"):
+            raise UsageError(f"on_unknown_type is {self.on_unknown!r}; use fail, null or skip")
+        if not self.are_several:
+            return
+        names = self.subject if isinstance(self.subject, tuple) else self.names
+        if not all(names) or len(set(names)) < len(names):
+            raise UsageError("value_types or value_subject: a name is empty, or there twice")
+        if self.names and self.subject is not None:
+            raise UsageError("value_types and value_subject both say which types are read; leave out one of them")
+        if not FORMATS[format].registered:
+            raise UsageError(
+                f"value_types or value_subject names several types, but value_format is {format}; use one with a "
+                "registry, such as confluent-avro"
+            )
+        if text is not None:
+            raise UsageError(
+                "value_schema is one schema, but value_types or value_subject names several types: leave it out"
+            )
+        if self.names and self.strategy == "TopicRecordNameStrategy" and len(topics) != 1:
+            raise UsageError(
+                f"value_types has subjects by topic, and {len(topics)} topics are read: name the subjects in "
+                'value_subject, or give value_subject_name_strategy="RecordNameStrategy"'
+            )
+
+
+def column_decoders(
+    properties: Mapping[str, object],
+    topics: list[str],
+    key_format: Format,
+    value_format: Format,
+    text: str | None,
+    types: ValueTypes,
+    fields: tuple[str, ...],
+    protobuf: ProtobufSettings | None,
+) -> dict[str, ColumnDecoder]:
+    """Return the decoder of each column that has another format than binary."""
+    types.check(topics, value_format, text)
+    formats: dict[Part, Format] = {"key": key_format, "value": value_format}
+    protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
+    config = parse_registry(properties)
+    registry = None if config is None else SchemaRegistry(config)
+    decoders: dict[str, ColumnDecoder] = {}
+    for part, format in formats.items():
+        if format == "binary":
+            continue
+        own = part == "value"
+        if own and types.are_several:
+            versions = dict.fromkeys(types.subjects(topics))
+            schema = choose_types(format, registry, versions, messages=types.names, fields=fields, protobuf=protobuf)
+            decoders[part] = ColumnDecoder(schema, registry)
+            continue
+        subject = types.one_subject if own else None
+        if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
+            raise UsageError(f"{len(topics)} topics are read: read one, or give value_subject")
+        schema = choose_schema(
+            format,
+            registry,
+            subject or f"{topics[0]}-{part}",
+            text=text if own else None,
+            fields=fields if own else (),
+            protobuf=protobuf if own else DEFAULT_SETTINGS,
+        )
+        decoders[part] = ColumnDecoder(schema, registry, part)
+    return decoders
+
+
+def column_types(decoders: Mapping[str, ColumnDecoder]) -> dict[str, pa.DataType]:
+    """Return the types of the decoded columns, and of `value_type` if values are of several types."""
+    has_types = "value" in decoders and decoders["value"].schema.types
+    types = {part: decoder.type for part, decoder in decoders.items()}
+    return types | ({VALUE_TYPE: pa.string()} if has_types else {})
+
+
+class RowDecoder:
+    """Decodes the keys and values of a read, and leaves out rows by its filter and by the types of values.
+
+    `used`: the columns of the reader and of its filter; others are not decoded.
+    `stored_columns`: the columns of `protocol.records.decode` that `rows` needs.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        decoders: Mapping[str, ColumnDecoder],
+        used: Collection[str],
+        on_unknown_type: str,
+        record_filter: RecordFilter | None,
+    ) -> None:
+        self._client = client
+        self._decoders = {part: decoder for part, decoder in decoders.items() if part in used}
+        self._on_unknown_type = on_unknown_type
+        self._filter = record_filter if record_filter is not None and record_filter.decoded_columns else None
+        has_types = VALUE_TYPE in used or (self._filter is not None and self._filter.reads_types)
+        self._types = decoders["value"] if has_types else None
+        of_filter = frozenset() if self._filter is None else self._filter.decoded_columns
+        self.stored_columns = {"offset", *self._decoders, *of_filter, *(("value",) if has_types else ())}
+
+    def rows(self, arrays: dict[str, pa.Array], source_range: Range) -> dict[str, pa.Array]:
+        """Return the columns of the rows to return. Raises `DecodeFailed`, `FilterFailed` and `RegistryFailed`."""
+        if self._types is not None:
+            arrays[VALUE_TYPE] = self._types.type_names(arrays["value"])
+            if self._filter is not None:
+                arrays = _selected(arrays, self._filter.rows_of_types(for_filter(arrays), source_range))
+        unknown_types: set[int] = set()
+        for part, decoder in self._decoders.items():
+            arrays[part], invalid = decoder.decode(arrays[part])
+            if invalid:
+                unknown_types |= self._unknown_types(part, arrays["offset"], invalid, source_range)
+        if unknown_types and self._on_unknown_type == "skip":
+            self._client.sensors.filtered[source_range.topic].record((self._client.clock.now_s(), len(unknown_types)))
+            arrays = _selected(arrays, ~np.isin(np.arange(len(arrays["offset"])), list(unknown_types)))
+        if self._filter is not None:
+            arrays = _selected(arrays, self._filter.decoded_rows(for_filter(arrays), source_range))
+        return arrays
+
+    def _unknown_types(
+        self, part: str, offsets: pa.Array, invalid: list[InvalidValue], source_range: Range
+    ) -> set[int]:
+        """Return the rows of other types. Raises `DecodeFailed` for them, if they fail, and for other failures."""
+        failures = [failure for failure in invalid if not failure.unknown_type]
+        if failures or self._on_unknown_type == "fail":
+            error = decode_failed(source_range.topic, source_range.partition, part, offsets, failures or invalid)
+            error.message += "" if failures else _ON_UNKNOWN_TYPE
+            raise error
+        return {failure.row for failure in invalid}
+
+
+def for_filter(columns: Mapping[str, T]) -> dict[str, T]:
+    """Return what is given by column, with the filter's name for the type of values."""
+    return {_FILTER_VALUE_TYPE if name == VALUE_TYPE else name: column for name, column in columns.items()}
+
+
+def _selected(arrays: dict[str, pa.Array], rows: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
+    if rows.all():
+        return arrays
+    mask = pa.array(rows)
+    return {name: array.filter(mask) for name, array in arrays.items()}

@@ -1,0 +1,227 @@
+"""`protocol.read` of topics with several types of values, as Confluent's serialisers write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from confluent_kafka.schema_registry import (
+    SchemaRegistryClient,
+    record_subject_name_strategy,
+    topic_record_subject_name_strategy,
+)
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+import protocol
+from protocol import tables
+from protocol.cluster.client import Client
+from protocol.errors import ConfigurationError, DecodeFailed, KafkaError, UsageError
+from protocol.testing import FakeKafka
+from protocol.testing.schema_registry import FakeSchemaRegistry
+from spark_kafka_source.driver.batch_reader import KafkaBatchReader
+from spark_kafka_source.driver.reader_schemas import with_schemas
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.process_state import PROCESS
+from tests.support.protobuf_messages import Field, message_type
+
+ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
+REFUND = {**ORDER, "name": "Refund", "fields": [{"name": "reason", "type": "string"}]}
+LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
+TYPES = ["shop.Order", "shop.Refund"]
+STRATEGIES = {
+    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
+    "RecordNameStrategy": record_subject_name_strategy,
+}
+FIRST, SECOND = {"Order": {"id": 1}, "Refund": None}, {"Order": None, "Refund": {"reason": "late"}}
+Write = Callable[..., None]
+Read = Callable[..., pa.Table]
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry("NONE") as running:
+        yield running
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as running:
+        running.create_topic("events", 1)
+        yield running
+    PROCESS.reset()
+
+
+@pytest.fixture
+def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
+    """Return `write(schema, value, strategy)`, which writes one Avro record."""
+    client = SchemaRegistryClient({"url": registry.url})
+
+    def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
+        serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
+        fake.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
+
+    return send
+
+
+@pytest.fixture
+def read(fake: FakeKafka, registry: FakeSchemaRegistry) -> Read:
+    """Return `read(**arguments)`: the table of the topic with two types, with its values unless an argument differs."""
+
+    def table(topic: Any = "events", **more: Any) -> pa.Table:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, "schema.registry.url": registry.url}
+        arguments = {"columns": ["value"], "value_format": "confluent-avro", "value_types": TYPES, **more}
+        return protocol.read(properties, topic, **arguments).read_all()
+
+    return table
+
+
+def values(table: pa.Table) -> list[Any]:
+    column: list[Any] = table.column("value").to_pylist()
+    return column
+
+
+def events(write: Write) -> None:
+    """Write an order, a record of another type and a refund."""
+    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
+        write(schema, value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_are_those_of_the_source(
+    fake: FakeKafka, registry: FakeSchemaRegistry, write: Write, read: Read, strategy: str
+) -> None:
+    write(ORDER, {"id": 1}, strategy)
+    fake.produce("events", None, key="k", partition=0)
+    write(REFUND, {"reason": "late"}, strategy)
+    options = {
+        "kafka.bootstrap.servers": fake.bootstrap_servers,
+        "subscribe": "events",
+        "valueFormat": "confluent-avro",
+        "valueTypes": ",".join(TYPES),
+        "valueSubjectNameStrategy": strategy,
+        "schema.registry.url": registry.url,
+        "columns": "value,valueType",
+    }
+    source = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+    rows = [row for task in source.partitions() for batch in source.read(task) for row in batch.to_pylist()]
+    table = read(columns=["value", "value_type"], value_subject_name_strategy=strategy)
+    assert table.rename_columns(["value", "valueType"]).to_pylist() == rows
+    assert values(table) == [FIRST, None, SECOND]
+    prefix = "events-" if strategy.startswith("Topic") else ""
+    assert read(value_types=(), value_subject=[f"{prefix}{name}" for name in TYPES]) == table.select(["value"])
+
+
+def test_type_is_a_column_only_if_asked_for(write: Write, read: Read) -> None:
+    events(write)
+    table = read(columns=["value_type", "offset"])
+    assert table.to_pydict() == {"offset": [0, 1, 2], "value_type": ["Order", "shop.Login", "Refund"]}
+    assert read(columns=None, on_unknown_type="null").column_names == tables.READ_SCHEMA.names
+    assert values(read(value_types="shop.Order", on_unknown_type="skip")) == [{"Order": {"id": 1}}]
+    assert values(read(value_fields=["Refund"], on_unknown_type="skip")) == [None, {"Refund": {"reason": "late"}}]
+
+
+def test_records_of_other_types_fail_are_null_or_are_skipped(
+    fake: FakeKafka, write: Write, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[Client] = []
+    monkeypatch.setattr(tables, "Client", lambda config: clients.append(Client(config)) or clients[-1])
+    events(write)
+    problem = r"events-0, offset 1: .*type shop\.Login is none of Order, Refund.*give on_unknown_type=\"skip\""
+    with pytest.raises(DecodeFailed, match=problem):
+        read()
+    assert values(read(on_unknown_type="null")) == [FIRST, None, SECOND]
+    assert values(read(on_unknown_type="skip")) == [FIRST, SECOND]
+    totals = {metric.name: metric.value for metric in clients[-1].metrics() if not metric.tags.get("topic")}
+    assert totals["records-filtered-total"] == 1
+    fake.produce("events", b"no schema", partition=0)
+    with pytest.raises(DecodeFailed, match=r"offset 3: .*zero byte"):
+        read(on_unknown_type="skip")
+
+
+def test_filter_on_the_type_decodes_no_other(write: Write, read: Read) -> None:
+    write(ORDER, {"id": 1})
+    write({**REFUND, "fields": [{"name": "reason", "type": {"type": "map", "values": "long"}}]}, {"reason": {"a": 1}})
+    write(REFUND, {"reason": "late"})
+    with pytest.raises(DecodeFailed, match="offset 1"):
+        read()
+    assert values(read(filter="valueType = 'Order'")) == [FIRST]
+    assert read(filter="valueType = 'Order'", columns=["offset"]).to_pylist() == [{"offset": 0}]
+    condition = "valueType = 'Refund' AND offset > 1 AND value.Refund.reason LIKE 'l%'"
+    assert values(read(filter=condition)) == [SECOND]
+    refunds = {"value_types": TYPES[1:], "on_unknown_type": "skip", "start": {("events", 0): 2}}
+    assert values(read(filter=pc.field("value_type") == "Refund", **refunds)) == [{"Refund": {"reason": "late"}}]
+
+
+def test_failed_record_behind_dropped_ones_has_its_own_offset(write: Write, read: Read) -> None:
+    write(REFUND, {"reason": "late"})
+    write(ORDER, {"id": 1})
+    write({**ORDER, "fields": [{"name": "id", "type": "string"}]}, {"id": "x"})
+    with pytest.raises(DecodeFailed, match="events-0, offset 1"):
+        read(filter="valueType = 'Order'")
+
+
+def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
+    client = SchemaRegistryClient({"url": registry.url})
+    conf: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
+    context = SerializationContext("events", MessageField.VALUE)
+    order = {"title": "shop.Order", "type": "object", "properties": {"id": {"type": "integer"}}}
+    refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
+    for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
+        serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
+        fake.produce("events", serialize(value, context), partition=0)
+    by_record = {"value_subject_name_strategy": "RecordNameStrategy"}
+    assert values(read(value_format="confluent-json", **by_record)) == [FIRST, SECOND]
+    fake.create_topic("messages", 1)
+    for message in (
+        message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
+        message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")(reason="late"),
+    ):
+        serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
+        fake.produce("messages", serialize(message, context), partition=0)
+    types = ["shop.Invoice", "shop.Reminder"]
+    table = read("messages", value_format="confluent-protobuf", value_types=types, **by_record)
+    assert values(table) == [
+        {"Invoice": {"id": 1}, "Reminder": None},
+        {"Invoice": None, "Reminder": {"reason": "late"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "problem"),
+    [
+        ({"value_subject": "a"}, UsageError, "value_types and value_subject both say"),
+        ({"topic": ["events", "others"]}, UsageError, "value_types has subjects by topic, and 2 topics are read"),
+        ({"value_schema": '"long"'}, UsageError, "value_schema is one schema"),
+        ({"value_format": "binary"}, UsageError, "value_format is binary; use one with a registry"),
+        ({"value_types": ["a", "a"]}, UsageError, "a name is empty, or there twice"),
+        ({"value_types": (), "value_subject": ["a", ""]}, UsageError, "a name is empty, or there twice"),
+        ({"on_unknown_type": "dead-letter"}, UsageError, "on_unknown_type is 'dead-letter'; use fail, null or skip"),
+        ({"value_subject_name_strategy": "x"}, UsageError, "use TopicRecordNameStrategy or RecordNameStrategy"),
+        (
+            {"value_types": (), "value_subject": "events-shop.Order", "columns": ["value_type"]},
+            UsageError,
+            "columns names value_type, but values have one type",
+        ),
+        ({"value_types": ["shop.Order", "x"]}, KafkaError, "subject events-x with the status 404"),
+        ({"value_fields": ["Login"]}, ConfigurationError, "no field Login; it has Order, Refund"),
+        (
+            {"value_types": (), "value_subject": "events-shop.Order", "filter": "valueType = 'x'"},
+            ConfigurationError,
+            "valueType is not one of",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(
+    write: Write, read: Read, arguments: dict[str, Any], error: type[KafkaError], problem: str
+) -> None:
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    with pytest.raises(error, match=problem):
+        read(**arguments)
