@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
@@ -16,10 +18,11 @@ from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, is_unknown
 from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, registered
 from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
-from tests.protocol.schemas.conftest import client
+from tests.protocol.schemas.conftest import client, decoded
 from tests.support.cloud_endpoints import Answer, CloudEndpoint, Request, json_answer
 from tests.support.refusing_address import refusing_address
 from tests.support.tls_ends import authority_without_key_identifiers
@@ -297,3 +300,92 @@ def test_page_that_an_address_does_not_have_is_no_unknown_schema() -> None:
         with pytest.raises(RegistryFailed, match="status 404; check the address") as raised:
             client(proxy.url.removesuffix("/token?tenant=a")).register("orders-value", RegisteredSchema(ORDER))
     assert not is_unknown(raised.value)
+
+
+# -- Apicurio: replies as the definition of its API and its issues have them, not those of a running one --------------
+
+APICURIO = "/apis/ccompat/v7"
+ADDRESS = '{"type":"record","name":"Address","namespace":"shop","fields":[{"name":"city","type":"string"}]}'
+PARCEL = '{"type":"record","name":"Parcel","namespace":"shop","fields":[{"name":"to","type":"shop.Address"}]}'
+OF_ADDRESS = [{"name": "shop.Address", "subject": "address", "version": 1}]
+# The beans of version 3 have nulls, and two spellings of the rules.
+PARCEL_VERSION = {
+    "subject": "parcels-value", "version": 2, "id": 7, "schemaType": "AVRO", "references": OF_ADDRESS, "metadata": None,
+    "ruleset": None, "schema": PARCEL, "ruleSet": None,
+}  # fmt: skip
+CONFLUENTS = "application/vnd.schemaregistry.v1+json"
+APICURIO_REPLIES: dict[str, Any] = {
+    "GET /subjects": ["address", "parcels-value"],
+    "GET /subjects/parcels-value/versions": [1, 2],
+    "GET /subjects/parcels-value/versions/latest": PARCEL_VERSION,
+    "GET /subjects/address/versions/1": {"subject": "address", "version": 1, "id": 3, "schema": ADDRESS},
+    "GET /schemas/ids/7": {"schema": PARCEL, "references": OF_ADDRESS},
+    "GET /schemas/ids/9": {"schema": 'syntax = "proto3";', "schemaType": "PROTOBUF", "references": []},
+    "POST /subjects/parcels-value": PARCEL_VERSION,
+    "POST /subjects/parcels-value/versions": {"id": 7},
+    "POST /compatibility/subjects/parcels-value/versions": {"is_compatible": False, "messages": ["to is missing"]},
+}
+APICURIO_ERRORS = {
+    "GET /schemas/ids/99": (40403, "No content with id/hash 'contentId-99' was found."),
+    "GET /subjects/bills-value/versions/latest": (
+        40401,
+        "No artifact with ID 'bills-value' in group 'null' was found.",
+    ),
+    "GET /subjects/parcels-value/versions/5": (40402, "No version '5' found for artifact with ID 'parcels-value'"),
+}
+
+
+@pytest.fixture
+def apicurio() -> Iterator[CloudEndpoint]:
+    with CloudEndpoint() as server:
+        for request, reply in APICURIO_REPLIES.items():
+            content = {"Content-Type": CONFLUENTS}, json.dumps(reply).encode()
+            server.answers[request.replace(" ", f" {APICURIO}")] = 200, *content
+        for request, (code, message) in APICURIO_ERRORS.items():
+            server.answers[request.replace(" ", f" {APICURIO}")] = json_answer(404, error_code=code, message=message)
+        yield server
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_apicurio_is_used_below_its_path(apicurio: CloudEndpoint, slash: str) -> None:
+    registry = client(f"{apicurio.url}{APICURIO}{slash}")
+    latest = registry.version("parcels-value")
+    assert (latest.version, latest.schema_id, latest.kind, latest.guid, latest.rules) == (2, 7, "AVRO", None, ())
+    assert [schema.text for schema in registry.references(latest).values()] == [ADDRESS]
+    assert (registry.by_id(7).text, registry.by_id(9).kind) == (PARCEL, "PROTOBUF")
+    assert (registry.subjects(), registry.versions("parcels-value")) == (["address", "parcels-value"], [1, 2])
+    assert registry.lookup("parcels-value", latest).version == 2
+    assert registry.register("parcels-value", latest, normalize=True) == 7
+    assert registry.compatible("parcels-value", latest) == (False, ["to is missing"])
+    assert {request.path[: len(APICURIO)] for request in apicurio.requests} == {APICURIO}
+    assert all(CONFLUENTS in request.headers["accept"] for request in apicurio.requests)
+    posted = [request for request in apicurio.requests if request.method == "POST"]
+    assert {request.headers["content-type"] for request in posted} == {CONFLUENTS}
+    assert all(json.loads(request.body) == {"schema": PARCEL, "references": OF_ADDRESS} for request in posted)
+    confluents = SchemaRegistryClient({"url": f"{apicurio.url}{APICURIO}"})
+    judged = confluents.get_latest_version("parcels-value")
+    assert (judged.version, judged.schema_id, judged.schema.schema_str) == (2, 7, latest.text)
+    assert confluents.get_schema(7).schema_str == registry.by_id(7).text
+
+
+def test_values_with_ids_of_apicurio_are_decoded(apicurio: CloudEndpoint) -> None:
+    registry = client(f"{apicurio.url}{APICURIO}")
+    schema = registered("confluent-avro", registry, registry.version("parcels-value"))
+    framed, unknown = b"\0\0\0\0\7\x08Kiel", b"\0\0\0\0\x63\x08Kiel"
+    assert decoded(ColumnDecoder(schema, registry), [framed, unknown]) == (
+        [{"to": {"city": "Kiel"}}, None],
+        ["schema id 99: the registry does not have it"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("subject", "version", "message"),
+    [
+        ("bills-value", None, r"status 404 \(error code 40401\): No artifact with ID 'bills-value' in group 'null'"),
+        ("parcels-value", 5, r"status 404 \(error code 40402\): No version '5'"),
+    ],
+)
+def test_errors_of_apicurio_are_known(apicurio: CloudEndpoint, subject: str, version: int | None, message: str) -> None:
+    with pytest.raises(RegistryFailed, match=message) as failed:
+        client(f"{apicurio.url}{APICURIO}").version(subject, version)
+    assert is_unknown(failed.value)
