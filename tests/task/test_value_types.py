@@ -28,6 +28,7 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.process_state import PROCESS
+from spark_kafka_source.task.row_schema import declared_versions, spark_schema
 from tests.support.protobuf_messages import Field, message_type
 
 ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
@@ -290,11 +291,12 @@ def test_branches_of_a_newer_union_are_unknown_types_until_it_is_read(
     options = {**{name: text for name, text in events.items() if name != "valueTypes"}, "valueUnionNames": "types"}
     latest = with_schemas(parse_source_options(options, streaming=True))
     assert latest.schema_versions == {"value": 2}
+    assert declared_versions(spark_schema(("value",), latest.schemas)) == {"events-value": 2}
     with pytest.raises(ConfigurationError, match=r"reader\.version to 1 to keep"):
         require_same_versions(latest, {"value": 1})
 
 
-def test_union_without_a_registry_is_read(fake: FakeKafka, read: Read) -> None:
+def test_union_without_a_registry_is_read(fake: FakeKafka, events: dict[str, str], read: Read) -> None:
     schema = [*({**ORDER, "namespace": place} for place in ("shop", "depot")), "null"]
     parsed = fastavro.parse_schema(schema)
     for value in (("depot.Order", {"id": 2}), None, ("shop.Order", {"id": 1})):
@@ -308,6 +310,9 @@ def test_union_without_a_registry_is_read(fake: FakeKafka, read: Read) -> None:
         {"value": {"shop.Order": {"id": 1}, "depot.Order": None}, "valueType": "shop.Order"},
     ]
     assert read(**options) == expected
+    chosen = {**events, **options, "valueTypes": "", "schema.registry.url": ""}
+    parsed = parse_source_options({name: text for name, text in chosen.items() if text}, streaming=True)
+    assert declared_versions(spark_schema(("value",), with_schemas(parsed).schemas)) == {}
     for wrong in (b"", b"\x06", b"\x04\0", b"\x00"):
         fake.produce("events", wrong, partition=0)
     rows = read(**options, onDecodeError="null")
