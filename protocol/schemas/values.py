@@ -120,7 +120,7 @@ def with_types(schemas: Sequence[ReaderSchema], fields: tuple[str, ...] = ()) ->
     Raises `ConfigurationError`: a schema has no name, or two have the same.
     """
     format = schemas[0].format
-    names = fields_of_types(format, {schema.subject or "": schema.names for schema in schemas})
+    names = fields_of_types(format, {schema.record or schema.subject or "": schema.names for schema in schemas})
     schema = ReaderSchema(format, fields=fields, types=tuple(zip(names, schemas, strict=True)))
     schema.type  # noqa: B018 - raises if a field is not one of the types
     return schema
