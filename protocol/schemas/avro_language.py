@@ -26,7 +26,6 @@ from protocol.schemas.decoding import (
     refuse,
 )
 from protocol.schemas.encoding import ColumnWriter
-from protocol.schemas.reader_schema import ReaderSchema
 
 
 class AvroLanguage:
@@ -91,11 +90,11 @@ class _BranchNames:
         return to_arrow(numbers)
 
 
-def record_names(reader: ReaderSchema) -> tuple[str, ...]:
+def record_names(reader: SchemaText, subject: str | None) -> tuple[str, ...]:
     """Return the full names of the records of a union. Raises `UnknownName`: the schema is no union of records."""
     parsed = parse_avro(reader.text, dict(reader.references))
     if parsed.kind != "union" or not parsed.members or any(member.kind != "record" for member in parsed.members):
-        of_subject = f" of the subject {reader.subject}" if reader.subject else ""
+        of_subject = f" of the subject {subject}" if subject else ""
         raise UnknownName(f"the schema{of_subject} is {parsed.text}, no union of records", of="UnionNames")
     return tuple(member.name for member in parsed.members)
 

@@ -133,7 +133,7 @@ def with_union_types(union: ReaderSchema, fields: tuple[str, ...] = ()) -> Reade
     """
     from protocol.schemas.avro_language import record_names
 
-    types = with_types([replace(union, record=name) for name in record_names(union)], fields).types
+    types = with_types([replace(union, record=name) for name in record_names(union, union.subject)], fields).types
     return replace(union, types=types, fields=fields)
 
 
