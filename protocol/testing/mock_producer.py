@@ -176,6 +176,7 @@ class MockProducer:
     ) -> Future[RecordMetadata]:
         """Send one message; the future is done on return. As `Producer.send`."""
         self._require_open()
+        self._begin_account()
         message = Message(value, key, headers, _now_ms() if timestamp_ms is None else timestamp_ms, partition)
         sent = self._placed(topic, message.key, message.value, list(message.headers), message.timestamp_ms, partition)
         error = self._meet(sent)
@@ -255,7 +256,7 @@ class MockProducer:
 
     @property
     def acknowledged(self) -> dict[TopicPartition, ProducedRange]:
-        """Acknowledged ranges by (topic, partition), since the first columns after the last flush."""
+        """Acknowledged ranges by (topic, partition), since the first send after the last flush, or up to that flush."""
         return dict(self._acknowledged)
 
     def metrics(self) -> list[Metric]:
