@@ -156,7 +156,7 @@ COMMANDS: dict[str, str] = {
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     **dict.fromkeys(  # tested by the next command
         (
-            "python -m venv env && env/bin/pip install '.[spark,cli,notebook,tls]' jupyterlab",
+            "python -m venv env && env/bin/pip install '.[spark,cli,notebook,tls,filter]' jupyterlab",
             "env/bin/jupyter lab",
             "PYSPARK_PYTHON=./env/bin/python spark-submit --archives env.tar.gz",
         ),

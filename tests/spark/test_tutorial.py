@@ -49,6 +49,10 @@ def test_pages_run_in_order_as_printed(
     assert "1000 records\n" in printed["1-first-query"]
     assert "300 records in the last batch\n" in printed["2-stream"]
     assert printed["2-stream"].count("| DE|") == 2, "totals of both runs"
+    assert "334 orders from Germany\n" in printed["3-values"]
+    assert "|    Order| 1000|\n|   Refund|   20|\n" in printed["3-values"]
+    assert "|  0|\n| 50|\n|100|\n" in printed["3-values"]
+    assert "20 refunds\n" in printed["3-values"]
     assert "1000 decoded\n1 dead letter\n" in printed["3-values"]
     assert "1600 records over TLS\n" in printed["5-secured"]
     assert "failed" not in printed["5-secured"], "pykafka doctor"
