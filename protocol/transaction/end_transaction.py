@@ -128,7 +128,9 @@ class _Ending:
             at_most = None if connection.features.get(FEATURE, 0) >= 2 else LAST_BEFORE_TRANSACTION_V2
             body = {**self.identity.fields, "committed": self._commit}
             self._reply = self._client.send(broker, END_TXN, body, deadline, purpose=COORDINATOR, at_most=at_most)
-        except (ConnectFailed, BrokerError) as error:
+        except BrokerError as error:  # of FindCoordinator: nothing was sent
+            self._refused(error)
+        except ConnectFailed as error:
             self._failed(error)
         except KafkaError as error:
             self.maybe_ended = True
@@ -150,11 +152,13 @@ class _Ending:
             self.result = EndedTransaction(outcome, self._next(body), None, self.maybe_ended)
             return
         self.maybe_ended |= code in _MAYBE_ENDED
-        cause = broker_error(code, f"EndTxn for {self.identity}", **self._coordinator.context)
-        if error_row(code).retriable:
-            self._failed(cause)
+        self._refused(broker_error(code, f"EndTxn for {self.identity}", **self._coordinator.context))
+
+    def _refused(self, error: BrokerError) -> None:
+        if is_retriable(error):
+            self._failed(error)
         else:
-            self.result = EndedTransaction(self._outcome_of_refusal(code), self.identity, cause, self.maybe_ended)
+            self.result = EndedTransaction(self._outcome_of_refusal(error.code), self.identity, error, self.maybe_ended)
 
     def _failed(self, error: KafkaError) -> None:
         self.failure = error

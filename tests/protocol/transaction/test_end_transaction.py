@@ -11,14 +11,14 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import CoordinatorKey, transaction_coordinator
 from protocol.cluster.metadata import Broker
-from protocol.errors import AuthenticationFailed
+from protocol.errors import AuthenticationFailed, ConnectFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_offsets, init_producer_id
 from protocol.transaction.end_transaction import EndedTransaction, TransactionOutcome, end_transaction, end_transactions
 from protocol.transaction.states import TransactionalIdentity
-from protocol.wire.messages.m10_find_coordinator import TRANSACTION
+from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
 from tests.support.misdirected import misdirect_coordinators
 
@@ -84,6 +84,15 @@ class TestExpectedEnd:
 
 
 class TestOtherEnd:
+    def test_refusal_to_name_the_coordinator_is_no_unknown_outcome(self, fake: FakeKafka, client: Client) -> None:
+        """No EndTxn was sent."""
+        identity = begun(client)
+        client.forget_coordinator(transaction_coordinator("etl-0"), ConnectFailed("as if"))
+        fake.refuse(FIND_COORDINATOR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        ended = end(client, identity)
+        assert (ended.outcome, ended.repeated) == (TransactionOutcome.REFUSED, False)
+        assert end(client, identity).outcome is TransactionOutcome.COMMITTED
+
     def test_end_after_a_newer_producer_is_fenced(self, client: Client) -> None:
         old = begun(client)
         begun(client)
