@@ -186,7 +186,8 @@ def int32_partitions(partitions: GivenPartitions, rows: int, source: str) -> pa.
         Another number of partitions than rows, or a partition that is no int32.
     """
     try:
-        numbers = partitions if isinstance(partitions, (pa.Array, pa.ChunkedArray)) else pa.array(partitions)
+        joined = partitions.combine_chunks() if isinstance(partitions, pa.ChunkedArray) else partitions
+        numbers = joined if isinstance(joined, pa.Array) else pa.array(joined)
         numbers = numbers if numbers.type == pa.int32() else numbers.cast(pa.int32())
     except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"partitions that are no 32-bit integers were given {source}: {error}") from error

@@ -15,6 +15,8 @@ from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
 from protocol.producer.partitioner import Partitioner, by_crc32, by_each_key, by_fnv1a, by_murmur2
+from protocol.producer.producer import Producer
+from protocol.testing.fake_kafka.server import FakeKafka
 
 VECTORS = Path(__file__).parent / "vectors" / "murmur2.txt"
 
@@ -38,6 +40,17 @@ def fnv1a_plain(key: bytes) -> int:
 
 def ones(count: int, size: int = 100) -> np.ndarray:
     return np.full(count, size, np.int64)
+
+
+@pytest.mark.parametrize("chunks", [[[2, 1]], [[2], [1]]], ids=["one chunk", "two chunks"])
+def test_partitions_may_be_a_column_of_a_table(chunks: list[list[int]]) -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 3)
+        with Producer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+            rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
+            sent = producer.send_columns("t", rows, pa.chunked_array(chunks, pa.int32()))
+            producer.flush()
+        assert sent.result()["partition"].to_pylist() == [2, 1]
 
 
 class TestHashes:
@@ -169,4 +182,4 @@ class TestStrategies:
 
     def test_unknown_strategy_is_refused_with_the_known_ones(self) -> None:
         with pytest.raises(UsageError, match=r"murmur2, fnv1a, .*, random, round_robin, manual"):
-            Partitioner("murmur3")  # type: ignore[arg-type]
+            Partitioner("murmur3")
