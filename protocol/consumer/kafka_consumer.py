@@ -199,7 +199,8 @@ class KafkaConsumer:
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read exactly these partitions, without group membership.
 
-        Partitions that were assigned before continue at their positions.
+        Partitions that were assigned before continue at their positions. With `enable.auto.commit`, the positions of
+        the others are committed if a commit is due, as in Java.
 
         Parameters
         ----------
@@ -215,6 +216,8 @@ class KafkaConsumer:
             raise UsageError("topics are subscribed; call unsubscribe first")
         assigned = set(map(checked_partition, partitions))
         self._member = NO_MEMBER
+        if self._commits.take_auto_commit_due():
+            self._commit_in_background()
         before = self._partitions.assigned
         self._partitions.drop(before - assigned)
         self._partitions.add(assigned - before)

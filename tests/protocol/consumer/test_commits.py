@@ -138,6 +138,15 @@ def test_commit_of_the_same_offset_is_sent_again(
 # -- automatic commits ----------------------------------------------------------------------------
 
 
+def test_partition_that_is_no_longer_assigned_is_committed_if_a_commit_is_due(client: Client) -> None:
+    """As in Java: no revocation follows that would commit it."""
+    with consumer_of(client, **{**AUTOMATIC, "auto.commit.interval.ms": 1}) as consumer:
+        consumer.assign([FIRST])
+        assert sum(batch.num_rows for batches in consumer.poll(20_000).values() for batch in batches) == END
+        consumer.assign([SECOND])
+        wait_until(lambda: committed(client) == END)
+
+
 def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCluster, client: Client) -> None:
     """Brokers expire the offsets of a group without members, some time after the last commit of each."""
     commit_offsets(client, GROUP, {FIRST: CommittedOffset(END)}, client.deadline())
