@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import (
+    Schema,
+    SchemaReference,
     SchemaRegistryClient,
     record_subject_name_strategy,
     topic_record_subject_name_strategy,
@@ -90,6 +92,49 @@ def test_five_types_become_columns_and_evolve(
     orders = batch(spark, kafka1, **options, filter="valueType = 'Order'")
     rows = orders.select("value.Order.*").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [(0, None), (10, None), (20, "fragile")]
+
+
+def test_union_of_references_becomes_columns_and_is_pinned(
+    spark: SparkSession,
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    registry: FakeSchemaRegistry,
+    registry_client: SchemaRegistryClient,
+    tmp_path: Path,
+) -> None:
+    topic = topic1()
+    options = {
+        "subscribe": topic,
+        "valueFormat": "confluent-avro",
+        "valueUnionNames": "types",
+        "schema_registry_url": registry.url,
+        "columns": "value,valueType",
+    }
+
+    def register(*names: str) -> Schema:
+        for name in names:
+            registry.register(f"{topic}-{name}", json.dumps(schema(name)))
+        references = [SchemaReference(f"shop.{name}", f"{topic}-{name}", 1) for name in names]
+        union = Schema(json.dumps([f"shop.{name}" for name in names]), "AVRO", references)
+        registry_client.register_schema(f"{topic}-value", union)
+        return union
+
+    def run(**more: str) -> list[tuple[Any, ...]]:
+        rows = stream(spark, kafka1, **options, **more).selectExpr("valueType", "to_json(value) AS json")
+        return [tuple(row) for row in streamed(rows, tmp_path)]
+
+    conf = {"auto.register.schemas": False, "use.latest.version": True}
+    serialize = AvroSerializer(registry_client, register("Order", "Refund"), conf=conf)
+    context = SerializationContext(topic, MessageField.VALUE)
+    produce(kafka1, topic, *(serialize((f"shop.{name}", {"id": 7}), context) for name in ("Order", "Refund")))
+    expected = [(name, f'{{"{name}":{{"id":7}}}}') for name in ("Order", "Refund")]
+    assert stream(spark, kafka1, **options).select("value.*").columns == ["Order", "Refund"]
+    assert sorted(run()) == expected
+    register("Login", "Order", "Refund")
+    produce(kafka1, topic, serialize(("shop.Order", {"id": 7}), context))
+    with pytest.raises(StreamingQueryException, match=r"reader\.version to 1 to keep the columns"):
+        run()
+    assert run(schema_registry_reader_version="1") == expected[:1]
 
 
 def test_example_of_the_page_runs(
