@@ -530,7 +530,7 @@ class RangePosition(FetchPosition):
 def due_for_leaders(partitions: Iterable[P], now_s: float) -> list[P]:
     """Return partitions due for a leader lookup, batched into one Metadata request.
 
-    Returns none until one back-off is over; then also partitions that are past half of their own.
+    Returns none until the back-off of one partition is over; then also those whose back-off is half over.
     """
     without_leader = [partition for partition in partitions if partition.broker is None]
     if not any(partition.retry_at_s <= now_s for partition in without_leader):

@@ -89,9 +89,9 @@ def _field_of_each_row(column: pa.StructArray, types: pa.Array | None) -> npt.ND
     numbers = np.where(present.any(axis=0), present.argmax(axis=0), -1)
     if types is None:
         return numbers
-    known = binaries([name.encode() for name in names]).cast(pa.string())
-    # No row has the number -2, so a name that is not known is wrong also for a row without a value.
-    named = filled(pc.index_in(types.cast(pa.string()), known), -2)
+    field_names = binaries([name.encode() for name in names]).cast(pa.string())
+    # No row has the number -2, so an unknown name is wrong also for a row without a value.
+    named = filled(pc.index_in(types.cast(pa.string()), field_names), -2)
     wrong = numbers != np.where(valid(types), named, -1)
     if wrong.any():
         row = int(wrong.argmax())

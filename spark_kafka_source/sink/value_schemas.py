@@ -97,8 +97,8 @@ def _schema_of_types(options: SinkOptions, column_type: pa.DataType | None) -> W
         fields = fields_of_types(format, {name: RecordNames(name) for name in options.value_types})
         column_types = _types_of_fields(column_type, fields)
     schemas = [
-        _schema_of_subject(options, "value", subject, name, type_column, name or "")
-        for subject, name, type_column in zip(subjects, types, column_types, strict=True)
+        _schema_of_subject(options, "value", subject, name, field_type, name or "")
+        for subject, name, field_type in zip(subjects, types, column_types, strict=True)
     ]
     names = {}
     for subject, schema in zip(subjects, schemas, strict=True):
@@ -214,9 +214,9 @@ def _encoders(schema: WriterSchema, column_type: pa.DataType) -> dict[str, tuple
     """Return what encodes each of several types, by field. Raises `ConfigurationError` as `_encoder`."""
     fields = [field for field, _ in schema.types]
     encoders = {}
-    for (field, of_type), type_column in zip(schema.types, _types_of_fields(column_type, fields), strict=True):
+    for (field, of_type), field_type in zip(schema.types, _types_of_fields(column_type, fields), strict=True):
         try:
-            encoders[field] = _encoder(of_type, type_column)
+            encoders[field] = _encoder(of_type, field_type)
         except ConfigurationError as error:
             raise ConfigurationError(f"the field {field}: {error}") from None
     return encoders

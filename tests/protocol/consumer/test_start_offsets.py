@@ -77,7 +77,7 @@ class Read:
         self.longest_s = max(self.longest_s, time.monotonic() - since_s)
 
     def until_rows(self, **counts: int) -> None:
-        """Poll until each of these topics has so many rows."""
+        """Poll until each topic has its number of rows in `counts`."""
         self.until(lambda: all(self.rows[topic] == count for topic, count in counts.items()))
 
 
