@@ -109,6 +109,8 @@ def validate_position(partition: FetchPosition, bounds: LogBounds, refused: Kafk
     present = f"[{bounds.start}, {bounds.latest.offset})"
     if bounds.latest.is_stale(partition.known_epoch):
         return decide(partition, stale_leader_error(partition.name, bounds.latest, partition.known_epoch))
+    if 0 <= partition.leader_epoch < bounds.latest.leader_epoch:
+        return Retry(refused, refresh_metadata=True)  # a former leader refused; this one may know where logs diverge
     if bounds.lacks_epoch:
         return InvalidPosition(
             refused,

@@ -80,6 +80,15 @@ def test_position_refused_by_a_lagging_leader_is_a_retriable_error(log: LogBound
     assert outcome.error.code == code
 
 
+@pytest.mark.parametrize("log", [seen(0, 8), seen(20, 40), seen(0, 40, lacks_epoch=True)])
+def test_refusal_by_a_former_leader_is_put_to_the_present_one(log: LogBounds) -> None:
+    partition = at(10, 30)
+    partition.leader_epoch = 4
+    assert validate_position(partition, log, REFUSED) == Retry(REFUSED, refresh_metadata=True)
+    partition.leader_epoch = 5
+    assert isinstance(validate_position(partition, log, REFUSED), InvalidPosition)
+
+
 def test_truncated_log_resumes_at_the_divergence() -> None:
     error = LogTruncated("t-0: the log was truncated", offset=10, end_offset=5)
     assert lost_by_truncation(at(10), error) == InvalidPosition(error, 10, Position(5), "t-0: the log was truncated")
