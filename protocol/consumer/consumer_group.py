@@ -147,8 +147,8 @@ class ConsumerGroup:
 
         Notes
         -----
-        Ctrl-C is raised after the end of the session. Repeated, it ends the wait for the session's handlers; the next
-        call of `consume` or `close` waits for them, and commits.
+        Ctrl-C is raised after the end of the session, whose last commit takes `request.timeout.ms` at most. Repeated,
+        it ends the wait for the session's handlers; the next call of `consume` or `close` waits for them, and commits.
         """
         with self._gate.call():
             return self._consume(topics, handler, stop)

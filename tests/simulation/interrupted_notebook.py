@@ -29,8 +29,8 @@ from protocol.transaction.states import TransactionState
 PARTITIONS = 2
 RECORDS = 120
 LATENCY_S = 0.1
-# This call ends a session, and waits for its handlers also after Ctrl-C.
-ENDS_S = {"ConsumerGroup.consume": 5.2}
+# This call ends a session also after Ctrl-C: it waits for its handlers, and for a commit until request.timeout.ms.
+ENDS_S = {"ConsumerGroup.consume": 30.2}
 Values = dict[int, list[int]]
 
 
