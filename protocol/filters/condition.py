@@ -99,13 +99,15 @@ class Condition:
     def stages(self, *, ansi: bool) -> list[tuple[int, tuple[Node, ...]]]:
         """Return the conjuncts by the cost of their columns, cheapest first.
 
-        Spark evaluates conjuncts from left to right. In ANSI mode, those after one that may fail stay after it.
+        Spark evaluates conjuncts from left to right. In ANSI mode one that may fail stays after those before it, which
+        leave out rows, and before those after it.
         """
         stages: dict[int, list[Node]] = {}
-        least = 0
+        least = highest = 0
         for conjunct in self.conjuncts:
             costs = [DECODED if name in self.decoded - {VALUE_TYPE} else _COSTS[name] for name in conjunct.columns]
-            cost = max([least, *costs])
+            cost = max([highest if ansi and conjunct.may_fail else least, *costs])
+            highest = max(highest, cost)
             if ansi and (least or conjunct.may_fail):
                 least = cost
             stages.setdefault(cost, []).append(conjunct)

@@ -146,6 +146,7 @@ def test_failed_cast_fails_the_task_and_names_the_record(fake: FakeKafka) -> Non
     with pytest.raises(FilterFailed, match=r"offset 10 of orders-2: CAST\(CAST\(value AS STRING\) AS INT\)"):
         read(fake, "offset > 9 AND cast(cast(value AS string) AS int) > 3")
     assert read(fake, "offset > 10 AND cast(cast(value AS string) AS int) > 3") == []
+    assert read(fake, "startswith(value, 'y') AND cast(cast(key AS string) AS int) > 3") == []  # the key is read first
 
 
 @pytest.mark.parametrize(
