@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FAILED = "failed"
+_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer"
 # Conditions that one Spark job evaluates.
 _AT_ONCE = 50
 
@@ -100,8 +101,12 @@ class Comparison:
 
 
 def differences(spark: SparkSession, seed: int, count: int, *, ansi: bool) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each condition, with the results of the filter and of Spark. Sets `spark.sql.ansi.enabled`."""
+    """Yield each condition, with the results of the filter and of Spark. Sets properties of the session."""
     spark.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
+    # docs/filters.md, "Failures": Spark may evaluate a part where a filter does not, or leave it out.
+    spark.conf.set("spark.sql.subexpressionElimination.skipForShortcutExpr", "true")
+    rules = ("SimplifyBinaryComparison", "UnwrapCastInBinaryComparison")
+    spark.conf.set("spark.sql.optimizer.excludedRules", ",".join(f"{_OPTIMIZER}.{rule}" for rule in rules))
     random = Random(f"{seed} {ansi}")
     comparison = Comparison(spark, random)
     maker = ConditionMaker(random)
