@@ -82,7 +82,7 @@ class KafkaGroupDataSource(PickledForExecutors, DataSource):
         if _TABLE_OPTION in self.options and not has_formats(self.options):
             return spark_schema(row_columns(self.options))
         options = parse_read_options(self.options)
-        if options.decoded or options.filter:
+        if options.needs_schemas:
             from spark_kafka_source.driver.reader_schemas import with_schemas
 
             with deferred_warnings():  # the reader warns
@@ -134,7 +134,7 @@ def _source_options(texts: Mapping[str, str], schema: StructType, *, streaming: 
     if not has_formats(texts):
         require_source_schema(schema, row_columns(texts))
         options = parse_source_options(texts, streaming=streaming)
-        if options.filter is None:
+        if not options.needs_schemas:
             return options
     from spark_kafka_source.driver.reader_schemas import with_schemas
 

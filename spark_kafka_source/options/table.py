@@ -437,6 +437,11 @@ class SourceOptions:
         return self.value_union_names == "types" and FORMATS[self.value_format].language == "AVRO"
 
     @property
+    def needs_schemas(self) -> bool:
+        """True if `driver/reader_schemas.py` has a schema to resolve, or a filter to parse."""
+        return bool(self.decoded) or self.filter is not None
+
+    @property
     def has_value_types(self) -> bool:
         """True if the column `value` has a field for each of several types."""
         return bool(self.value_subjects) or self.has_union_types

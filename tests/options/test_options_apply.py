@@ -30,6 +30,7 @@ from spark_kafka_source.options.parsing import parse_sink_options, parse_source_
 from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
+from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
 from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, outcome, took_long
 from tests.protocol.fetch.consuming import records
@@ -148,8 +149,8 @@ def column_names(cluster: SmallCluster, options: dict[str, str]) -> object:
 
 def filtered_offsets(cluster: SmallCluster, given: dict[str, str]) -> list[int]:
     """Return the offsets of the first task's rows."""
-    options = with_schemas(parse_source_options(complete(cluster, given, {}), streaming=False))
-    reader = KafkaBatchReader(options)
+    source = KafkaGroupDataSource(complete(cluster, given, {}))
+    reader = source.reader(source.schema())
     return [offset for rows in reader.read(reader.partitions()[0]) for offset in rows["offset"].to_pylist()]
 
 
