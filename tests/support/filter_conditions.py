@@ -14,7 +14,17 @@ TEXTS = [
     *("NaN", "inf", "true", "No", "99999999999", "-128", "128", "9223372036854775808", "\N{GRINNING FACE}x", "a\r\n"),
     *("x\x85y", "0x1F", "2d"),
 ]
-BYTES = [b"\xff", b"a\xed\xa0\x80b", b"\xe2\x82", b"\xf0\x9f\x98", b"a\xc0\x80", b"\x80\x81b", b"\xf0b", b"\x00\x01"]
+# None ends within a character: Spark's substring reads what is behind it in memory.
+BYTES = [
+    b"\xff",
+    b"a\xed\xa0\x80b",
+    b"\xe2\x82_",
+    b"\xf0\x9f\x98%",
+    b"a\xc0\x80",
+    b"\x80\x81b",
+    b"\xf0bcd",
+    b"\x00\x01",
+]
 INTEGERS = [
     *(0, 1, -1, 2, 3, 7, -8, 100, 127, -128, 128, 32767, -32768, 2**31 - 1, -(2**31)),
     *(2**53 + 1, 2**63 - 1, -(2**63)),
