@@ -6,7 +6,6 @@ Imported only for a read that decodes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 from protocol.errors import UsageError
 from protocol.filters.condition import VALUE_TYPE as _FILTER_VALUE_TYPE
 from protocol.schemas.decoding import InvalidValue
-from protocol.schemas.formats import FORMATS, Format, SubjectNameStrategy, subjects_of_types
+from protocol.schemas.formats import FORMATS, Format, SubjectNameStrategy, TypeOptionNames, ValueTypes
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part
 from protocol.schemas.registry import SchemaRegistry
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from protocol.filters.record_filter import RecordFilter
 
 VALUE_TYPE = "value_type"
+_ARGUMENTS = TypeOptionNames("value_types", "value_subject", "value_subject_name_strategy", "value_schema")
 _ON_UNKNOWN_TYPE = (
     '. To read on without records of other types, give on_unknown_type="skip"; with null for such a value, "null"'
 )
@@ -36,59 +36,21 @@ _ON_UNKNOWN_TYPE = (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class ValueTypes:
-    """The arguments of `read` on several types of values."""
-
-    names: tuple[str, ...]
-    subject: str | tuple[str, ...] | None
-    strategy: SubjectNameStrategy
-    on_unknown: str
-
-    @property
-    def one_subject(self) -> str | None:
-        """The subject, if it is one."""
-        return self.subject if isinstance(self.subject, str) else None
-
-    @property
-    def are_several(self) -> bool:
-        """True if values are of several types."""
-        return bool(self.names) or isinstance(self.subject, tuple)
-
-    def subjects(self, topics: list[str]) -> tuple[str, ...]:
-        """Return the subjects of the types."""
-        if isinstance(self.subject, tuple):
-            return self.subject
-        return subjects_of_types(self.names, self.strategy, topics[0])
-
-    def check(self, topics: list[str], format: Format, text: str | None) -> None:
-        """Raise `UsageError` if the arguments contradict each other, or those of the topics and the format."""
-        if self.strategy not in get_args(SubjectNameStrategy):
-            strategies = " or ".join(get_args(SubjectNameStrategy))
-            raise UsageError(f"value_subject_name_strategy is {self.strategy!r}; use {strategies}")
-        if self.on_unknown not in ("fail", "null", "skip"):
-            raise UsageError(f"on_unknown_type is {self.on_unknown!r}; use fail, null or skip")
-        if not self.are_several:
-            return
-        names = self.subject if isinstance(self.subject, tuple) else self.names
-        if not all(names) or len(set(names)) < len(names):
-            raise UsageError("value_types or value_subject: a name is empty, or there twice")
-        if self.names and self.subject is not None:
-            raise UsageError("value_types and value_subject both say which types are read; leave out one of them")
-        if not FORMATS[format].registered:
-            raise UsageError(
-                f"value_types or value_subject names several types, but value_format is {format}; use one with a "
-                "registry, such as confluent-avro"
-            )
-        if text is not None:
-            raise UsageError(
-                "value_schema is one schema, but value_types or value_subject names several types: leave it out"
-            )
-        if self.names and self.strategy == "TopicRecordNameStrategy" and len(topics) != 1:
-            raise UsageError(
-                f"value_types has subjects by topic, and {len(topics)} topics are read: name the subjects in "
-                'value_subject, or give value_subject_name_strategy="RecordNameStrategy"'
-            )
+def _check_types(types: ValueTypes, on_unknown_type: str, topics: list[str], format: Format, text: str | None) -> None:
+    """Raise `UsageError` if arguments on types of values are wrong, or contradict each other."""
+    if types.strategy not in get_args(SubjectNameStrategy):
+        strategies = " or ".join(get_args(SubjectNameStrategy))
+        raise UsageError(f"value_subject_name_strategy is {types.strategy!r}; use {strategies}")
+    if on_unknown_type not in ("fail", "null", "skip"):
+        raise UsageError(f"on_unknown_type is {on_unknown_type!r}; use fail, null or skip")
+    why_no_topic = "" if len(topics) == 1 else f"{len(topics)} topics are read"
+    for _, problem in types.contradictions(_ARGUMENTS, text, why_no_topic):
+        raise UsageError(problem)
+    if types.subjects("") and not FORMATS[format].registered:
+        raise UsageError(
+            f"value_types or value_subject names several types, but value_format is {format}; use one with a "
+            "registry, such as confluent-avro"
+        )
 
 
 def column_decoders(
@@ -98,11 +60,12 @@ def column_decoders(
     value_format: Format,
     text: str | None,
     types: ValueTypes,
+    on_unknown_type: str,
     fields: tuple[str, ...],
     protobuf: ProtobufSettings | None,
 ) -> dict[str, ColumnDecoder]:
     """Return the decoder of each column that has another format than binary."""
-    types.check(topics, value_format, text)
+    _check_types(types, on_unknown_type, topics, value_format, text)
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
     config = parse_registry(properties)
@@ -112,8 +75,7 @@ def column_decoders(
         if format == "binary":
             continue
         own = part == "value"
-        if own and types.are_several:
-            versions = dict.fromkeys(types.subjects(topics))
+        if own and (versions := dict.fromkeys(types.subjects(topics[0]))):
             schema = choose_types(format, registry, versions, messages=types.names, fields=fields, protobuf=protobuf)
             decoders[part] = ColumnDecoder(schema, registry)
             continue

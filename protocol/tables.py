@@ -153,16 +153,17 @@ def read(
     names = [topics] if isinstance(topics, str) else list(topics)
     decoders: dict[str, ColumnDecoder] = {}
     if {key_format, value_format} != {"binary"} or value_types:
-        from protocol.decoded_columns import ValueTypes, column_decoders
+        from protocol.decoded_columns import column_decoders
+        from protocol.schemas.formats import ValueTypes
 
         types = ValueTypes(
             (value_types,) if isinstance(value_types, str) else tuple(value_types),
             value_subject if isinstance(value_subject, str) else tuple(value_subject or ()) or None,
             value_subject_name_strategy,
-            on_unknown_type,
         )
         decoders = column_decoders(
-            properties, names, key_format, value_format, value_schema, types, tuple(value_fields), protobuf
+            *(properties, names, key_format, value_format, value_schema, types, on_unknown_type),
+            *(tuple(value_fields), protobuf),
         )
     properties = {name: value for name, value in properties.items() if not name.startswith(_REGISTRY)}
     schema = _chosen(_all_columns(decoders), columns)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,9 +53,72 @@ def registered_format(language: str) -> Format | None:
     return cast("Format", names[0]) if names else None
 
 
-def subjects_of_types(names: Sequence[str], strategy: SubjectNameStrategy, topic: str) -> tuple[str, ...]:
-    """Return the subjects in which Confluent's serialisers have registered records with these full names."""
-    return tuple(f"{topic}-{name}" if strategy == "TopicRecordNameStrategy" else name for name in names)
+class TypeOptionNames(NamedTuple):
+    """The names of the options about types of values, as the user writes them."""
+
+    types: str
+    subject: str
+    strategy: str
+    schema: str
+    union: str = ""
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """The options about several types of values.
+
+    `names`: the full names of the types.
+    `subject`: the subject of one type, or the subjects of several.
+    `strategy`: how Confluent's serialisers have named the subjects of `names`.
+    `in_union`: True if the types are the records of one Avro union.
+    """
+
+    names: tuple[str, ...] = ()
+    subject: str | tuple[str, ...] | None = None
+    strategy: SubjectNameStrategy = "TopicRecordNameStrategy"
+    in_union: bool = False
+
+    @property
+    def one_subject(self) -> str | None:
+        """The subject, if it is one."""
+        return self.subject if isinstance(self.subject, str) else None
+
+    def subjects(self, topic: str) -> tuple[str, ...]:
+        """Return the subjects of several types; empty: there is one."""
+        if isinstance(self.subject, tuple):
+            return self.subject
+        prefix = f"{topic}-" if self.strategy == "TopicRecordNameStrategy" else ""
+        return tuple(prefix + name for name in self.names)
+
+    def contradictions(
+        self, options: TypeOptionNames, text: str | None, why_no_topic: str = ""
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the option to change and the problem, of options that contradict each other.
+
+        `text`: the schema of all values, if one is given.
+        `why_no_topic`: why subjects cannot begin with the name of a topic; empty if they can.
+        """
+        types, subject, strategy, schema, union = options
+        names = self.subject if isinstance(self.subject, tuple) else self.names
+        several = f"{types} or {subject} names several"
+        if self.names and self.subject is not None:
+            yield types, f"{types} and {subject} both say which types values have; leave out one of them"
+        if not all(names) or len(set(names)) < len(names):
+            option = types if self.names else subject
+            yield option, f"{option}: a name is empty, or there twice"
+        if self.names and self.strategy == "TopicRecordNameStrategy" and why_no_topic:
+            remedy = f"name the subjects in {subject}, or set {strategy} to RecordNameStrategy"
+            yield types, f"{types} has subjects by topic, and {why_no_topic}: {remedy}"
+        if names and text is not None:
+            yield schema, f"{schema} is one schema, but {several} types: leave it out"
+        if names and self.in_union:
+            yield union, f"{union} reads the types of one schema, but {several}: leave out one of them"
+
+
+def parse_subject(text: str | None) -> str | tuple[str, ...] | None:
+    """Return the subject of one type, or of `a, b` the subjects of several."""
+    subjects = tuple(name.strip() for name in (text or "").split(","))
+    return subjects if len(subjects) > 1 else text
 
 
 class Language(Protocol):

@@ -10,13 +10,16 @@ from typing import Any
 
 from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.schemas.formats import FORMATS, Format
+from protocol.schemas.formats import FORMATS, Format, TypeOptionNames
 from protocol.settings.property_kinds import shown
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
-from spark_kafka_source.options.table import SinkOptions, SourceOptions
+from spark_kafka_source.options.table import SinkOptions, SourceOptions, declared_types
 
+_TYPE_OPTIONS = TypeOptionNames(
+    "valueTypes", "valueSubject", "valueSubjectNameStrategy", "valueSchema", "valueUnionNames"
+)
 _FOR_PROTOBUF = (
     "recursive.fields.max.depth",
     "emit.default.values",
@@ -59,12 +62,6 @@ def _check_formats(options: SourceOptions) -> None:
     topics = options.subscribe or tuple(options.assign or ())
     why_no_topic = "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
     _check_types(options, why_no_topic)
-    if options.value_subjects and options.has_union_types:
-        raise ConfigurationError(
-            "valueUnionNames=types reads the types of one schema, but valueTypes or valueSubject names several: leave "
-            "out one of them.",
-            name="valueUnionNames",
-        )
     if selection.VALUE_TYPE in options.row_columns and not options.has_value_types:
         raise ConfigurationError(
             "columns names valueType, but values have one type; name several in valueTypes or valueSubject, or set "
@@ -86,29 +83,8 @@ def _check_formats(options: SourceOptions) -> None:
 
 
 def _check_types(options: SourceOptions | SinkOptions, why_no_topic: str) -> None:
-    """Check the options of several types of values.
-
-    `why_no_topic`: why the names of subjects cannot begin with a topic; empty if they can.
-    """
-    if options.value_types and options.value_subject is not None:
-        raise ConfigurationError(
-            "valueTypes and valueSubject both say which types values have; leave out one of them.", name="valueTypes"
-        )
-    try:
-        options.value_subjects  # noqa: B018 - raises what the list cannot be
-    except ValueError as error:
-        raise ConfigurationError(f"valueSubject: {error}.", name="valueSubject") from None
-    if options.value_types and options.value_subject_name_strategy == "TopicRecordNameStrategy" and why_no_topic:
-        raise ConfigurationError(
-            f"valueTypes has subjects by topic, and {why_no_topic}: name the subjects in valueSubject, or set "
-            "valueSubjectNameStrategy=RecordNameStrategy.",
-            name="valueTypes",
-        )
-    if options.value_subjects and options.value_schema is not None:
-        raise ConfigurationError(
-            "valueSchema is one schema, but valueTypes or valueSubject names several types: leave it out.",
-            name="valueSchema",
-        )
+    for name, problem in declared_types(options).contradictions(_TYPE_OPTIONS, options.value_schema, why_no_topic):
+        raise ConfigurationError(f"{problem}.", name=name)
 
 
 def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | None]]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from protocol.config import ClientConfig, ConsumerConfig, OffsetReset, ProducerConfig
-from protocol.schemas.formats import FORMATS, WRITTEN, SubjectNameStrategy, subjects_of_types
+from protocol.schemas.formats import FORMATS, WRITTEN, SubjectNameStrategy, ValueTypes, parse_subject
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.settings.property_kinds import BOOLEAN, MAX_INT64, NONEMPTY, Effect, Kind, integer, one_of
 from spark_kafka_source.options import selection, start_positions
@@ -429,7 +429,7 @@ class SourceOptions:
     @property
     def value_subjects(self) -> tuple[str, ...]:
         """The subjects of several types of values; empty: there is one type."""
-        return _value_subjects(self, next(iter(self.subscribe or self.assign or ()), ""))
+        return declared_types(self).subjects(next(iter(self.subscribe or self.assign or ()), ""))
 
     @property
     def has_union_types(self) -> bool:
@@ -517,13 +517,13 @@ class SourceOptions:
         return once + self.fetch_offset_num_retries * (once + self.fetch_offset_retry_interval_ms)
 
 
-def _value_subjects(options: SourceOptions | SinkOptions, topic: str) -> tuple[str, ...]:
+def declared_types(options: SourceOptions | SinkOptions) -> ValueTypes:
+    """Return the options on types of values; they have no effect without a registry."""
     if not FORMATS[options.value_format].registered:
-        return ()
-    if options.value_types:
-        return subjects_of_types(options.value_types, options.value_subject_name_strategy, topic)
-    subjects = selection.fields(options.value_subject or "-")
-    return subjects if len(subjects) > 1 else ()
+        return ValueTypes()
+    subject, strategy = parse_subject(options.value_subject), options.value_subject_name_strategy
+    in_union = isinstance(options, SourceOptions) and options.has_union_types
+    return ValueTypes(options.value_types, subject, strategy, in_union)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -542,7 +542,7 @@ class SinkOptions:
     @property
     def value_subjects(self) -> tuple[str, ...]:
         """The subjects of several types of values; empty: there is one type."""
-        return _value_subjects(self, self.topic or "")
+        return declared_types(self).subjects(self.topic or "")
 
     client: ClientConfig
     producer: ProducerConfig

@@ -310,7 +310,7 @@ def test_values_below_a_null_are_not_written() -> None:
         ({"valueSubject": "a,b"}, "valueTypes and valueSubject both say"),
         ({"topic": ""}, "valueTypes has subjects by topic, and rows have their own topics: name the subjects in"),
         ({"valueSchema": '"long"'}, "valueSchema is one schema"),
-        ({"valueTypes": "", "valueSubject": "a,,b"}, "valueSubject: a name is empty"),
+        ({"valueTypes": "", "valueSubject": "a,,b"}, "valueSubject: a name is empty, or there twice"),
         ({"valueFormat": ""}, "valueTypes is set, and valueFormat is binary; set valueFormat to confluent-avro"),
         ({"valueFormat": "avro"}, "valueTypes is set, and valueFormat is avro; set valueFormat to confluent-avro"),
         ({"schema.registry.url": ""}, r"there is no schema\.registry\.url"),

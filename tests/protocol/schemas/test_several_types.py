@@ -200,8 +200,9 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
         ({"topic": ["events", "others"]}, UsageError, "value_types has subjects by topic, and 2 topics are read"),
         ({"value_schema": '"long"'}, UsageError, "value_schema is one schema"),
         ({"value_format": "binary"}, UsageError, "value_format is binary; use one with a registry"),
-        ({"value_types": ["a", "a"]}, UsageError, "a name is empty, or there twice"),
-        ({"value_types": (), "value_subject": ["a", ""]}, UsageError, "a name is empty, or there twice"),
+        ({"value_types": ["a", "a"]}, UsageError, "value_types: a name is empty, or there twice"),
+        ({"value_types": ["a", ""]}, UsageError, "value_types: a name is empty, or there twice"),
+        ({"value_types": (), "value_subject": ["a", ""]}, UsageError, "value_subject: a name is empty, or there twice"),
         ({"on_unknown_type": "dead-letter"}, UsageError, "on_unknown_type is 'dead-letter'; use fail, null or skip"),
         ({"value_subject_name_strategy": "x"}, UsageError, "use TopicRecordNameStrategy or RecordNameStrategy"),
         (
