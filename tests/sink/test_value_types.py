@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.schema_registry import (
-    SchemaRegistryClient,
-    record_subject_name_strategy,
-    topic_record_subject_name_strategy,
-)
-from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql.types import StringType, StructType
 
@@ -33,23 +30,23 @@ from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
 from spark_kafka_source.sink.value_schemas import writer_schema
 from spark_kafka_source.task.row_schema import spark_schema, spark_type
-from tests.support.protobuf_messages import Field, message_type
 from tests.support.spark_task import spark_task
+from tests.support.value_types import (
+    ID,
+    INVOICE,
+    NOTE,
+    REFUND,
+    REMINDER,
+    STRATEGIES,
+    avro_value,
+    json_value,
+    protobuf_value,
+    record,
+)
 
-NOTE = {"name": "note", "type": ["null", "string"], "default": None}
-ORDER: dict[str, Any] = {
-    "type": "record",
-    "name": "Order",
-    "namespace": "shop",
-    "fields": [{"name": "id", "type": "long"}, {"name": "lines", "type": {"type": "array", "items": "string"}}],
-}
-NEWER_ORDER = {**ORDER, "fields": [*ORDER["fields"], NOTE]}
-REFUND = {**ORDER, "name": "Refund", "fields": [{"name": "reason", "type": "string"}]}
+LINES = {"name": "lines", "type": {"type": "array", "items": "string"}}
+ORDER, NEWER_ORDER = record("Order", ID, LINES), record("Order", ID, LINES, NOTE)
 DEPOT_ORDER = {**REFUND, "name": "Order", "namespace": "depot"}
-STRATEGIES = {
-    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
-    "RecordNameStrategy": record_subject_name_strategy,
-}
 ORDER_TYPE = pa.struct([("id", pa.int64()), ("lines", pa.list_(pa.string()))])
 REASON = pa.struct([("reason", pa.string())])
 # The column `value` in tests that make rows themselves.
@@ -110,14 +107,7 @@ Serialize = Callable[..., bytes]
 
 @pytest.fixture
 def avro(client: SchemaRegistryClient) -> Serialize:
-    """Return `avro(schema, value, strategy, topic)`: what Confluent's serialiser writes."""
-
-    def serialize(schema: dict[str, Any], value: Any, strategy: str, topic: str = "events") -> bytes:
-        serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
-        written: bytes = serializer(value, SerializationContext(topic, MessageField.VALUE))
-        return written
-
-    return serialize
+    return partial(avro_value, client)
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
@@ -163,26 +153,17 @@ def test_values_are_those_of_confluents_serialiser_in_the_same_order(
 
 def test_json_values_are_read_as_they_were(fake: FakeKafka, client: SchemaRegistryClient, copy: Copy) -> None:
     context = SerializationContext("events", MessageField.VALUE)
-    order = {"title": "shop.Order", "type": "object", "properties": {"id": {"type": "integer"}}}
-    refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
-    values = [{"id": 1}, {"reason": "late"}, {"id": 2}]
-    for value in values:
-        text = json.dumps(order if "id" in value else refund)
-        serialize = JSONSerializer(text, client, conf={"subject.name.strategy": record_subject_name_strategy})
-        fake.produce("events", serialize(value, context), partition=0)
+    values: list[dict[str, Any]] = [{"id": 1}, {"reason": "late"}, {"id": 2}]
+    fake.produce("events", *(json_value(client, value) for value in values), partition=0)
     read = JSONDeserializer(None, schema_registry_client=client)
     copies = copy(valueFormat="confluent-json", valueSubjectNameStrategy="RecordNameStrategy")
     assert [read(value, context) for value in copies] == values
 
 
 def test_protobuf_messages_are_read_as_they_were(fake: FakeKafka, client: SchemaRegistryClient, copy: Copy) -> None:
-    """The message of a type is not the first one of its schema."""
     context = SerializationContext("events", MessageField.VALUE)
-    invoice = message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])
-    reminder = message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")
-    messages = [invoice(id=1), reminder(reason="late"), invoice(id=2)]
-    conf = {"subject.name.strategy": record_subject_name_strategy, "use.deprecated.format": False}
-    written = [ProtobufSerializer(type(message), client, conf)(message, context) for message in messages]
+    messages = [INVOICE(id=1), REMINDER(reason="late"), INVOICE(id=2)]
+    written = [protobuf_value(client, message) for message in messages]
     fake.produce("events", *written, partition=0)
     names = {"valueTypes": "shop.Invoice,shop.Reminder", "valueSubjectNameStrategy": "RecordNameStrategy"}
     copies = copy(valueFormat="confluent-protobuf", **names)

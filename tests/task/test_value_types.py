@@ -9,16 +9,8 @@ from typing import Any
 
 import fastavro
 import pytest
-from confluent_kafka.schema_registry import (
-    Schema,
-    SchemaReference,
-    SchemaRegistryClient,
-    record_subject_name_strategy,
-    topic_record_subject_name_strategy,
-)
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.schema_registry.json_schema import JSONSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from protocol.errors import ConfigurationError, DecodeFailed
@@ -29,17 +21,20 @@ from spark_kafka_source.driver.reader_schemas import require_same_versions, with
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import declared_versions, spark_schema
-from tests.support.protobuf_messages import Field, message_type
+from tests.support.value_types import (
+    FIRST,
+    LOGIN,
+    NEWER_ORDER,
+    ORDER,
+    REFUND,
+    SECOND,
+    STRATEGIES,
+    Write,
+    avro_writer,
+    write_json_and_protobuf,
+)
 
-ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
-REFUND = {**ORDER, "name": "Refund", "fields": [{"name": "reason", "type": "string"}]}
-LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
 TYPES = "shop.Order,shop.Refund"
-STRATEGIES = {
-    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
-    "RecordNameStrategy": record_subject_name_strategy,
-}
-Write = Callable[..., None]
 
 
 @pytest.fixture
@@ -59,14 +54,7 @@ def fake() -> Iterator[FakeKafka]:
 
 @pytest.fixture
 def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
-    """Return `write(schema, value, strategy)`, which writes one Avro record."""
-    client = SchemaRegistryClient({"url": registry.url})
-
-    def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
-        serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
-        fake.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
-
-    return send
+    return avro_writer(fake, registry)
 
 
 Read = Callable[..., list[dict[str, Any]]]
@@ -97,7 +85,7 @@ def read(events: dict[str, str]) -> Read:
     return rows
 
 
-EXPECTED = [{"value": {"Order": {"id": 1}, "Refund": None}}, {"value": {"Order": None, "Refund": {"reason": "late"}}}]
+EXPECTED = [{"value": FIRST}, {"value": SECOND}]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -153,23 +141,9 @@ def test_filter_on_the_type_decodes_no_other(write: Write, read: Read) -> None:
 
 
 def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
-    client = SchemaRegistryClient({"url": registry.url})
-    context = SerializationContext("events", MessageField.VALUE)
-    conf: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
-    order = {"title": "shop.Order", "type": "object", "properties": {"id": {"type": "integer"}}}
-    refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
-    for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
-        serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
-        fake.produce("events", serialize(value, context), partition=0)
+    write_json_and_protobuf(fake, registry)
     by_record = {"valueSubjectNameStrategy": "RecordNameStrategy"}
     assert read(**by_record, valueFormat="confluent-json") == EXPECTED
-    fake.create_topic("messages")
-    for message in (
-        message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
-        message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")(reason="late"),
-    ):
-        serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
-        fake.produce("messages", serialize(message, context), partition=0)
     protobuf = {**by_record, "valueFormat": "confluent-protobuf", "subscribe": "messages"}
     assert read(**protobuf, valueTypes="shop.Invoice,shop.Reminder") == [
         {"value": {"Invoice": {"id": 1}, "Reminder": None}},
@@ -180,8 +154,7 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
 def test_newer_versions_are_resolved_and_each_is_pinned(events: dict[str, str], write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
-    note = {"name": "note", "type": ["null", "string"], "default": None}
-    write({**ORDER, "fields": [*ORDER["fields"], note]}, {"id": 2, "note": "fragile"})
+    write(NEWER_ORDER, {"id": 2, "note": "fragile"})
     assert [row["value"]["Order"] for row in read()] == [{"id": 1, "note": None}, None, {"id": 2, "note": "fragile"}]
     pinned = {"schema__registry__reader__version": "events-shop.Order=1"}
     assert [row["value"]["Order"] for row in read(**pinned)] == [{"id": 1}, None, {"id": 2}]
@@ -278,9 +251,7 @@ def test_branches_of_a_newer_union_are_unknown_types_until_it_is_read(
     events: dict[str, str], write_union: Write, read: Read
 ) -> None:
     write_union([ORDER, REFUND], ORDERED)
-    note = {"name": "note", "type": ["null", "string"], "default": None}
-    newer = {**ORDER, "fields": [*ORDER["fields"], note]}
-    write_union([LOGIN, newer, REFUND], ("shop.Login", {"user": "ann"}), REFUNDED)
+    write_union([LOGIN, NEWER_ORDER, REFUND], ("shop.Login", {"user": "ann"}), REFUNDED)
     rows = read(**UNION)
     assert [row["value"]["Order"] for row in rows] == [{"id": 1, "note": None}, None, None]
     assert [row["value"]["Login"] for row in rows] == [None, {"user": "ann"}, None]

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka.schema_registry import (
-    SchemaRegistryClient,
-    record_subject_name_strategy,
-    topic_record_subject_name_strategy,
-)
-from confluent_kafka.schema_registry.avro import AvroSerializer
-from confluent_kafka.schema_registry.json_schema import JSONSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 
 import protocol
 from protocol import tables
@@ -29,18 +19,19 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.process_state import PROCESS
-from tests.support.protobuf_messages import Field, message_type
+from tests.support.value_types import (
+    FIRST,
+    LOGIN,
+    ORDER,
+    REFUND,
+    SECOND,
+    STRATEGIES,
+    Write,
+    avro_writer,
+    write_json_and_protobuf,
+)
 
-ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "id", "type": "long"}]}
-REFUND = {**ORDER, "name": "Refund", "fields": [{"name": "reason", "type": "string"}]}
-LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
 TYPES = ["shop.Order", "shop.Refund"]
-STRATEGIES = {
-    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
-    "RecordNameStrategy": record_subject_name_strategy,
-}
-FIRST, SECOND = {"Order": {"id": 1}, "Refund": None}, {"Order": None, "Refund": {"reason": "late"}}
-Write = Callable[..., None]
 Read = Callable[..., pa.Table]
 
 
@@ -60,14 +51,7 @@ def fake() -> Iterator[FakeKafka]:
 
 @pytest.fixture
 def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
-    """Return `write(schema, value, strategy)`, which writes one Avro record."""
-    client = SchemaRegistryClient({"url": registry.url})
-
-    def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
-        serializer = AvroSerializer(client, json.dumps(schema), conf={"subject.name.strategy": STRATEGIES[strategy]})
-        fake.produce("events", serializer(value, SerializationContext("events", MessageField.VALUE)), partition=0)
-
-    return send
+    return avro_writer(fake, registry)
 
 
 @pytest.fixture
@@ -168,23 +152,9 @@ def test_failed_record_behind_dropped_ones_has_its_own_offset(write: Write, read
 
 
 def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
-    client = SchemaRegistryClient({"url": registry.url})
-    conf: dict[str, Any] = {"subject.name.strategy": record_subject_name_strategy}
-    context = SerializationContext("events", MessageField.VALUE)
-    order = {"title": "shop.Order", "type": "object", "properties": {"id": {"type": "integer"}}}
-    refund = {"title": "shop.Refund", "type": "object", "properties": {"reason": {"type": "string"}}}
-    for schema, value in ((order, {"id": 1}), (refund, {"reason": "late"})):
-        serialize = JSONSerializer(json.dumps(schema), client, conf=conf)
-        fake.produce("events", serialize(value, context), partition=0)
+    write_json_and_protobuf(fake, registry)
     by_record = {"value_subject_name_strategy": "RecordNameStrategy"}
     assert values(read(value_format="confluent-json", **by_record)) == [FIRST, SECOND]
-    fake.create_topic("messages", 1)
-    for message in (
-        message_type({"id": (1, Field.TYPE_INT64)}, "Invoice", before=["First"])(id=1),
-        message_type({"reason": (1, Field.TYPE_STRING)}, "Reminder")(reason="late"),
-    ):
-        serialize = ProtobufSerializer(type(message), client, {**conf, "use.deprecated.format": False})
-        fake.produce("messages", serialize(message, context), partition=0)
     types = ["shop.Invoice", "shop.Reminder"]
     table = read("messages", value_format="confluent-protobuf", value_types=types, **by_record)
     assert values(table) == [

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.schema_registry import (
-    Schema,
-    SchemaReference,
-    SchemaRegistryClient,
-    record_subject_name_strategy,
-    topic_record_subject_name_strategy,
-)
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import StreamingQueryException
@@ -26,29 +19,17 @@ from tests.conftest import TopicFactory
 from tests.support.documents import block
 from tests.support.librdkafka import produce
 from tests.support.spark_frames import batch, stream, streamed
+from tests.support.value_types import ID, NOTE, STRATEGIES, Write, avro_value, record
 
 NAMES = ("Order", "Refund", "Login", "Shipment", "Rating")
-STRATEGIES = {
-    "TopicRecordNameStrategy": topic_record_subject_name_strategy,
-    "RecordNameStrategy": record_subject_name_strategy,
-}
-NOTE = {"name": "note", "type": ["null", "string"], "default": None}
-Write = Callable[..., None]
-
-
-def schema(name: str, *more: dict[str, Any]) -> dict[str, Any]:
-    fields = [{"name": "id", "type": "long"}, *more]
-    return {"type": "record", "name": name, "namespace": "shop", "fields": fields}
 
 
 @pytest.fixture
 def write(kafka1: LocalKafka, registry_client: SchemaRegistryClient) -> Write:
-    """Return `write(topic, strategy, schema, *records)`."""
+    """Return `write(topic, strategy, schema, *values)`."""
 
-    def send(topic: str, strategy: str, schema: dict[str, Any], *records: dict[str, Any]) -> None:
-        conf, context = {"subject.name.strategy": STRATEGIES[strategy]}, SerializationContext(topic, MessageField.VALUE)
-        serialize = AvroSerializer(registry_client, json.dumps(schema), conf=conf)
-        produce(kafka1, topic, *(serialize(record, context) for record in records))
+    def send(topic: str, strategy: str, schema: dict[str, Any], *values: dict[str, Any]) -> None:
+        produce(kafka1, topic, *(avro_value(registry_client, schema, value, strategy, topic) for value in values))
 
     return send
 
@@ -73,7 +54,7 @@ def test_five_types_become_columns_and_evolve(
         "columns": "value,valueType",
     }
     for number, name in enumerate(NAMES):
-        write(topic, strategy, schema(name), {"id": number}, {"id": number + 10})
+        write(topic, strategy, record(name, ID), {"id": number}, {"id": number + 10})
 
     def run(**more: str) -> list[tuple[Any, ...]]:
         rows = stream(spark, kafka1, **options, **more).selectExpr("valueType", "to_json(value) AS json")
@@ -83,7 +64,7 @@ def test_five_types_become_columns_and_evolve(
     assert sorted(run()) == sorted(
         (name, f'{{"{name}":{{"id":{number + more}}}}}') for number, name in enumerate(NAMES) for more in (0, 10)
     )
-    write(topic, strategy, schema("Order", NOTE), {"id": 20, "note": "fragile"})
+    write(topic, strategy, record("Order", ID, NOTE), {"id": 20, "note": "fragile"})
     with pytest.raises(StreamingQueryException, match=r"shop\.Order=1 to keep the columns"):
         run()
     prefix = f"{topic}-" if strategy.startswith("Topic") else ""
@@ -113,7 +94,7 @@ def test_union_of_references_becomes_columns_and_is_pinned(
 
     def register(*names: str) -> Schema:
         for name in names:
-            registry.register(f"{topic}-{name}", json.dumps(schema(name)))
+            registry.register(f"{topic}-{name}", json.dumps(record(name, ID)))
         references = [SchemaReference(f"shop.{name}", f"{topic}-{name}", 1) for name in names]
         union = Schema(json.dumps([f"shop.{name}" for name in names]), "AVRO", references)
         registry_client.register_schema(f"{topic}-value", union)
@@ -147,7 +128,7 @@ def test_example_of_the_page_runs(
 ) -> None:
     topic = topic1()
     for name in ("Order", "Refund", "Login"):
-        write(topic, "TopicRecordNameStrategy", schema(name), {"id": 7})
+        write(topic, "TopicRecordNameStrategy", record(name, ID), {"id": 7})
     names = {
         "broker-1:9092": kafka1.bootstrap_servers,
         '"events")': f'"{topic}").option("startingOffsets", "earliest")',

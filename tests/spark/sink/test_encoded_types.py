@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.schema_registry import SchemaRegistryClient, topic_record_subject_name_strategy
-from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,13 +20,11 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.support.documents import block
 from tests.support.librdkafka import consumer
+from tests.support.value_types import ID, NOTE, REASON, USER, avro_value, record
 
-NOTE = {"name": "note", "type": ["null", "string"], "default": None}
-ID = {"name": "id", "type": "long"}
-ORDER: dict[str, Any] = {"type": "record", "name": "Order", "namespace": "com.shop", "fields": [ID]}
-NEWER_ORDER = {**ORDER, "fields": [ID, NOTE]}
-REFUND = {**ORDER, "name": "Refund", "fields": [ID, {"name": "reason", "type": "string"}]}
-LOGIN = {**ORDER, "name": "Login", "fields": [{"name": "user", "type": "string"}]}
+ORDER, NEWER_ORDER = record("Order", ID, namespace="com.shop"), record("Order", ID, NOTE, namespace="com.shop")
+REFUND = record("Refund", ID, REASON, namespace="com.shop")
+LOGIN = record("Login", USER, namespace="com.shop")
 TYPES = {"valueTypes": "com.shop.Order,com.shop.Refund"}
 Send = Callable[..., None]
 
@@ -43,15 +41,13 @@ def write(frame: DataFrame, options: dict[str, str]) -> None:
 
 @pytest.fixture
 def send(kafka1: LocalKafka, registry: FakeSchemaRegistry) -> Send:
-    """Return `send(topic, partition, *(schema, record))`."""
+    """Return `send(topic, partition, *(schema, value))`."""
     client = SchemaRegistryClient({"url": registry.url})
     producer = Producer({"bootstrap.servers": kafka1.bootstrap_servers, "log_level": 0})
 
-    def run(topic: str, partition: int, *records: tuple[Any, Any]) -> None:
-        context = SerializationContext(topic, MessageField.VALUE)
-        for schema, record in records:
-            conf = {"subject.name.strategy": topic_record_subject_name_strategy}
-            raw = schema and AvroSerializer(client, json.dumps(schema), conf=conf)(record, context)
+    def run(topic: str, partition: int, *values: tuple[Any, Any]) -> None:
+        for schema, value in values:
+            raw = schema and avro_value(client, schema, value, topic=topic)
             producer.produce(topic, raw, key="k", partition=partition)
         assert producer.flush(30) == 0
 
