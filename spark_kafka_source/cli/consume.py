@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 import pyarrow as pa
@@ -16,6 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
+from protocol.schemas.formats import SubjectNameStrategy, TypeOptionNames, ValueTypes, parse_subject
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, open_registry, schema_registry_option
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -27,16 +28,19 @@ from spark_kafka_source.cli.record_sources import Receiver, follow, read_as_memb
 from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
 from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import NUMBERS, Parsed
+from spark_kafka_source.options.selection import fields
 
 if TYPE_CHECKING:
     from protocol.schemas.formats import Format
-    from protocol.schemas.reader_schema import Part
     from protocol.schemas.values import ColumnDecoder
     from spark_kafka_source.cli.decoded_records import RecordDecoder
 
 _JSON = "json"
 # Formats whose values have no id of a schema.
 _FORMATS = ("avro", "protobuf", "json")
+_TYPE_OPTIONS = TypeOptionNames(
+    "--value-types", "--subject", "--subject-name-strategy", "--value-schema", "--union-types"
+)
 # Bytes that control a terminal become question marks there; \t, \n and \r stay.
 _ON_TERMINAL = bytes(63 if (byte < 32 and byte not in b"\t\n\r") or byte == 127 else byte for byte in range(256))
 
@@ -78,11 +82,11 @@ class _Output:
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
         if self.condition is not None:
             batch = self.condition.apply(key, batch)
-            if not batch.num_rows:
-                return None
-        if self.decoder is not None:
+        if self.decoder is not None and batch.num_rows:
             as_text = self.format is not None or bool(self._filter.columns & {"key", "value"})
             batch = self.decoder.decode(batch, as_text=as_text)
+        if not batch.num_rows:
+            return None
         chosen, unread = self._filter.apply(batch), None
         if self._left is not None and chosen.num_rows >= self._left:
             chosen = chosen.slice(0, self._left)
@@ -134,7 +138,34 @@ class _Output:
 @click.option("-J", "--json", "as_json", is_flag=True, help="Print a JSON object per line; also: -o json.")
 @click.option("--decode", is_flag=True, help="Decode values by the schema registry, and print them as JSON.")
 @click.option("--decode-key", is_flag=True, help="Decode keys, too.")
-@click.option("--subject", metavar="NAME", help="The subject with the schema of values.  [default: TOPIC-value]")
+@click.option(
+    "--subject",
+    metavar="NAME[,NAME]",
+    help="The subject with the schema of values, or those of several types of values.  [default: TOPIC-value]",
+)
+@click.option(
+    "--value-types",
+    type=Parsed("names", fields),
+    metavar="NAME,NAME",
+    help="The types of values in a topic with several, by their full names.",
+)
+@click.option(
+    "--subject-name-strategy",
+    "strategy",
+    type=click.Choice(get_args(SubjectNameStrategy)),
+    default="TopicRecordNameStrategy",
+    show_default=True,
+    metavar="NAME",
+    help="How the subjects of these types are named: TopicRecordNameStrategy or RecordNameStrategy.",
+)
+@click.option("--union-types", "in_union", is_flag=True, help="The records of an Avro union are several types, too.")
+@click.option(
+    "--on-unknown-type",
+    type=click.Choice(("fail", "null", "skip")),
+    default="fail",
+    show_default=True,
+    help="A record of another type does not decode (fail), is null, or is left out (skip).",
+)
 @click.option(
     "--value-schema",
     "schema",
@@ -189,6 +220,10 @@ def consume(
     decode: bool,
     decode_key: bool,
     subject: str | None,
+    value_types: tuple[str, ...] | None,
+    strategy: SubjectNameStrategy,
+    in_union: bool,
+    on_unknown_type: str,
     schema: str | None,
     value_format: Format | None,
     value_message: str | None,
@@ -207,7 +242,7 @@ def consume(
 
     With --decode, values become the latest version of their subject, or of --value-schema: JSON in lines, objects with
     -o json, columns in a file; --key and --grep look at the JSON. A value that does not decode is null, and the exit
-    code 1.
+    code 1. Values of several types are objects with a field for each type, and -o json and files have `value_type`.
 
     \b
     Examples:
@@ -216,6 +251,7 @@ def consume(
       pykafka consume orders -e --filter "headers['source'] = 'web' AND partition < 8"
       pykafka consume orders -p 0,1 --to orders.parquet
       pykafka consume orders-avro -e --decode --schema-registry http://registry:8081
+      pykafka consume shop-events -e --decode --value-types com.shop.Order,com.shop.Refund -o json
       pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf
     """
     spans = [offset for offset in offsets if isinstance(offset, Span)]
@@ -225,8 +261,10 @@ def consume(
     output.condition = None if condition is None else _record_condition(condition)
     follows = (path is None) if follows is None else follows
     span = spans[0] if spans else Span(FROM_LATEST if follows else FROM_EARLIEST)
+    types = ValueTypes(value_types or (), parse_subject(subject), strategy, in_union)
     fixed = _FixedSchema(schema, value_format, value_message)
-    output.decoder = _decoder(cluster, topic, schema_registry, subject, fixed, decode=decode, decode_key=decode_key)
+    decodes = {"decode": decode, "decode_key": decode_key}
+    output.decoder = _decoder(cluster, topic, schema_registry, types, on_unknown_type, fixed, **decodes)
     if path is None:
         decoded = () if output.decoder is None else output.decoder.types
         output.format = json_format(decoded) if as_json else text or text_format(r"%v\n")
@@ -304,7 +342,7 @@ class _FixedSchema:
         if self.message is not None and self.format != "protobuf":
             raise click.UsageError("--value-message needs --value-format protobuf.")
 
-    def decoder(self) -> ColumnDecoder | None:
+    def decoder(self, *, in_union: bool) -> ColumnDecoder | None:
         """Return what decodes values, if there is a schema. Raises `ConfigurationError`."""
         if self.path is None or self.format is None:
             return None
@@ -312,7 +350,7 @@ class _FixedSchema:
         from spark_kafka_source.options.selection import schema_text
 
         try:
-            return fixed_decoder(self.format, schema_text(f"file:{self.path}"), self.message)
+            return fixed_decoder(self.format, schema_text(f"file:{self.path}"), self.message, in_union=in_union)
         except (ConfigurationError, ValueError) as error:
             raise click.UsageError(f"--value-schema: {error}") from error
 
@@ -321,31 +359,36 @@ def _decoder(
     cluster: Cluster,
     topic: str,
     url: str | None,
-    subject: str | None,
+    types: ValueTypes,
+    on_unknown_type: str,
     fixed: _FixedSchema,
     *,
     decode: bool,
     decode_key: bool,
 ) -> RecordDecoder | None:
     if not decode and not decode_key:
-        if subject is not None or url is not None or fixed.path is not None:
-            raise click.UsageError("--subject, --schema-registry and --value-schema need --decode.")
+        if types != ValueTypes() or on_unknown_type != "fail" or url is not None or fixed.path is not None:
+            raise click.UsageError("The options of schemas and types need --decode.")
         return None
-    if subject is not None and fixed.path is not None:
+    for _, problem in types.contradictions(_TYPE_OPTIONS, fixed.path):
+        raise click.UsageError(f"{problem}.")
+    if types.one_subject is not None and fixed.path is not None:
         raise click.UsageError("--subject has no effect with --value-schema; give one of them.")
     # Only these options import the decoders.
     from spark_kafka_source.cli.decoded_records import RecordDecoder, registered_decoder
 
-    decoders: dict[Part, ColumnDecoder] = {}
-    if (by_file := fixed.decoder()) is not None:
+    decoders: dict[str, ColumnDecoder] = {}
+    if (by_file := fixed.decoder(in_union=types.in_union)) is not None:
         decoders["value"] = by_file
     if by_file is None or decode_key:
         registry = open_registry(cluster.registry, url)
         if by_file is None:
-            decoders["value"] = registered_decoder(registry, subject or f"{topic}-value", "value")
+            decoders["value"] = registered_decoder(registry, topic, "value", types)
         if decode_key:
-            decoders["key"] = registered_decoder(registry, f"{topic}-key", "key")
-    return RecordDecoder(decoders)
+            decoders["key"] = registered_decoder(registry, topic, "key", ValueTypes())
+    if on_unknown_type != "fail" and not decoders["value"].schema.types:
+        raise click.UsageError("--on-unknown-type needs several types: --value-types, --subject A,B or --union-types.")
+    return RecordDecoder(decoders, on_unknown_type)
 
 
 def _check_usage(

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import click
+import numpy as np
 import pyarrow as pa
 
+from protocol.decoded_columns import column_types
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import valid
-from protocol.schemas.formats import Format, registered_format
+from protocol.schemas.decoding import UnknownName
+from protocol.schemas.formats import FORMATS, Format, ValueTypes, registered_format
 from protocol.schemas.protobuf_settings import ProtobufSettings
-from protocol.schemas.reader_schema import Part
+from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
-from protocol.schemas.values import ColumnDecoder, choose_schema
+from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, with_union_types
 from spark_kafka_source.cli.json_values import json_column
 from spark_kafka_source.cli.record_files import TYPED
-from spark_kafka_source.cli.record_text import ERROR
+from spark_kafka_source.cli.record_text import ERROR, VALUE_TYPE
 
 # Levels of Protobuf messages that contain themselves.
 _RECURSIVE_DEPTH = 3
@@ -26,33 +29,49 @@ _RECURSIVE_DEPTH = 3
 class RecordDecoder:
     """Decodes keys and values.
 
-    `decoders` (mapping of {"key", "value"} to ColumnDecoder): the columns to decode.
-    `types`: types of the decoded columns.
+    `decoders`: those of the columns `key` and `value`, if they are decoded.
+    `on_unknown_type`: {"fail", "null", "skip"}; to fail is not to decode.
+    `types`: types of the decoded columns, and of `value_type` if values are of several types.
     `invalid`: number of reported records that do not decode.
     """
 
-    def __init__(self, decoders: Mapping[Part, ColumnDecoder]) -> None:
+    def __init__(self, decoders: Mapping[str, ColumnDecoder], on_unknown_type: str = "fail") -> None:
         self._decoders = dict(decoders)
-        self.types = {str(part): _nullable(decoder.type) for part, decoder in self._decoders.items()}
-        self.columns = frozenset(("headers", *self.types))
+        self._on_unknown_type = on_unknown_type
+        self.types = {name: _nullable(kind) for name, kind in column_types(decoders).items()}
+        self.columns = frozenset(("headers", *decoders))
         self.invalid = 0
 
     def decode(self, batch: pa.RecordBatch, *, as_text: bool) -> pa.RecordBatch:
-        """Return a batch with decoded columns.
+        """Return a batch with decoded columns, without the records of other types if they are skipped.
 
         `typed_key` and `typed_value` have the types of the schemas; with `as_text`, `key` and `value` are JSON texts.
-        `error` has the reasons for values that do not decode; they are null.
+        `value_type` has the types of values, if they have several. `error` has the reasons for values that do not
+        decode; they are null.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         errors: dict[int, str] = {}
+        unknown_types: set[int] = set()
         for part, decoder in self._decoders.items():
-            typed, invalid = decoder.decode(batch.column(part), batch.column("headers"))
+            stored, headers = batch.column(part), batch.column("headers")
+            typed, invalid = decoder.decode(stored, headers)
             columns[TYPED + part] = typed.cast(self.types[part])
             if as_text:
                 columns[part] = json_column(typed)
-            errors |= {failure.row: f"{part}: {failure}" for failure in invalid if failure.row not in errors}
+            if decoder.schema.types:
+                columns[VALUE_TYPE] = decoder.type_names(stored, headers)
+            for failure in invalid:
+                if not failure.unknown_type:
+                    errors.setdefault(failure.row, f"{part}: {failure}")
+                elif self._on_unknown_type == "fail":
+                    errors.setdefault(failure.row, f"{part}: {failure} (see --on-unknown-type)")
+                else:
+                    unknown_types.add(failure.row)
         columns[ERROR] = pa.array([errors.get(row) for row in range(batch.num_rows)], pa.string())
-        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        decoded = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        if not unknown_types or self._on_unknown_type != "skip":
+            return decoded
+        return decoded.filter(pa.array(~np.isin(np.arange(batch.num_rows), list(unknown_types))))
 
     def report(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
         """Count the records of a decoded batch that have errors, and print the first one to standard error."""
@@ -67,23 +86,39 @@ class RecordDecoder:
         click.echo(f"{key[0]}-{key[1]}, offset {offset}: does not decode: {reason}{more}", err=True)
 
 
-def registered_decoder(registry: SchemaRegistry, subject: str, part: Part) -> ColumnDecoder:
-    """Return what decodes keys or values to the latest version of a subject.
+def registered_decoder(registry: SchemaRegistry, topic: str, part: Part, types: ValueTypes) -> ColumnDecoder:
+    """Return what decodes keys or values to the latest versions of their subjects.
 
-    Raises `RegistryFailed`: the registry does not have the subject, refuses, or does not respond. `ConfigurationError`:
-    the schema is not supported.
+    Raises `RegistryFailed`: the registry does not have a subject, refuses, or does not respond. `ConfigurationError`:
+    a schema is not supported.
     """
+    versions = dict.fromkeys(types.subjects(topic))
+    subject = next(iter(versions), types.one_subject or f"{topic}-{part}")
     latest = registry.version(subject)
     format = registered_format(latest.kind)
     if format is None:
         raise ConfigurationError(f"the subject {subject} has a schema of the unsupported type {latest.kind}")
-    schema = choose_schema(format, registry, subject, version=latest.version, protobuf=_settings())
-    return ColumnDecoder(schema, registry, part)
+    if versions:
+        schema = choose_types(format, registry, versions, messages=types.names, protobuf=_settings())
+    else:
+        schema = choose_schema(format, registry, subject, version=latest.version, protobuf=_settings())
+    return ColumnDecoder(_in_union(schema) if types.in_union else schema, registry, part)
 
 
-def fixed_decoder(format: Format, text: str, message: str | None) -> ColumnDecoder:
+def fixed_decoder(format: Format, text: str, message: str | None, *, in_union: bool) -> ColumnDecoder:
     """Return what decodes values that all have one schema. Raises `ConfigurationError` if it is invalid."""
-    return ColumnDecoder(choose_schema(format, None, "", text=text, protobuf=_settings(message)))
+    schema = choose_schema(format, None, "", text=text, protobuf=_settings(message))
+    return ColumnDecoder(_in_union(schema) if in_union else schema)
+
+
+def _in_union(schema: ReaderSchema) -> ReaderSchema:
+    """Return the schema of several types from that of a union."""
+    if (language := FORMATS[schema.format].language) != "AVRO":
+        raise ConfigurationError(f"--union-types: the schema is one of {language}, not of AVRO")
+    try:
+        return with_union_types(schema)
+    except UnknownName as error:
+        raise ConfigurationError(f"--union-types: {error}") from None
 
 
 def _settings(message: str | None = None) -> ProtobufSettings:

@@ -33,12 +33,13 @@ class RecordFile:
     It is written under a temporary name beside it, and renamed when the context ends without an error.
 
     `path`: the suffix is one of `SUFFIXES`.
-    `types`: types of decoded columns.
+    `types`: types of decoded columns; of others than those of `protocol.read`, too.
     """
 
     def __init__(self, path: Path, topic: str, types: Mapping[str, pa.DataType] | None = None) -> None:
-        decoded = types or {}
-        self._schema = pa.schema([field.with_type(decoded.get(field.name, field.type)) for field in READ_SCHEMA])
+        decoded = dict(types or {})
+        stored = [field.with_type(decoded.pop(field.name, field.type)) for field in READ_SCHEMA]
+        self._schema = pa.schema([*stored, *decoded.items()])
         self._path = path.resolve()  # a link stays one
         self._partial = self._path.with_name(f".{path.name}.partial")
         self._topics = pa.array([topic])

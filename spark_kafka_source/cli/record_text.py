@@ -141,6 +141,7 @@ def _lists_like(lists: pa.Array, items: pa.Array) -> pa.Array:
 
 
 ERROR = "error"  # the column with reasons of values that do not decode
+VALUE_TYPE = "value_type"  # the column with the types of values, if they have several
 
 # -- JSON ---------------------------------------------------------------------------------------
 
@@ -154,8 +155,8 @@ def json_format(decoded: Collection[str] = ()) -> RecordFormat:
     """Render a JSON object per line.
 
     Fields: `topic`, `partition`, `offset`, `timestamp_ms`, `key`, `value`, `headers` (a list of objects with `key` and
-    `value`). Bytes that are not UTF-8 are in `key_base64`, `value_base64` instead. `decoded` columns are JSON already;
-    a record with a reason in the column `error` has it as a field.
+    `value`). Bytes that are not UTF-8 are in `key_base64`, `value_base64` instead. `decoded` columns are JSON already.
+    The column `value_type` is a field, if there is one, and the column `error` in records that have a reason.
     """
 
     def render(topic: str, partition: int, batch: pa.RecordBatch) -> bytes:
@@ -171,12 +172,15 @@ def _render_json(topic: str, partition: int, batch: pa.RecordBatch, decoded: Col
         for name in ("key", "value")
     )
     headers = batch.column("headers")
+    kinds = [_json_strings(batch.column(name)) for name in batch.schema.names if name == VALUE_TYPE]
     failed = ERROR in batch.schema.names and batch.column(ERROR).null_count != len(headers)
-    if key is None or value is None or failed or headers.null_count != len(headers):
+    if failed or headers.null_count != len(headers) or any(column is None for column in (key, value, *kinds)):
         return _render_slowly(head, batch, decoded)
     pieces = [
         *(head, _digits(batch.column("offset")), b', "timestamp_ms": ', _digits(batch.column("timestamp_ms"))),
-        *(b', "key": ', key, b', "value": ', value, b', "headers": []}\n'),
+        *(b', "key": ', key, b', "value": ', value),
+        *(piece for kind in kinds for piece in (b', "value_type": ', kind)),
+        b', "headers": []}\n',
     ]
     return _joined(
         [pa.scalar(piece, pa.binary()) if isinstance(piece, bytes) else piece for piece in pieces], len(batch)
@@ -200,9 +204,12 @@ def _json_strings(column: pa.Array) -> pa.Array | None:
 
 def _render_slowly(head: bytes, batch: pa.RecordBatch, decoded: Collection[str]) -> bytes:
     columns = (batch.column(name).to_pylist() for name in ("offset", "timestamp_ms", "key", "value", "headers"))
-    errors = batch.column(ERROR).to_pylist() if ERROR in batch.schema.names else [None] * len(batch)
+    kinds, errors = (
+        batch.column(name).to_pylist() if name in batch.schema.names else [None] * len(batch)
+        for name in (VALUE_TYPE, ERROR)
+    )
     lines = []
-    for offset, time_ms, key, value, headers, error in zip(*columns, errors, strict=True):
+    for offset, time_ms, key, value, headers, kind, error in zip(*columns, kinds, errors, strict=True):
         pairs = [{"key": header["key"], **_json_field("value", header["value"])} for header in headers or ()]
         fields = [
             _json_members({"timestamp_ms": time_ms}),
@@ -210,6 +217,7 @@ def _render_slowly(head: bytes, batch: pa.RecordBatch, decoded: Collection[str])
                 f'"{name}": {(text or b"null").decode()}' if name in decoded else _json_members(_json_field(name, text))
                 for name, text in (("key", key), ("value", value))
             ),
+            *([_json_members({VALUE_TYPE: kind})] if VALUE_TYPE in batch.schema.names else ()),
             _json_members({"headers": pairs, **({} if error is None else {ERROR: error})}),
         ]
         lines.append(b"%s%d, %s}\n" % (head, offset, ", ".join(fields).encode()))

@@ -150,6 +150,13 @@ def _schemas(run: Run) -> None:
     run.example("pykafka registry schema --id 1 -o json", shown=True)
     run.example("pykafka registry check orders-avro-value order.avsc", shown=True)
     run.example("pykafka registry check orders-avro-value order.avsc -o json")
+    run.kafka.create_topic("shop-events")
+    with Producer(run.properties) as producer:
+        for name in ("Order", "Refund"):
+            text = json.dumps({**schema, "name": name, "namespace": "com.shop", "fields": fields[:1]})
+            schema_id = run.kafka.registry.register(f"shop-events-com.shop.{name}", text)
+            producer.send("shop-events", b"\0" + schema_id.to_bytes(4, "big") + b"\x0e")
+    run.example("pykafka consume shop-events -e --decode --value-types com.shop.Order,com.shop.Refund -o json")
 
 
 def _groups(run: Run) -> None:

@@ -229,7 +229,7 @@ def test_values_are_decoded_by_the_schema_of_a_file(
             "--subject has no effect with --value-schema",
         ),
         ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
-        ("--value-schema {file} --value-format protobuf", "--value-schema need --decode"),
+        ("--value-schema {file} --value-format protobuf", "The options of schemas and types need --decode"),
     ],
 )
 def test_wrong_options_of_a_fixed_schema_are_named(
@@ -247,7 +247,7 @@ def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: 
     assert "valid-value with the status 404" in missing.stderr
     assert "Give --schema-registry URL" in run("--decode", code=2).stderr
     idle = run("--subject", "x", code=2)
-    assert "--subject, --schema-registry and --value-schema need --decode" in idle.stderr
+    assert "The options of schemas and types need --decode" in idle.stderr
 
 
 def test_values_of_all_types_are_json() -> None:
