@@ -248,6 +248,12 @@ class _Parser:
         made = MessageNode(self._word())
         self._expect("{")
         self._body(made, depth)
+        if made.is_map_entry:
+            # As `_map`, if the message is an entry: no compiler has checked it.
+            singular = [field.number for field in made.fields if field.label in ("", "optional")]
+            made.is_map_entry = singular == [1, 2] and len(made.fields) == 2 and made.fields[0].type in MAP_KEYS
+            for field in made.fields if made.is_map_entry else ():
+                field.label = "optional"
         return made
 
     def _body(self, made: MessageNode, depth: int) -> None:
@@ -256,6 +262,10 @@ class _Parser:
         oneofs = 0
         while not self._accept("}"):
             following = self._tokens[self._next + 1][0] if self._next + 1 < len(self._tokens) else "end"
+            if self._current == _OPTION:
+                # AWS Glue's serialisers register a map as a repeated message with this option.
+                ahead = [token for _, token, _ in self._tokens[self._next + 1 : self._next + 5]]
+                made.is_map_entry |= ahead == ["map_entry", "=", "true", ";"]
             if self._skip_statement(following):
                 continue
             if following == "word" and self._visible("message"):

@@ -140,3 +140,19 @@ def test_mutated_messages_are_errors_or_values() -> None:
     assert different == []
     assert outcomes["both"]
     assert outcomes["neither"]
+
+
+def test_message_with_the_option_map_entry_is_a_map_if_it_can_be_one() -> None:
+    """AWS Glue's serialisers register maps in this form, which compilers refuse."""
+    text = """syntax = "proto3"; message M { repeated E m = 1; string behind = 2;
+        message E { option map_entry = true; %s key = 1; int32 value = %s; } }"""
+    types = [str(ReaderSchema("protobuf", text % kinds).type.field("m").type) for kinds in (
+        ("string", "2"), ("optional string", "2"), ("repeated string", "2"), ("float", "2"), ("string", "3"),
+    )]  # fmt: skip
+    assert types[:2] == ["map<string, int32>"] * 2
+    assert all(kind.startswith("list<") for kind in types[2:])
+    column = pa.array([b"\x0a\x05\x0a\x01a\x10\x07\x12\x01b"])
+    decoded = [ColumnDecoder(ReaderSchema("protobuf", schema)).decode(column)[0].to_pylist() for schema in (
+        text % ("string", "2"), 'syntax = "proto3"; message M { map<string, int32> m = 1; string behind = 2; }',
+    )]  # fmt: skip
+    assert decoded == [[{"m": [("a", 7)], "behind": "b"}]] * 2
