@@ -15,10 +15,17 @@ import pyarrow as pa
 from protocol.errors import UsageError
 from protocol.filters.condition import VALUE_TYPE as _FILTER_VALUE_TYPE
 from protocol.schemas.decoding import InvalidValue
-from protocol.schemas.formats import FORMATS, Format, SubjectNameStrategy, TypeOptionNames, ValueTypes
+from protocol.schemas.formats import (
+    FORMATS,
+    Format,
+    SubjectNameStrategy,
+    TypeOptionNames,
+    ValueTypes,
+    default_subject,
+)
+from protocol.schemas.glue import open_registry
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part
-from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, decode_failed
 
@@ -69,7 +76,7 @@ def column_decoders(
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
     config = parse_registry(properties)
-    registry = None if config is None else SchemaRegistry(config)
+    registry = None if config is None else open_registry(config)
     decoders: dict[str, ColumnDecoder] = {}
     for part, format in formats.items():
         if format == "binary":
@@ -85,7 +92,7 @@ def column_decoders(
         schema = choose_schema(
             format,
             registry,
-            subject or f"{topics[0]}-{part}",
+            subject or default_subject(FORMATS[format].registry, topics[0], part),
             text=text if own else None,
             fields=fields if own else (),
             protobuf=protobuf if own else DEFAULT_SETTINGS,

@@ -92,12 +92,12 @@ def read(
         (string): the field of `value` that has the record, or the full name of another type.
     key_format, value_format : str
         How keys and values are decoded: "binary", "string", "json", "avro", "protobuf", or one of the last three behind
-        "confluent-", with the registry of the properties `schema.registry.*`.
+        "confluent-" or "glue-", with the registry of the properties `schema.registry.*`.
     value_schema : str, optional
         The schema of values, needed for "json" (a JSON Schema, or columns such as `id BIGINT`), "avro" and "protobuf".
     value_subject : str or collection of str, optional
-        The subject whose latest version values are resolved to; by default the topic's name and `-value`. A collection
-        of subjects: values are of several types, one for each subject.
+        The subject whose latest version values are resolved to; by default the topic's name and `-value`, or in AWS
+        Glue the topic's name. A collection of subjects: values are of several types, one for each subject.
     value_types : collection of str
         Full names of the types of records to read from a topic with several: `value` is a struct with a field for each
         type, of which one is not null (docs/schemas.md).

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from protocol.base.once import deferred_warnings, log_once
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError
+from protocol.schemas.formats import FORMATS
 from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options
@@ -175,7 +176,7 @@ def _for_source(texts: Mapping[str, str], part: Part) -> dict[str, str]:
     names = {name.lower() for name in texts}
     options = {name: text for name, text in texts.items() if name.lower() not in ("columns", "includeheaders")}
     if not names & set(_TOPICS):
-        if not names & {f"{part}subject", f"{part}schema"} and _format(texts, part).startswith("confluent-"):
+        if not names & {f"{part}subject", f"{part}schema"} and _is_registered(texts, part):
             raise ConfigurationError(
                 f"{part}Subject is missing: the subject with the schema that the column is decoded to; set it.",
                 name=f"{part}Subject",
@@ -184,9 +185,10 @@ def _for_source(texts: Mapping[str, str], part: Part) -> dict[str, str]:
     return options if _SERVERS in names else {_SERVERS: "unused:9092", **options}
 
 
-def _format(texts: Mapping[str, str], part: Part) -> str:
-    """Return the format of keys or values."""
-    return next(text for name, text in texts.items() if name.lower() == f"{part}format").strip().lower()
+def _is_registered(texts: Mapping[str, str], part: Part) -> bool:
+    """Return True if keys or values have the ids of schemas in a registry."""
+    format = next(text for name, text in texts.items() if name.lower() == f"{part}format").strip().lower()
+    return format in FORMATS and FORMATS[format].registered
 
 
 def _log(warnings: list[str]) -> None:

@@ -83,9 +83,9 @@ def _new_client(config: ClientConfig) -> Client:
 
 
 def _new_registry(config: RegistryConfig) -> SchemaRegistry:
-    from protocol.schemas.registry import SchemaRegistry
+    from protocol.schemas.glue import open_registry
 
-    return SchemaRegistry(config)
+    return open_registry(config)
 
 
 def _new_decoder(schema: ReaderSchema, config: RegistryConfig | None, part: Part) -> ColumnDecoder:

@@ -11,7 +11,7 @@ from protocol.errors import AuthenticationFailed, ConfigurationError
 _SIGNER = "aws-msk-iam-sasl-signer-python"
 _SESSION_NAME = "spark-kafka-source"
 _TRANSIENT_CODES = frozenset(("ServiceUnavailable", "InternalFailure", "Throttling", "ThrottlingException"))
-_REMEDY = (
+CREDENTIALS_REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE in this process, or run it with the role of an "
     "instance, a container or a web identity"
 )
@@ -77,7 +77,7 @@ def aws_msk_iam_token(
         ask,
         timeout_s,
         source=f"AWS's signer for MSK in {region}",
-        remedy=_REMEDY,
+        remedy=CREDENTIALS_REMEDY,
         transient=is_transient,
     )
 
@@ -147,7 +147,7 @@ def aws_web_identity_token(
         ask,
         timeout_s,
         source=f"STS in {region} (GetWebIdentityToken)",
-        remedy=f"{_REMEDY}; outbound identity federation must be enabled in the account",
+        remedy=f"{CREDENTIALS_REMEDY}; outbound identity federation must be enabled in the account",
         transient=is_transient,
     )
 
@@ -161,7 +161,7 @@ def _session(session: Any, profile: str | None, extra: str) -> Any:
 def _credentials(session: Any) -> Any:
     credentials = session.get_credentials()
     if credentials is None:
-        raise AuthenticationFailed(f"AWS's libraries find no credentials in this process; {_REMEDY}")
+        raise AuthenticationFailed(f"AWS's libraries find no credentials in this process; {CREDENTIALS_REMEDY}")
     return credentials
 
 

@@ -132,15 +132,17 @@ def call_library(
     raise kind(f"no token from {source}: {error_text(error)}; {remedy}", settings=SETTINGS)
 
 
-def import_library(module: str, package: str, extra: str) -> Any:
+def import_library(
+    module: str, package: str, extra: str, purpose: str = "the token", settings: tuple[str, ...] = SETTINGS
+) -> Any:
     """Import a vendor's module; raise `ConfigurationError` with the package and the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"the token requires the package {package} on driver and executors ({error}): "
+            f"{purpose} requires the package {package} on driver and executors ({error}): "
             f"pip install 'spark-kafka-source[{extra}]'.",
-            settings=SETTINGS,
+            settings=settings,
         ) from None
 
 

@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from protocol.schemas.encoding import ColumnWriter
 
 Format = Literal[
-    "binary", "string", "json", "confluent-json", "avro", "confluent-avro", "protobuf", "confluent-protobuf"
+    "binary",
+    "string",
+    "json",
+    "confluent-json",
+    "glue-json",
+    "avro",
+    "confluent-avro",
+    "glue-avro",
+    "protobuf",
+    "confluent-protobuf",
+    "glue-protobuf",
 ]
+RegistryKind = Literal["confluent", "glue"]
 SubjectNameStrategy = Literal["TopicRecordNameStrategy", "RecordNameStrategy"]
 
 
@@ -23,33 +34,46 @@ class FormatSpec:
     """A format.
 
     `language`: the type of its schemas, as a registry names it; None: it has no schema.
-    `registered`: True if each value has the id of its schema in a registry. Otherwise all values have one schema.
+    `registry`: the kind of registry whose id of its schema each value has. None: all values have one schema.
     `written`: True if a sink can write it.
     `written_without_schema`: True if a sink can write it without a schema.
     """
 
     language: str | None = None
-    registered: bool = False
+    registry: RegistryKind | None = None
     written: bool = True
     written_without_schema: bool = False
+
+    @property
+    def registered(self) -> bool:
+        """True if each value has the id of its schema in a registry."""
+        return self.registry is not None
 
 
 FORMATS: Mapping[str, FormatSpec] = {
     "binary": FormatSpec(),
     "string": FormatSpec(written=False),
     "json": FormatSpec("JSON", written_without_schema=True),
-    "confluent-json": FormatSpec("JSON", registered=True),
+    "confluent-json": FormatSpec("JSON", "confluent"),
+    "glue-json": FormatSpec("JSON", "glue"),
     "avro": FormatSpec("AVRO"),
-    "confluent-avro": FormatSpec("AVRO", registered=True),
+    "confluent-avro": FormatSpec("AVRO", "confluent"),
+    "glue-avro": FormatSpec("AVRO", "glue"),
     "protobuf": FormatSpec("PROTOBUF"),
-    "confluent-protobuf": FormatSpec("PROTOBUF", registered=True),
+    "confluent-protobuf": FormatSpec("PROTOBUF", "confluent"),
+    "glue-protobuf": FormatSpec("PROTOBUF", "glue"),
+}
+# The property that names the registry of a kind.
+REGISTRY_SETTINGS: Mapping[RegistryKind, str] = {
+    "confluent": "schema.registry.url",
+    "glue": "schema.registry.glue.region",
 }
 WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
 
 
-def registered_format(language: str) -> Format | None:
-    """Return the format whose values have the ids of schemas of a language; None: there is none."""
-    names = [name for name, spec in FORMATS.items() if spec.registered and spec.language == language]
+def registered_format(language: str, registry: RegistryKind | None) -> Format | None:
+    """Return the format whose values have the ids of a registry's schemas of a language; None: there is none."""
+    names = [name for name, spec in FORMATS.items() if spec.registry == registry and spec.language == language]
     return cast("Format", names[0]) if names else None
 
 
@@ -121,6 +145,11 @@ def parse_subject(text: str | None) -> str | tuple[str, ...] | None:
     return subjects if len(subjects) > 1 else text
 
 
+def default_subject(registry: RegistryKind | None, topic: str, part: str) -> str:
+    """Return the subject, or Glue's schema name, that serialisers take by default for keys or values of a topic."""
+    return topic if registry == "glue" else f"{topic}-{part}"
+
+
 class Language(Protocol):
     """A language of schemas: makes decoders."""
 
@@ -169,7 +198,7 @@ def language_of(format: str) -> Language:
     if FORMATS[format].language == "PROTOBUF":
         from protocol.schemas.protobuf_language import ProtobufLanguage
 
-        language = ProtobufLanguage()
+        language = ProtobufLanguage(glue=FORMATS[format].registry == "glue")
     elif FORMATS[format].language == "JSON":
         from protocol.schemas.json_language import JsonLanguage
 

@@ -501,3 +501,8 @@ def message_indexes(indexes: Sequence[int]) -> bytes:
     if list(indexes) == [0]:
         return b"\0"
     return b"".join(_varint(number << 1) for number in (len(indexes), *indexes))
+
+
+def message_index(index: int) -> bytes:
+    """Encode AWS Glue's message index, which follows the header of a value."""
+    return _varint(index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from protocol.schemas.decoding import (
 )
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.protobuf_columns import MAX_NESTING, MessageReader, message_reader
-from protocol.schemas.protobuf_encode import encoder, message_indexes, schema_of
+from protocol.schemas.protobuf_encode import encoder, message_index, message_indexes, schema_of
 from protocol.schemas.protobuf_schema import FieldType, MessageType, ProtobufSchema, wire_compatible
 from protocol.schemas.protobuf_source import parse_protobuf
 
@@ -30,8 +30,56 @@ _MAX_INDEXES = 64
 _MAX_INDEX_BYTES = 5
 
 
+class _MessageIndexes:
+    """Confluent's message indexes before a message: a path from the outermost one, as zigzag varints behind a count."""
+
+    def prefix(self, value: bytes) -> bytes | None:
+        """Return the indexes at the start of a value; None if they do not end."""
+        return _prefix(value)
+
+    def numbers(self, prefix: bytes) -> list[int]:
+        return _indexes(prefix)
+
+    def names(self, schema: ProtobufSchema, prefix: bytes) -> set[str]:
+        """Return the full names that the message may have; none if the schema has no such message."""
+        return schema.at(_indexes(prefix))
+
+    def encode(self, schema: ProtobufSchema, message: MessageType) -> bytes:
+        """Return the indexes of a message. Raises `ConfigurationError`: it is not in the file of the schema itself."""
+        return message_indexes(schema.indexes(message))
+
+
+class _GlueIndex(_MessageIndexes):
+    """AWS Glue's message index: the place among the sorted names of the schema's messages, as a varint.
+
+    Source: `MessageIndexFinder` and `ProtobufWireFormatEncoder` of AWS's serialisers for Java.
+    """
+
+    def prefix(self, value: bytes) -> bytes | None:
+        ends = (place for place, byte in enumerate(value[:_MAX_INDEX_BYTES], 1) if byte < 0x80)
+        end = next(ends, None)
+        return None if end is None else value[:end]
+
+    def numbers(self, prefix: bytes) -> list[int]:
+        return [sum((byte & 0x7F) << 7 * place for place, byte in enumerate(prefix))]
+
+    def names(self, schema: ProtobufSchema, prefix: bytes) -> set[str]:
+        (index,) = self.numbers(prefix)
+        return set(schema.sorted_names[index : index + 1])
+
+    def encode(self, schema: ProtobufSchema, message: MessageType) -> bytes:
+        schema.indexes(message)  # raises if it is in another file
+        return message_index(schema.sorted_names.index(message.name))
+
+
 class ProtobufLanguage:
-    """Makes decoders and encoders of Protobuf. The methods are those of `formats.Language`."""
+    """Makes decoders and encoders of Protobuf. The methods are those of `formats.Language`.
+
+    `glue`: True if registered values have AWS Glue's index of their message, not Confluent's indexes.
+    """
+
+    def __init__(self, *, glue: bool = False) -> None:
+        self._index_format = _GlueIndex() if glue else _MessageIndexes()
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values that were written with the reader's schema."""
@@ -42,7 +90,7 @@ class ProtobufLanguage:
     ) -> ValueDecoder:
         """Return what decodes values of another schema to the reader's."""
         own, columns = _reader(reader)
-        return _Resolver(parse_protobuf(text, references), own, columns, message)
+        return _Resolver(parse_protobuf(text, references), own, columns, self._index_format, message)
 
     def names(self, reader: SchemaText) -> RecordNames:
         """Return the name of a message."""
@@ -51,7 +99,9 @@ class ProtobufLanguage:
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return what names messages by their numbers, in a header or at the start of each value."""
         schema = parse_protobuf(text, references)
-        return _MessageNames(schema) if message is None else OneName(_name_at(schema, message) or "")
+        if message is None:
+            return _MessageNames(schema, self._index_format)
+        return OneName(_name_at(schema, self._index_format, message) or "")
 
     def writer(
         self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
@@ -59,7 +109,7 @@ class ProtobufLanguage:
         """Return what encodes a column, and the numbers of the message."""
         schema = parse_protobuf(text, references)
         chosen = schema.message(message)
-        return encoder(chosen, kind), message_indexes(schema.indexes(chosen))
+        return encoder(chosen, kind), self._index_format.encode(schema, chosen)
 
     def text_of(self, kind: pa.DataType, name: str = "") -> str:
         """Return the schema of a column."""
@@ -71,29 +121,32 @@ def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:
     return message, message_reader(message, reader.protobuf, reader.fields)
 
 
-def _name_at(schema: ProtobufSchema, prefix: bytes) -> str | None:
+def _name_at(schema: ProtobufSchema, index_format: _MessageIndexes, prefix: bytes) -> str | None:
     """Return the full name of the message with these numbers; None if the schema has none."""
-    return min(schema.at(_indexes(prefix)), default=None)
+    return min(index_format.names(schema, prefix), default=None)
 
 
 class _MessageNames:
     """Names the messages of a schema by the numbers before them."""
 
-    def __init__(self, schema: ProtobufSchema) -> None:
+    def __init__(self, schema: ProtobufSchema, index_format: _MessageIndexes) -> None:
         self._schema = schema
+        self._index_format = index_format
 
     def of_rows(self, data: Bytes, at: Positions, ends: Positions) -> list[tuple[str | None, Positions]]:
         return [
-            (None if prefix is None else _name_at(self._schema, prefix), rows)
-            for prefix, rows in _rows_by_prefix(data, at, ends)
+            (None if prefix is None else _name_at(self._schema, self._index_format, prefix), rows)
+            for prefix, rows in _rows_by_prefix(self._index_format, data, at, ends)
         ]
 
 
-def _rows_by_prefix(data: Bytes, at: Positions, ends: Positions) -> Iterator[tuple[bytes | None, Positions]]:
+def _rows_by_prefix(
+    index_format: _MessageIndexes, data: Bytes, at: Positions, ends: Positions
+) -> Iterator[tuple[bytes | None, Positions]]:
     """Yield the numbers of messages before values, each with the rows that have them; None: they do not end."""
     remaining = np.arange(len(at))
     while len(remaining):
-        prefix = _prefix(data[at[remaining[0]] : ends[remaining[0]]].tobytes())
+        prefix = index_format.prefix(data[at[remaining[0]] : ends[remaining[0]]].tobytes())
         if prefix is None:
             yield None, remaining[:1]
             remaining = remaining[1:]
@@ -117,18 +170,24 @@ class _Messages:
 
 
 class _Resolver:
-    """Decodes values of a registered schema: message indexes, followed by the message.
+    """Decodes values of a registered schema: the numbers of the message, followed by the message.
 
     `header`: the numbers of the message, if they are in a header.
     """
 
     def __init__(
-        self, writer: ProtobufSchema, reader: MessageType, columns: MessageReader, header: bytes | None
+        self,
+        writer: ProtobufSchema,
+        reader: MessageType,
+        columns: MessageReader,
+        index_format: _MessageIndexes,
+        header: bytes | None,
     ) -> None:
         self.type = columns.type
         self._writer = writer
         self._reader = reader
         self._columns = columns
+        self._index_format = index_format
         self._checked: dict[bytes, str] = {}
         self._in_values = header is None
         if header is not None and (reason := self._why_not(header)):
@@ -141,7 +200,7 @@ class _Resolver:
         if not len(at):
             return self._columns.read_messages(data, at, ends)
         start = at.copy()
-        for prefix, rows in _rows_by_prefix(data, at, ends):
+        for prefix, rows in _rows_by_prefix(self._index_format, data, at, ends):
             if prefix is None:
                 raise InvalidRows(rows, "its message indexes are truncated")
             if reason := self._why_not(prefix):
@@ -153,18 +212,19 @@ class _Resolver:
         """Return why messages with these numbers cannot be read; empty if they can."""
         reason = self._checked.get(prefix)
         if reason is None:
-            reason = self._check(_indexes(prefix))
+            reason = self._check(prefix)
             if len(self._checked) < _MAX_INDEXES:
                 self._checked[prefix] = reason
         return reason
 
-    def _check(self, indexes: Sequence[int]) -> str:
+    def _check(self, prefix: bytes) -> str:
         """Compare names without packages: a registry may allow a new version to change the package."""
-        names = sorted(self._writer.at(indexes))
+        names = sorted(self._index_format.names(self._writer, prefix))
         for name in names:
             if self._writer.messages[name].local_name == self._reader.local_name:
                 return why_incompatible(self._writer.messages[name], self._reader)
-        names_text = " or ".join(names) or f"number {list(indexes)}, which its schema does not have"
+        numbers = self._index_format.numbers(prefix)
+        names_text = " or ".join(names) or f"number {numbers}, which its schema does not have"
         return f"its message is {names_text}, not {self._reader.name}"
 
 

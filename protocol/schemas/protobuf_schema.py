@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
@@ -175,6 +176,14 @@ class ProtobufSchema:
         """
         return {name for name in (self._at(indexes, True), self._at(indexes, False)) if name is not None}
 
+    @cached_property
+    def sorted_names(self) -> list[str]:
+        """The full names of the messages of the main file and of the entries of its maps, in order.
+
+        A name's place is AWS Glue's index of the message.
+        """
+        return sorted(full for full, _ in _declared(self.main, with_entries=True))
+
     def _at(self, indexes: Sequence[int], with_entries: bool) -> str | None:
         name, level = self.main.package, self.main.messages
         for index in indexes:
@@ -189,12 +198,12 @@ class ProtobufSchema:
 # -- names ------------------------------------------------------------------------------------
 
 
-def _declared(file: FileNode) -> Iterator[tuple[str, MessageNode]]:
-    """Yield all messages of a file with their full names, but not the entries of maps."""
+def _declared(file: FileNode, *, with_entries: bool = False) -> Iterator[tuple[str, MessageNode]]:
+    """Yield all messages of a file with their full names; the entries of maps only if asked to."""
 
     def below(scope: str, node: MessageNode) -> Iterator[tuple[str, MessageNode]]:
         full = f"{scope}.{node.name}" if scope else node.name
-        if not node.is_map_entry:
+        if with_entries or not node.is_map_entry:
             yield full, node
         for nested in node.messages:
             yield from below(full, nested)

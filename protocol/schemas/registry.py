@@ -13,7 +13,7 @@ import json
 import logging
 import ssl
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,8 @@ class RegisteredSchema:
     """A schema in a registry.
 
     `text`: the schema; for Protobuf a `.proto` file.
-    `kind`: "AVRO", "PROTOBUF" or "JSON".
-    `guid`: Confluent's globally unique id, if the registry has it.
+    `kind`: "AVRO", "PROTOBUF" or "JSON"; empty if it is not known.
+    `guid`: Confluent's globally unique id, if the registry has it, or AWS Glue's id of the version.
     `version`: set if the schema was requested by subject.
     `rules`: the enabled rules of its data contract.
     """
@@ -102,8 +102,8 @@ class SchemaRegistry:
         self._clock = clock
         self._tls = TLSContext(config.tls)
         self._lock = Lock()
-        self._schemas: dict[str, RegisteredSchema | _Unknown] = {}  # by the path of their request
-        self._pending: dict[str, _Pending] = {}  # by the same path
+        self._schemas: dict[int | str, RegisteredSchema | _Unknown] = {}  # by id or GUID
+        self._pending: dict[int | str, _Pending] = {}  # by the same
         self._token_lock = Lock()
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
         self._token: _Token | None = None
@@ -115,11 +115,15 @@ class SchemaRegistry:
 
         Raises `RegistryFailed`: there is none, or the registry refused or did not respond.
         """
-        return self._cached(f"/schemas/ids/{schema_id}", f"the schema with the id {schema_id}", schema_id)
+        subject = f"the schema with the id {schema_id}"
+        path = f"/schemas/ids/{schema_id}"
+        return self._cached(schema_id, subject, lambda: _schema(self._request("GET", path, subject), schema_id))
 
     def by_guid(self, guid: str) -> RegisteredSchema:
         """Return the schema with a globally unique id. Raises `RegistryFailed`."""
-        return self._cached(f"/schemas/guids/{urllib.parse.quote(guid)}", f"the schema {guid}", None)
+        subject = f"the schema {guid}"
+        path = f"/schemas/guids/{urllib.parse.quote(guid)}"
+        return self._cached(guid, subject, lambda: _schema(self._request("GET", path, subject)))
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
         """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`."""
@@ -180,43 +184,43 @@ class SchemaRegistry:
         response = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
         return bool(response.get("is_compatible")), [str(message) for message in response.get("messages", ())]
 
-    def _cached(self, path: str, subject: str, schema_id: int | None) -> RegisteredSchema:
+    def _cached(self, key: int | str, subject: str, request: Callable[[], RegisteredSchema]) -> RegisteredSchema:
         deadline = Deadline.after_ms(self._longest_request_ms())
         while True:
             with self._lock:
-                cached = self._schemas.get(path)
+                cached = self._schemas.get(key)
                 if isinstance(cached, RegisteredSchema):
                     return cached
                 if cached is not None and cached.until_s > self._clock.now_s():
                     raise cached.error
-                pending = self._pending.get(path)
+                pending = self._pending.get(key)
                 if pending is None:
-                    own_pending = self._pending[path] = _Pending()
+                    own_pending = self._pending[key] = _Pending()
                     break
             if not pending.done.wait(deadline.remaining_s()):
                 raise self._no_response(subject, "another thread is still waiting for it")
             if pending.error is not None:
                 raise pending.error
         try:
-            schema = _schema(self._request("GET", path, subject), schema_id)
+            schema = request()
             with self._lock:
-                self._schemas[path] = schema
+                self._schemas[key] = schema
             return schema
         except KafkaError as error:
             own_pending.error = error
             if isinstance(error, RegistryFailed) and is_unknown(error):
                 with self._lock:
-                    self._schemas[path] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
+                    self._schemas[key] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
             raise
         finally:
             with self._lock:
-                del self._pending[path]
+                del self._pending[key]
             own_pending.done.set()
 
     def _longest_request_ms(self) -> int:
         """Return the time after which `_request` has failed at all addresses."""
         config = self.config
-        tries = (config.max_retries + 1) * len(config.url) * config.request_timeout_ms
+        tries = (config.max_retries + 1) * max(1, len(config.url)) * config.request_timeout_ms
         return tries + 2 * config.max_retries * config.retries_max_wait_ms  # twice: more than the jitter
 
     # -- requests -----------------------------------------------------------------------------

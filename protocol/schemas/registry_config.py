@@ -1,15 +1,22 @@
-"""Properties of a schema registry's client, with Confluent's names after `schema.registry.`."""
+"""Properties of a schema registry's client, with Confluent's names after `schema.registry.`.
+
+Those of AWS Glue follow `schema.registry.glue.`, with the names of AWS's serialisers.
+"""
 
 from __future__ import annotations
 
+import json
 import pickle
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from protocol.base.once import warn_once
 from protocol.base.spelling import closest_match
 from protocol.errors import ConfigurationError
+from protocol.schemas.formats import RegistryKind
 from protocol.security.tls_config import DEFAULT_TLS, TLS_PROPERTIES, TLSConfig, parse_tls
 from protocol.settings.config_providers import has_reference, is_reference
 from protocol.settings.property_kinds import (
@@ -41,6 +48,29 @@ def _urls(text: str) -> tuple[str, ...]:
     return urls
 
 
+def _endpoint(text: str) -> str:
+    (url,) = _urls(text)
+    return url
+
+
+def _schemas_by_id(text: str) -> tuple[tuple[str, str], ...]:
+    if text.startswith("file:"):
+        try:
+            text = Path(text.removeprefix("file:")).read_text("utf-8-sig")
+        except OSError as error:
+            raise ValueError(f"the file cannot be read: {error}") from None
+    try:
+        schemas = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(schemas, dict) or not schemas:
+        raise ValueError("no JSON object with schemas")
+    return tuple(
+        (str(uuid.UUID(version_id)), schema if isinstance(schema, str) else json.dumps(schema))
+        for version_id, schema in schemas.items()
+    )
+
+
 def _user_info(text: str) -> Secret:
     if ":" not in text:
         raise ValueError("there is no colon")
@@ -49,6 +79,8 @@ def _user_info(text: str) -> Secret:
 
 _URLS = Kind("http://host:port or https://host:port, separated by commas", _urls, secret=True)
 _USER_INFO = Kind("user:password", _user_info, secret=True, exact=True)
+_ENDPOINT = Kind("http://host:port or https://host:port", _endpoint, secret=True)
+_SCHEMAS = Kind('JSON such as {"VERSION-ID": {"type": "record", …}, …}, or file:PATH of it', _schemas_by_id)
 _CLIENT = Role.CLIENT
 
 REGISTRY_PROPERTIES: tuple[Property, ...] = (
@@ -80,6 +112,10 @@ REGISTRY_PROPERTIES: tuple[Property, ...] = (
     applies(_CLIENT, "retries.wait.ms", MILLISECONDS, "wait before the first repetition; doubles each time"),
     applies(_CLIENT, "retries.max.wait.ms", MILLISECONDS, "the longest such wait"),
     *(row for row in TLS_PROPERTIES if row.effect is Effect.APPLIES),
+    applies(_CLIENT, "glue.region", NONEMPTY, "AWS Glue: the region of the registry"),
+    applies(_CLIENT, "glue.endpoint", _ENDPOINT, "AWS Glue: another endpoint, such as that of a VPC"),
+    applies(_CLIENT, "glue.registry.name", NONEMPTY, "AWS Glue: the name of the registry"),
+    applies(_CLIENT, "glue.schemas", _SCHEMAS, "AWS Glue: schemas by version id, instead of requests to AWS"),
 )
 _BY_NAME = {row.name: row for row in REGISTRY_PROPERTIES}
 
@@ -88,7 +124,7 @@ _BY_NAME = {row.name: row for row in REGISTRY_PROPERTIES}
 class RegistryConfig:
     """Values of the registry's properties. Secrets are revealed when a request is sent."""
 
-    url: tuple[str, ...]
+    url: tuple[str, ...] = ()
     basic_auth_user_info: Secret | None = None
     bearer_auth_source: Literal["STATIC_TOKEN", "OAUTHBEARER"] | None = None
     bearer_auth_token: Secret | None = None
@@ -103,6 +139,15 @@ class RegistryConfig:
     retries_wait_ms: int = 1_000
     retries_max_wait_ms: int = 20_000
     tls: TLSConfig = DEFAULT_TLS
+    glue_region: str | None = None
+    glue_endpoint: str | None = None
+    glue_registry_name: str = "default-registry"
+    glue_schemas: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def kind(self) -> RegistryKind:
+        """The kind of registry."""
+        return "confluent" if self.url else "glue"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # To executors, which fetch schemas.
@@ -137,13 +182,34 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
         values[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)
     if not values:
         return None
-    if "url" not in values:
+    if glue := [name for name in values if name.startswith("glue_")]:
+        _check_glue(values, glue[0])
+    elif "url" not in values:
         raise _missing("url", next(iter(values)).replace("_", "."))
     _check_sources(values)
     tls = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
     config = RegistryConfig(**values, tls=parse_tls(tls))
     _check_bearer(config)
     return config
+
+
+_ALSO_FOR_GLUE = ("request_timeout_ms", "max_retries")
+
+
+def _check_glue(values: Mapping[str, Any], first: str) -> None:
+    """Raise `ConfigurationError` for a setting that AWS Glue's registry does not have, or a missing region.
+
+    `first`: the first one of Glue's.
+    """
+    has_schemas = "glue_schemas" in values
+    decisive = "glue.schemas" if has_schemas else first.replace("_", ".")
+    for row in REGISTRY_PROPERTIES:
+        is_used = row.field == "glue_schemas" if has_schemas else row.field.startswith("glue_")
+        if row.field in values and not is_used and row.field not in _ALSO_FOR_GLUE:
+            names = PREFIX + row.name, PREFIX + decisive
+            raise ConfigurationError(f"{names[0]} has no effect with {names[1]}; leave out one of them", settings=names)
+    if not has_schemas and "glue_region" not in values:
+        raise _missing("glue.region", decisive)
 
 
 _BASIC_SOURCE, _USER = "basic.auth.credentials.source", "basic.auth.user.info"

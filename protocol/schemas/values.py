@@ -22,7 +22,8 @@ from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types
-from protocol.schemas.formats import FORMATS, Format, language_of, registered_format
+from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, language_of, registered_format
+from protocol.schemas.glue import HEADER_BYTES, decompressed_values, header, version_ids
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry, is_unknown
@@ -38,14 +39,15 @@ _OTHER_SCHEMA = "the schema probably differs from the writer's"
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-# The writer's schema: an id in a value, the value of a header, or None for the reader's own.
-_Key = int | bytes | None
+# The writer's schema: an id or Glue's version id in a value, the value of a header, or None for the reader's own.
+_Key = int | str | bytes | None
 
 
 def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
     """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
-    if schema.kind != FORMATS[format].language:
-        fitting = registered_format(schema.kind)
+    spec = FORMATS[format]
+    if schema.kind != spec.language:
+        fitting = registered_format(schema.kind, spec.registry)
         raise ConfigurationError(
             f"the subject {schema.subject} has a schema of the type {schema.kind}, which {format} cannot read"
             f"{f'; use {fitting}' if fitting else ''}"
@@ -138,8 +140,18 @@ def with_union_types(union: ReaderSchema, fields: tuple[str, ...] = ()) -> Reade
 
 
 def _require_registry(format: Format, registry: SchemaRegistry | None) -> None:
-    if FORMATS[format].registered and registry is None:
-        raise ConfigurationError(f"the format {format} needs schema.registry.url")
+    kind = FORMATS[format].registry
+    if kind is not None and (registry is None or registry.config.kind != kind):
+        raise ConfigurationError(f"the format {format} needs {REGISTRY_SETTINGS[kind]}")
+
+
+def prefix_of(format: str, schema: RegisteredSchema) -> bytes:
+    """Return the bytes with a schema's id before the values of a registered format."""
+    if FORMATS[format].registry == "glue":
+        assert schema.guid is not None
+        return header(schema.guid)
+    assert schema.schema_id is not None
+    return bytes((_MAGIC_ID,)) + schema.schema_id.to_bytes(_ID_BYTES - 1, "big")
 
 
 class ColumnDecoder:
@@ -171,9 +183,8 @@ class ColumnDecoder:
             return column, []
         if self.schema.format == "string":
             return text_column(column), []
-        at, ends, data = _bounds(column)
-        rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
-        pieces = _Pieces(self.type, len(at))
+        pieces = _Pieces(self.type, len(column))
+        at, ends, data, rows = self._values(column, pieces)
         for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
             if self.schema.types:
                 self._add_types(pieces, key, data, start, ends, of_key)
@@ -192,10 +203,10 @@ class ColumnDecoder:
 
         The parameters and errors are those of `decode`. Null for null, and for values whose type is not known.
         """
-        at, ends, data = _bounds(column)
-        rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
+        pieces = _Pieces(self.type, len(column))
+        at, ends, data, rows = self._values(column, pieces)
         texts, codes = dict[str, int](), np.full(len(column), -1, np.int32)
-        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, _Pieces(self.type, len(at))):
+        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
             names = self._names(key)
             for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
                 if name:
@@ -205,6 +216,17 @@ class ColumnDecoder:
     @cached_property
     def _fixed(self) -> ValueDecoder:
         return language_of(self.schema.format).decoder(self.schema)
+
+    def _values(self, column: pa.Array, pieces: _Pieces) -> tuple[Positions, Positions, Bytes, Positions]:
+        """Return starts, ends and bytes of values, and the rows that have one; tell `pieces` of invalid headers."""
+        at, ends, data = _bounds(column)
+        rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
+        if FORMATS[self.schema.format].registry == "glue" and len(rows):
+            data, at, ends, refused = decompressed_values(data, at, ends, rows)
+            for reason, of_reason in refused.items():
+                pieces.refuse(of_reason, reason)
+                rows = np.setdiff1d(rows, of_reason)
+        return at, ends, data, rows
 
     def _by_schema(
         self,
@@ -218,6 +240,10 @@ class ColumnDecoder:
         """Yield each schema's key, where its values begin, and its rows; tell `pieces` of values without a schema."""
         if not FORMATS[self.schema.format].registered:
             yield None, at, rows
+            return
+        if FORMATS[self.schema.format].registry == "glue":
+            for version_id, has_id in version_ids(data, at[rows]) if len(rows) else ():
+                yield version_id, at + HEADER_BYTES, rows[has_id]
             return
         if headers is not None:
             with_header, ids = header_ids(headers, self._header)
@@ -329,7 +355,7 @@ class ColumnDecoder:
         made: T | str
         try:
             language = FORMATS[self.schema.format].language
-            if schema.kind != language:
+            if schema.kind and schema.kind != language:
                 raise ConfigurationError(f"it is a schema of the type {schema.kind}, not {language}")
             made = make(schema, references, key[_BYTES[key[0]] :] if isinstance(key, bytes) else None)
         except ConfigurationError as error:

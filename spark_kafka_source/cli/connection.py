@@ -32,6 +32,7 @@ _SERVERS = "bootstrap.servers"
 _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 _REGISTRY = "schema.registry."
 _REGISTRY_URL = f"{_REGISTRY}url"
+_GLUE = f"{_REGISTRY}glue."
 _REGISTRY_VARIABLE = "SCHEMA_REGISTRY_URL"
 
 
@@ -200,22 +201,23 @@ def open_registry(properties: Mapping[str, str], url: str | None = None) -> Sche
     `url`: the option `--schema-registry` of a command that asks brokers, too.
     Raises `click.UsageError`: no source names a registry. `ConfigurationError`: a property is wrong.
     """
-    from protocol.schemas.registry import SchemaRegistry
+    from protocol.schemas.glue import open_registry
     from protocol.schemas.registry_config import parse_registry
 
-    variable = os.environ.get(_REGISTRY_VARIABLE)
+    is_glue = any(name.lower().startswith(_GLUE) for name in properties)
+    variable = None if is_glue else os.environ.get(_REGISTRY_VARIABLE)
     registry = {
         **({_REGISTRY_URL: variable} if variable else {}),
         **properties,
         **({_REGISTRY_URL: url} if url else {}),
     }
-    config = parse_registry(registry) if _REGISTRY_URL in registry else None
+    config = parse_registry(registry) if is_glue or _REGISTRY_URL in registry else None
     if config is None:
         raise click.UsageError(
             f"The address of the schema registry is missing. Give --schema-registry URL, or set {_REGISTRY_URL} in the "
             f"profile, or {_REGISTRY_VARIABLE}."
         )
-    return SchemaRegistry(config)
+    return open_registry(config)
 
 
 def pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -141,7 +141,8 @@ class _Output:
 @click.option(
     "--subject",
     metavar="NAME[,NAME]",
-    help="The subject with the schema of values, or those of several types of values.  [default: TOPIC-value]",
+    help="The subject with the schema of values, or those of several types of values.  "
+    "[default: TOPIC-value; AWS Glue: TOPIC]",
 )
 @click.option(
     "--value-types",

@@ -13,7 +13,7 @@ from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.records.arrow_numpy import valid
 from protocol.schemas.decoding import UnknownName
-from protocol.schemas.formats import FORMATS, Format, ValueTypes, registered_format
+from protocol.schemas.formats import FORMATS, Format, ValueTypes, default_subject, registered_format
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
@@ -93,9 +93,9 @@ def registered_decoder(registry: SchemaRegistry, topic: str, part: Part, types: 
     a schema is not supported.
     """
     versions = dict.fromkeys(types.subjects(topic))
-    subject = next(iter(versions), types.one_subject or f"{topic}-{part}")
+    subject = next(iter(versions), types.one_subject or default_subject(registry.config.kind, topic, part))
     latest = registry.version(subject)
-    format = registered_format(latest.kind)
+    format = registered_format(latest.kind, registry.config.kind)
     if format is None:
         raise ConfigurationError(f"the subject {subject} has a schema of the unsupported type {latest.kind}")
     if versions:

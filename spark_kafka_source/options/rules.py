@@ -6,16 +6,19 @@ Values derived from several options are properties of `table.SourceOptions`. Use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.schemas.formats import FORMATS, Format, TypeOptionNames
+from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, TypeOptionNames
 from protocol.settings.property_kinds import shown
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
 from spark_kafka_source.options.stray_options import PREFIX
 from spark_kafka_source.options.table import SinkOptions, SourceOptions, declared_types
+
+if TYPE_CHECKING:
+    from protocol.schemas.registry_config import RegistryConfig
 
 _TYPE_OPTIONS = TypeOptionNames(
     "valueTypes", "valueSubject", "valueSubjectNameStrategy", "valueSchema", "valueUnionNames"
@@ -113,8 +116,8 @@ def check_sink_formats(values: Mapping[str, Any]) -> None:
     value_format = values.get("value_format", "binary")
     if values.get("value_types") and not FORMATS[value_format].registered:
         raise ConfigurationError(
-            f"valueTypes is set, and valueFormat is {value_format}; set valueFormat to confluent-avro, confluent-json "
-            "or confluent-protobuf.",
+            f"valueTypes is set, and valueFormat is {value_format}; set valueFormat to confluent-avro, or another one "
+            "with a registry.",
             name="valueFormat",
         )
     if "value_subject_name_strategy" in values and not values.get("value_types"):
@@ -128,10 +131,12 @@ def check_sink_formats(values: Mapping[str, Any]) -> None:
                 f"{part}Format is {format}, but there is no {part}Schema; set it.", name=f"{part}Schema"
             )
         if spec.registered:
-            if values.get("registry") is None:
+            _require_registry(values.get("registry"), part, format, writes=True)
+            if spec.registry == "glue" and values.get("auto_register_schemas"):
                 raise ConfigurationError(
-                    f"{part}Format is {format}, but there is no schema.registry.url; set it.",
-                    name="schema.registry.url",
+                    f"{part}Format is {format}, and schema.registry.auto.register.schemas is true, but schemas are not "
+                    "registered in AWS Glue: leave the option out, and register them with aws glue create-schema.",
+                    name="schema.registry.auto.register.schemas",
                 )
             has_types = part == "value" and bool(values.get("value_types"))
             if values.get(f"{part}_subject") is None and values.get("topic") is None and not has_types:
@@ -160,11 +165,17 @@ def check_sink_types(options: SinkOptions) -> None:
         warn_once("valueMessageName has no effect: values have several types")
 
 
+def _require_registry(registry: RegistryConfig | None, part: str, format: str, *, writes: bool = False) -> None:
+    """Raise `ConfigurationError` if there is no registry of the format's kind; a sink needs more than schemas by id."""
+    kind = FORMATS[format].registry
+    if registry is None or registry.kind != kind or (writes and registry.glue_schemas):
+        assert kind is not None
+        setting = REGISTRY_SETTINGS[kind]
+        raise ConfigurationError(f"{part}Format is {format}, but there is no {setting}; set it.", name=setting)
+
+
 def _check_registry(options: SourceOptions, part: str, format: str, *, has_subject: bool) -> None:
-    if options.registry is None:
-        raise ConfigurationError(
-            f"{part}Format is {format}, but there is no schema.registry.url; set it.", name="schema.registry.url"
-        )
+    _require_registry(options.registry, part, format)
     topics = options.subscribe or tuple(options.assign or ())
     if len(topics) != 1 and not has_subject:
         raise ConfigurationError(
@@ -186,6 +197,7 @@ def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
     parts = _parts(options)
     languages = {FORMATS[format].language for format, _, _ in parts.values()} - {None}
     schemas = [schema for format, schema, _ in parts.values() if FORMATS[format].registered]
+    has_headers = any(FORMATS[format].registry == "confluent" for format, _, _ in parts.values())
     for part, (format, schema, _) in parts.items():
         spec, reason = FORMATS[format], f": {part}Format is {format}"
         yield f"{part}Subject", spec.registered, reason
@@ -205,7 +217,7 @@ def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
     several = "several types in valueTypes or valueSubject, or valueUnionNames=types"
     yield "onUnknownType", options.has_value_types, f" without {several}"
     yield "onDecodeError", languages, f"{neither} has a schema"
-    yield "schemaIdLocation", schemas, f"{neither} uses a registry"
+    yield "schemaIdLocation", has_headers, f"{neither} uses a registry of Confluent's kind"
     for name in _FOR_PROTOBUF:
         yield name, "PROTOBUF" in languages, f"{neither} is Protobuf"
     by_time = isinstance(options.start, start_positions.AtTime)

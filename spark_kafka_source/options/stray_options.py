@@ -78,7 +78,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     if like is not None:
         raise _not_ours(name, f"did you mean {like}?")
     if lower.startswith("schema.registry."):
-        return "a registry is used with keyFormat or valueFormat confluent-avro, confluent-protobuf or confluent-json"
+        return "a registry is used with keyFormat or valueFormat confluent-avro, glue-avro, and so on"
     return "it is not an option of this source and sink"
 
 

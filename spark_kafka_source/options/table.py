@@ -286,8 +286,9 @@ class SourceOptions:
         "valueFormat",
         _FORMAT,
         "the format of values, which decides the type of the column `value`: binary, string, json, avro or protobuf "
-        "(all values have `valueSchema`), or these with a registry, such as confluent-avro (each value begins with the "
-        "id of its schema in the registry of `schema.registry.url`). See [schemas.md](schemas.md)",
+        "(all values have `valueSchema`), or these with a registry: each value begins with the id of its schema, with "
+        "confluent-avro in the registry of `schema.registry.url`, with glue-avro in AWS Glue's registry. See "
+        "[schemas.md](schemas.md)",
         default="binary",
     )
     key_schema: str | None = _read("keySchema", _SCHEMA, "as `valueSchema`, for keys")
@@ -348,7 +349,7 @@ class SourceOptions:
         NONEMPTY,
         "the subject whose latest version is the schema of the column `value`. Several subjects, separated by commas: "
         "`value` becomes a struct with a field for each type of records",
-        default_text="the topic's name and `-value`, if one topic is read",
+        default_text="the topic's name and `-value`, with glue-avro the topic's name, if one topic is read",
     )
     value_types: tuple[str, ...] = _read(
         "valueTypes",
@@ -572,8 +573,8 @@ class SinkOptions:
         "valueFormat",
         _WRITE_FORMAT,
         "binary: the column `value` is string or binary, and written as it is. json: as `to_json` "
-        "writes it. avro, protobuf: with `valueSchema`. confluent-json and so on: behind the id of a schema in the "
-        "registry of `schema.registry.url` ([schemas.md](schemas.md))",
+        "writes it. avro, protobuf: with `valueSchema`. confluent-json, glue-json and so on: behind the id of a "
+        "schema in a registry ([schemas.md](schemas.md))",
         default="binary",
     )
     key_schema: str | None = _write("keySchema", _SCHEMA, "as `valueSchema`, for keys")
@@ -596,7 +597,7 @@ class SinkOptions:
         NONEMPTY,
         "the subject of the schema. Several subjects, separated by commas: `value` is a struct with a field for each "
         "type of records",
-        default_text="the topic's name and `-value`, if the option `topic` is set",
+        default_text="the topic's name and `-value`, with glue-avro the topic's name, if the option `topic` is set",
     )
     value_types: tuple[str, ...] = _write(
         "valueTypes",

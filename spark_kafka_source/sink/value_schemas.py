@@ -37,7 +37,7 @@ class WriterSchema:
     `part`: {"key", "value"}.
     `format`: one of `formats.FORMATS`.
     `references`: schemas that it uses, by name.
-    `prefix`: the bytes before each value: none, or a zero byte and the schema's id.
+    `prefix`: the bytes before each value: none, or those with the schema's id.
     `message`: the message of a Protobuf schema.
     `types`: the schemas of several types of records, by the field of the column that has them; empty: one type.
     """
@@ -129,15 +129,16 @@ def _schema_of_subject(
     registry = PROCESS.registry(options.registry)
     schema = _registered(registry, options, subject, format, text, column_type, name)
     if schema.kind != spec.language:
-        fitting = registered_format(schema.kind)
+        fitting = registered_format(schema.kind, spec.registry)
         raise ConfigurationError(
             f"the subject {subject} has a schema of the type {schema.kind}, not {spec.language}"
             f"{f'; set {part}Format to {fitting}' if fitting else ''}"
         )
     _refuse_rules(schema, subject)
-    assert schema.schema_id is not None
+    from protocol.schemas.values import prefix_of
+
     references = tuple((name, reference.text) for name, reference in registry.references(schema).items())
-    return WriterSchema(part, format, schema.text, references, b"\0" + schema.schema_id.to_bytes(4, "big"), message)
+    return WriterSchema(part, format, schema.text, references, prefix_of(format, schema), message)
 
 
 def _registered(
@@ -163,7 +164,8 @@ def _registered(
             return registry.lookup(subject, RegisteredSchema(text, _language(format)), normalize=normalize)
     except RegistryFailed as error:
         not_registered = error.context.get("error_code") in _NOT_REGISTERED
-        if not_registered and not options.auto_register_schemas:
+        can_register = FORMATS[format].registry == "confluent"
+        if not_registered and not options.auto_register_schemas and can_register:
             described = "the schema of the column" if text is None else "it"
             error.message += f"; to register {described}, set schema.registry.auto.register.schemas=true"
             if subject in options.value_subjects and not options.value_types:

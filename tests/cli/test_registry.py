@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -20,6 +21,7 @@ from click.testing import Result
 from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.json_values import json_column
 from tests.cli.runs import invoke, invoke_at, refusal, rows
+from tests.support.glue_endpoint import GlueEndpoint
 
 ORDER: dict[str, Any] = {
     "type": "record",
@@ -93,6 +95,21 @@ def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaR
     assert result.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
     first = consume(fake, registry, "valid", "--decode", "-f", r"%o %k %v\n", "--grep", '"note": "x"')
     assert first.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
+
+
+def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
+    with GlueEndpoint() as endpoint, FakeKafka() as running:
+        version = endpoint.add("parcels", '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
+        running.create_topic("parcels", 1)
+        running.produce("parcels", b"\3\0" + uuid.UUID(version.version_id).bytes + b"\x0e", key="k")
+        glue = ["-X", "schema.registry.glue.region=eu-north-1", "-X", f"schema.registry.glue.endpoint={endpoint.url}"]
+        arguments = ["consume", "parcels", "-e", "--decode", *glue]
+        # The address in the environment is for other profiles.
+        assert invoke_at(running, *arguments, SCHEMA_REGISTRY_URL="http://r:1").stdout == '{"id": 7}\n'
+        shown = refusal("registry", "subjects", *glue)
+        assert "this client does not request the subjects from AWS Glue" in shown
 
 
 def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:

@@ -1,0 +1,261 @@
+"""AWS Glue's schema registry: the header of its values, and its client.
+
+A value has a byte 3, a byte for its compression, the 16 bytes of its schema's version id, and the payload.
+
+Source: `SerializationDataEncoder` of AWS's serialisers for Java, and the API reference of AWS Glue.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.base.clock import SYSTEM_CLOCK, Clock
+from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
+from protocol.records.arrow_numpy import to_numpy
+from protocol.records.varints import Bytes, Positions
+from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+from protocol.schemas.registry_config import PREFIX, RegistryConfig
+from protocol.settings.secret import hide_variables
+
+HEADER_BYTES = 18
+_VERSION, _PLAIN, _ZLIB = 3, 0, 5
+_VERSION_ID_AT, _VERSION_ID_BYTES = 2, 16
+# As max.decompressed.batch.bytes by default; rows to decode at once have at most 16 MiB, unless one is larger.
+_MAX_VALUE_BYTES = 128 << 20
+_MAX_COLUMN_BYTES = 512 << 20
+_NO_HEADER = (
+    "it does not begin with a byte 3 and the rest of AWS Glue's header; use a format such as confluent-avro for values "
+    "that begin with a zero byte and an id, one such as avro for values without a header"
+)
+# Error codes of Confluent's registry, which callers know: no such subject, version, or schema.
+_NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
+_NOT_FOUND = 404
+# For the import of botocore, which also looks for credentials.
+_START_S = 10.0
+_SETTINGS = (f"{PREFIX}glue.region", f"{PREFIX}glue.endpoint", f"{PREFIX}glue.registry.name")
+
+
+# -- the header of values -------------------------------------------------------------------------
+
+
+def header(version_id: str) -> bytes:
+    """Return the header of a value that is not compressed."""
+    return bytes((_VERSION, _PLAIN)) + uuid.UUID(version_id).bytes
+
+
+def decompressed_values(
+    data: Bytes, at: Positions, ends: Positions, rows: Positions
+) -> tuple[Bytes, Positions, Positions, Mapping[str, Positions]]:
+    """Return values with decompressed payloads behind their headers.
+
+    `data`, `at`, `ends`: the values `data[at[i]:ends[i]]`, which ascend.
+    `rows`: the numbers of the values that are not null.
+    Returns the same for the results, and rows without a valid header or payload by the reason.
+    """
+    refused: dict[str, Positions] = {}
+    is_framed = ends[rows] - at[rows] >= HEADER_BYTES
+    is_framed[is_framed] = data[at[rows[is_framed]]] == _VERSION
+    if not is_framed.all():
+        refused[_NO_HEADER] = rows[~is_framed]
+        rows = rows[is_framed]
+    compression = data[at[rows] + 1]
+    is_known = (compression == _PLAIN) | (compression == _ZLIB)
+    if not is_known.all():
+        refused["the compression in its header of AWS Glue is neither 0 (none) nor 5 (zlib)"] = rows[~is_known]
+    packed = rows[compression == _ZLIB]
+    if not len(packed):
+        return data, at, ends, refused
+    view = data.data
+    pieces: list[memoryview | bytes] = []
+    copied, free_bytes = int(at[0]), _MAX_COLUMN_BYTES
+    growth = np.zeros(len(at), np.int64)
+    failures: dict[str, list[int]] = {}
+    for row, begin, end in zip(
+        packed.tolist(), (at[packed] + HEADER_BYTES).tolist(), ends[packed].tolist(), strict=True
+    ):
+        try:
+            payload = _decompress(view[begin:end], min(free_bytes, _MAX_VALUE_BYTES))
+        except ValueError as error:
+            failures.setdefault(str(error), []).append(row)
+            continue
+        pieces += (view[copied:begin], payload)
+        copied = end
+        growth[row] = len(payload) - (end - begin)
+        free_bytes -= len(payload)
+    pieces.append(view[copied : int(ends[-1])])
+    refused |= {reason: np.array(of_reason, np.int64) for reason, of_reason in failures.items()}
+    shift = np.cumsum(growth) - at[0]
+    return np.frombuffer(b"".join(pieces), np.uint8), at + shift - growth, ends + shift, refused
+
+
+def _decompress(packed: memoryview, max_bytes: int) -> bytes:
+    """Return a payload; raise `ValueError` with the reason if it is invalid, or has more than `max_bytes`."""
+    stream = zlib.decompressobj()
+    try:
+        payload = stream.decompress(packed, max_bytes + 1)
+    except zlib.error:
+        raise ValueError("its payload is not compressed by zlib, as its header says") from None
+    if len(payload) > max_bytes:
+        raise ValueError(
+            f"its payload decompresses to more than {_MAX_VALUE_BYTES} bytes, or those of {_MAX_COLUMN_BYTES} bytes "
+            "before it in the same batch"
+        )
+    if not stream.eof:
+        raise ValueError("its compressed payload is truncated")
+    return payload
+
+
+def version_ids(data: Bytes, at: Positions) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield the schema version ids of the headers that begin at these places, each with a mask of the places."""
+    count = len(data) - HEADER_BYTES + 1
+    raw = np.ndarray((count,), f"V{_VERSION_ID_BYTES}", np.ascontiguousarray(data[_VERSION_ID_AT:]), 0, (1,))[at]
+    buffers = [None, pa.py_buffer(raw.view(np.uint8))]
+    ids = pa.Array.from_buffers(pa.binary(_VERSION_ID_BYTES), len(at), buffers).dictionary_encode()
+    numbers = to_numpy(ids.indices)
+    for number, version_id in enumerate(ids.dictionary.to_pylist()):
+        yield str(uuid.UUID(bytes=version_id)), numbers == number
+
+
+# -- the client -----------------------------------------------------------------------------------
+
+
+class GlueRegistry(SchemaRegistry):
+    """A client of one of AWS Glue's registries, or the schemas of `schema.registry.glue.schemas`. Thread-safe.
+
+    A subject is the name of a schema. Registers nothing. botocore is imported by the first request.
+    """
+
+    def __init__(self, config: RegistryConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(config, clock)
+        self._fixed = dict(config.glue_schemas)
+        self._glue: Any = None
+
+    def by_guid(self, guid: str) -> RegisteredSchema:
+        """Return the schema with a version id. Raises `RegistryFailed`."""
+        if not self._fixed:
+            subject = f"the schema version {guid}"
+            return self._cached(guid, subject, lambda: self._get(subject, _NO_SCHEMA, SchemaVersionId=guid))
+        if guid not in self._fixed:
+            message = f"{PREFIX}glue.schemas does not have the schema version {guid}"
+            raise RegistryFailed(message, status=_NOT_FOUND, error_code=_NO_SCHEMA)
+        return RegisteredSchema(self._fixed[guid], kind="", guid=guid)
+
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
+        """Return a version of a schema; None: the latest one, which is always requested. Raises `RegistryFailed`."""
+        if version is not None and (cached := self._versions.get((subject, version))):
+            return cached
+        number = {"LatestVersion": True} if version is None else {"VersionNumber": version}
+        schema = self._get(
+            f"version {version or 'latest'} of the schema {subject}",
+            _NO_SUBJECT if version is None else _NO_VERSION,
+            subject,
+            SchemaId=self._schema_id(subject),
+            SchemaVersionNumber=number,
+        )
+        if schema.version is not None:
+            self._versions[subject, schema.version] = schema
+        return schema
+
+    def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
+        """Return the version of a schema that has this text. Raises `RegistryFailed` if there is none."""
+        what, schema_id = f"the version with this text of the schema {subject}", self._schema_id(subject)
+        request = {"SchemaId": schema_id, "SchemaDefinition": schema.text}
+        reply = self._call("get_schema_by_definition", what, _NO_SCHEMA, request)
+        return _registered({"SchemaDefinition": schema.text, **reply}, what, subject)
+
+    def _get(self, what: str, code: int, subject: str | None = None, **request: Any) -> RegisteredSchema:
+        return _registered(self._call("get_schema_version", what, code, request), what, subject)
+
+    def _schema_id(self, subject: str) -> dict[str, str]:
+        return {"SchemaName": subject, "RegistryName": self.config.glue_registry_name}
+
+    def _request(self, method: str, path: str, subject: str, body: Mapping[str, Any] | None = None) -> Any:
+        raise ConfigurationError(f"this client does not request {subject} from AWS Glue; use the aws command: aws glue")
+
+    @hide_variables
+    def _call(self, operation: str, what: str, code: int, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Call an operation of Glue. Raises `RegistryFailed`; `code` is its error code if Glue has no such schema."""
+        if self._fixed:
+            raise ConfigurationError(
+                f"{PREFIX}glue.schemas has schemas by version id only, not {what}; set valueSchema (value_schema of "
+                "protocol.read)"
+            )
+        from protocol.clouds.aws import CREDENTIALS_REMEDY, is_transient
+        from protocol.clouds.library_call import call_library, error_text
+
+        region, name = self.config.glue_region, self.config.glue_registry_name
+        remedy = f"check {PREFIX}glue.region and {PREFIX}glue.endpoint, and {CREDENTIALS_REMEDY}"
+
+        def failed(reason: str, remedy: str, **context: object) -> RegistryFailed:
+            message = f"AWS Glue in {region} has not returned {what}: {reason}; {remedy}"
+            return RegistryFailed(message, settings=_SETTINGS, **context)
+
+        def ask() -> dict[str, Any]:
+            try:
+                reply: dict[str, Any] = getattr(self._client(), operation)(**request)
+                return reply
+            except KafkaError:
+                raise
+            except Exception as error:
+                response = getattr(error, "response", None) or {}  # None: Glue has not responded
+                kind, reason = response.get("Error", {}).get("Code"), error_text(error)
+                if kind == "EntityNotFoundException":
+                    named = f"check {PREFIX}glue.registry.name, which is {name}"
+                    raise failed(reason, named, status=_NOT_FOUND, error_code=code) from None
+                if kind == "AccessDeniedException":
+                    action = operation.title().replace("_", "")
+                    raise failed(reason, f"allow glue:{action} to the role of this process") from None
+                raise failed(reason, remedy) from None
+
+        key, timeout_s = ("glue", id(self), operation, str(request)), _START_S + self._longest_request_ms() / 1000
+        try:
+            return call_library(key, ask, timeout_s, source="AWS Glue", remedy=remedy, transient=is_transient)
+        except ConnectFailed:
+            raise failed(f"no response within {timeout_s:.1f} s", remedy) from None
+
+    def _client(self) -> Any:
+        """Return botocore's client, which may be used by several threads."""
+        if self._glue is None:
+            from protocol.clouds.library_call import import_library
+
+            purpose = "valueFormat or keyFormat glue-avro, glue-json or glue-protobuf"
+            session = import_library("botocore.session", "boto3", "aws", purpose, _SETTINGS).Session()
+            wait_s = self.config.request_timeout_ms / 1000
+            options = import_library("botocore.config", "boto3", "aws", purpose, _SETTINGS).Config(
+                connect_timeout=wait_s,
+                read_timeout=wait_s,
+                retries={"total_max_attempts": self.config.max_retries + 1, "mode": "standard"},
+            )
+            self._glue = session.create_client(
+                "glue", region_name=self.config.glue_region, endpoint_url=self.config.glue_endpoint, config=options
+            )
+        return self._glue
+
+
+def open_registry(config: RegistryConfig) -> SchemaRegistry:
+    """Return the client of a registry."""
+    return GlueRegistry(config) if config.kind == "glue" else SchemaRegistry(config)
+
+
+def _registered(reply: Mapping[str, Any], what: str, subject: str | None) -> RegisteredSchema:
+    status = reply.get("Status", "AVAILABLE")
+    # A version that is being deleted was valid when values were written with it.
+    if status != "AVAILABLE" and subject is not None:
+        raise RegistryFailed(f"AWS Glue has {what} with the status {status}, not AVAILABLE")
+    try:
+        return RegisteredSchema(
+            str(reply["SchemaDefinition"]),
+            str(reply["DataFormat"]),
+            guid=str(uuid.UUID(reply["SchemaVersionId"])),
+            subject=subject,
+            version=reply.get("VersionNumber"),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise RegistryFailed(f"the response of AWS Glue for {what} has no schema") from None

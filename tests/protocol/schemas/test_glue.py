@@ -1,0 +1,384 @@
+"""Values of AWS Glue's schema registry, written by AWS's own serialisers, and the client of the registry."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import traceback
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import protocol
+from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.schemas import glue
+from protocol.schemas.formats import written_language_of
+from protocol.schemas.glue import open_registry
+from protocol.schemas.protobuf_settings import ProtobufSettings
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, prefix_of
+from protocol.testing import FakeKafka
+from tests.protocol.schemas.conftest import decoded, header_column
+from tests.support.cloud_endpoints import echo
+from tests.support.glue_endpoint import GlueEndpoint, error
+
+FRAMES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("glue_frames.json").read_text())
+KEY, SECRET, TOKEN = "AKIDOFTHETEST", "secret-key-of-the-test", "session-token-of-the-test/" + "aB3" * 30
+ID = "ab000000-0000-0000-0000-000000000001"
+LONG = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
+WITH_NOTE = LONG.replace("}]", '}, {"name": "note", "type": "string", "default": "none"}]')
+OTHER = LONG.replace('"R"', '"S"')
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[GlueEndpoint]:
+    with GlueEndpoint() as running:
+        yield running
+
+
+@pytest.fixture
+def registry(endpoint: GlueEndpoint) -> SchemaRegistry:
+    return client(endpoint)
+
+
+def properties(endpoint: GlueEndpoint, **more: str) -> dict[str, str]:
+    """Return `schema.registry.glue.*` of the endpoint; `max_retries` is schema.registry.max.retries."""
+    names = {f"schema.registry.{name.replace('_', '.')}": text for name, text in more.items()}
+    glue = {"schema.registry.glue.region": "eu-central-1", "schema.registry.glue.endpoint": endpoint.url}
+    return {"schema.registry.max.retries": "0", **glue, **names}
+
+
+def client(endpoint: GlueEndpoint, **more: str) -> SchemaRegistry:
+    return open_registry(config(**properties(endpoint, **more)))
+
+
+def config(**more: str) -> Any:
+    parsed = parse_registry(more)
+    assert parsed is not None
+    return parsed
+
+
+def fixed(schemas: dict[str, str]) -> SchemaRegistry:
+    """Return a registry with schemas by id, which asks no server."""
+    return open_registry(config(**{"schema.registry.glue.schemas": json.dumps(schemas)}))
+
+
+def frame(version_id: str, payload: bytes, compression: int = 0) -> bytes:
+    return bytes((3, compression)) + uuid.UUID(version_id).bytes + (zlib.compress(payload) if compression else payload)
+
+
+@pytest.mark.parametrize("sample", FRAMES, ids=lambda sample: f"{sample['format']}-{sample['compression']}")
+def test_frame_of_javas_serialiser_decodes(sample: dict[str, Any]) -> None:
+    format, frame = sample["format"], bytes.fromhex(sample["frame"])
+    registry = fixed({sample["version_id"]: sample["schema"]})
+    protobuf = ProtobufSettings(sample.get("message"))
+    schema = choose_schema(format, registry, "orders", text=sample["schema"], protobuf=protobuf)
+    (value,), invalid = decoded(ColumnDecoder(schema, registry), [frame])
+    assert invalid == []
+    assert value == {**sample["value"], **({"amounts": [("net", 8)]} if "amounts" in sample["value"] else {})}
+
+    if sample["compression"] == "NONE":
+        writer, message = written_language_of(format).writer(sample["schema"], {}, sample.get("message"), schema.type)
+        written = writer.write(pa.array([value], schema.type))[0].as_py()
+        prefix = prefix_of(format, RegisteredSchema("", guid=sample["version_id"]))
+        assert prefix + message + written == frame
+
+
+def test_values_of_several_versions_and_nulls_become_one_column(
+    endpoint: GlueEndpoint, registry: SchemaRegistry
+) -> None:
+    first, second = endpoint.add("orders", LONG), endpoint.add("orders", WITH_NOTE)
+    schema = choose_schema("glue-avro", registry, "orders")
+    values = [
+        frame(first.version_id, b"\x02"),
+        None,
+        frame(second.version_id, b"\x04\x02a", 5),
+        frame(first.version_id, b"\x06", 5),
+        frame(second.version_id, b"\x08\x02b"),
+    ]
+    expected = [{"id": 1, "note": "none"}, None, {"id": 2, "note": "a"}, {"id": 3, "note": "none"}]
+    expected.append({"id": 4, "note": "b"})
+    decoder = ColumnDecoder(schema, registry)
+    assert decoded(decoder, values) == (expected, [])
+    column = pa.array([b"before", *values, b"behind"], pa.binary()).slice(1, len(values))
+    assert decoder.decode(column)[0].to_pylist() == expected
+    # The latest version for the reader's schema, and each version id once.
+    assert endpoint.operations == ["GetSchemaVersion"] * 3
+    assert decoded(decoder, []) == ([], [])
+    assert decoded(decoder, [None]) == ([None], [])
+
+
+def test_headers_of_confluent_have_no_effect(endpoint: GlueEndpoint, registry: SchemaRegistry) -> None:
+    version = endpoint.add("orders", LONG)
+    decoder = ColumnDecoder(choose_schema("glue-avro", registry, "orders"), registry)
+    headers = header_column([[("__value_schema_id", b"\x01" + bytes(16))]])
+    column, invalid = decoder.decode(pa.array([frame(version.version_id, b"\x02")]), headers)
+    assert (column.to_pylist(), invalid) == ([{"id": 1}], [])
+
+
+BOMB = zlib.compress(b"\0" * 3_000)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", "does not begin with a byte 3 and the rest of AWS Glue's header; use a format such as confluent-avro"),
+        (b"\0\0\0\0\x01\x02", "use a format such as confluent-avro for values that begin with a zero byte and an id"),
+        (b"\x03\0" + bytes(15), "does not begin with"),
+        (b"\x02\0" + bytes(17), "does not begin with"),
+        (b"\x03\x01" + bytes(17), "compression in its header of AWS Glue is neither 0 .none. nor 5 .zlib."),
+        (b"\x03\x05" + bytes(18), "its payload is not compressed by zlib"),
+        (b"\x03\x05" + bytes(16) + zlib.compress(b"\x02")[:-1], "its compressed payload is truncated"),
+        (b"\x03\x05" + bytes(16), "its compressed payload is truncated"),
+        (b"\x03\x05" + bytes(16) + BOMB, "its payload decompresses to more than 2000 bytes"),
+        (b"\x03\0" + bytes(17), "schema id 00000000-0000-0000-0000-000000000000: the registry does not have it"),
+    ],
+)
+def test_hostile_value_is_invalid_and_its_neighbours_are_not(
+    value: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glue, "_MAX_VALUE_BYTES", 2_000)
+    decoder = ColumnDecoder(ReaderSchema("glue-avro", LONG), fixed({ID: LONG}))
+    neighbours = [frame(ID, b"\x02", 5), frame(ID, b"\x04")]
+    column, invalid = decoder.decode(pa.array([neighbours[0], value, neighbours[1]], pa.binary()))
+    column.validate(full=True)
+    assert column.to_pylist() == [{"id": 1}, None, {"id": 2}]
+    assert [failure.row for failure in invalid] == [1]
+    assert re.search(reason, str(invalid[0]))
+
+
+def test_payloads_of_a_column_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glue, "_MAX_COLUMN_BYTES", 1_000)
+    values = [frame(ID, b"\xc8\x01" + b"x" * 100, 5)] * 12
+    decoder = ColumnDecoder(ReaderSchema("glue-avro", '"bytes"'), fixed({ID: '"bytes"'}))
+    column, errors = decoded(decoder, values)
+    assert column == [b"x" * 100] * 9 + [None] * 3
+    assert [("1000 bytes before it" in text) for text in errors] == [True] * 3
+
+
+def test_bomb_allocates_no_more_than_the_limit() -> None:
+    """In another process, which has less memory than one of the bombs decompresses to."""
+    code = """
+import resource, zlib
+import pyarrow as pa
+from protocol.schemas import glue
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.registry_config import parse_registry
+from protocol.schemas.values import ColumnDecoder
+stream = zlib.compressobj()
+bomb = b"".join([stream.compress(bytes(1 << 20)) for _ in range(400)] + [stream.flush()])
+glue._MAX_VALUE_BYTES = 8 << 20
+schemas = '{"ab000000-0000-0000-0000-000000000000": "\\\\"bytes\\\\""}'
+registry = glue.open_registry(parse_registry({"schema.registry.glue.schemas": schemas}))
+decoder = ColumnDecoder(ReaderSchema("glue-avro", '"bytes"'), registry)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+column, invalid = decoder.decode(pa.array([b"\\x03\\x05\\xab" + bytes(15) + bomb] * 3))
+print(len(invalid), invalid[0])
+"""
+    result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    assert result.stdout.startswith("3 its payload decompresses to more than 8388608 bytes")
+
+
+def test_protobuf_message_that_the_schema_does_not_have_is_invalid() -> None:
+    text = 'syntax = "proto3"; message B { int32 id = 1; } message A { }'
+    decoder = ColumnDecoder(ReaderSchema("glue-protobuf", text), fixed({ID: text}))
+    payloads = [b"\x01\x08\x07", b"\x00", b"\x02", b"\x80\x80\x80\x80\x80\x01", b"", b"\x81\x00\x08\x07"]
+    column, errors = decoded(decoder, [frame(ID, payload) for payload in payloads])
+    assert column == [{"id": 7}, None, None, None, None, {"id": 7}]
+    assert [text.partition(": ")[2] for text in errors] == [
+        "its message is A, not B",
+        "its message is number [2], which its schema does not have, not B",
+        *["its message indexes are truncated"] * 2,
+    ]
+
+
+def test_several_types_are_read_by_the_names_of_their_schemas(endpoint: GlueEndpoint, registry: SchemaRegistry) -> None:
+    r, s = endpoint.add("orders-R", LONG), endpoint.add("orders-S", OTHER)
+    decoder = ColumnDecoder(choose_types("glue-avro", registry, {"orders-R": None, "orders-S": None}), registry)
+    values = [frame(s.version_id, b"\x02", 5), frame(r.version_id, b"\x04"), b"\x03"]
+    column, invalid = decoder.decode(pa.array(values))
+    assert column.to_pylist() == [{"R": None, "S": {"id": 1}}, {"R": {"id": 2}, "S": None}, None]
+    assert [failure.row for failure in invalid] == [2]
+    assert decoder.type_names(pa.array(values)).to_pylist() == ["S", "R", None]
+
+
+# -- the client -----------------------------------------------------------------------------------
+
+
+def test_version_is_found_by_name_number_and_text(endpoint: GlueEndpoint) -> None:
+    first, second = (endpoint.add("orders", text, registry="shop") for text in (LONG, WITH_NOTE))
+    registry = client(endpoint, glue_registry_name="shop")
+    assert (registry.version("orders").guid, registry.version("orders", 1).guid) == (
+        second.version_id,
+        first.version_id,
+    )
+    assert registry.lookup("orders", RegisteredSchema(LONG)).guid == first.version_id
+    requests = len(endpoint.requests)
+    assert registry.version("orders", 1).text == LONG
+    assert registry.version("orders").text == WITH_NOTE
+    assert len(endpoint.requests) == requests + 1  # only the latest version may change
+    assert endpoint.requests[0].headers["authorization"].startswith(f"AWS4-HMAC-SHA256 Credential={KEY}/")
+    assert "/eu-central-1/glue/aws4_request" in endpoint.requests[0].headers["authorization"]
+
+
+def test_unknown_schema_is_an_error_with_the_remedy(registry: SchemaRegistry, endpoint: GlueEndpoint) -> None:
+    with pytest.raises(RegistryFailed, match=r"AWS Glue in eu-central-1 has not returned version latest of the schema "
+                       r"orders: EntityNotFoundException: .* check schema\.registry\.glue\.registry\.name, which is "
+                       "default-registry"):  # fmt: skip
+        registry.version("orders")
+    for _ in range(2):
+        with pytest.raises(RegistryFailed, match="has not returned the schema version ab000"):
+            registry.by_guid(ID)
+    assert len(endpoint.requests) == 2  # an unknown id is not requested at once again
+    endpoint.add("orders", LONG, status="FAILURE")
+    with pytest.raises(RegistryFailed, match="version latest of the schema orders with the status FAILURE"):
+        registry.version("orders")
+    with pytest.raises(ConfigurationError, match="does not request the subjects from AWS Glue; use the aws command"):
+        registry.subjects()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (error("AccessDeniedException", f"{KEY} is not authorized"), "allow glue:GetSchemaVersion to the role"),
+        (error("UnrecognizedClientException", "invalid token"), "check schema.registry.glue.region and .*AWS_PROFILE"),
+        (error("InternalServiceException", "later", 500), "InternalServiceException"),
+        ((200, {}, b"{}"), "the response of AWS Glue for version latest of the schema orders has no schema"),
+        ((200, {}, b"no json"), "version latest of the schema orders"),
+        (echo, "has not returned version latest of the schema orders"),
+        (None, r"has not returned .* check schema\.registry\.glue\.region and schema\.registry\.glue\.endpoint"),
+    ],
+)
+def test_failure_of_glue_names_the_remedy_and_no_secret(
+    answer: Any, message: str, endpoint: GlueEndpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.answers.clear()
+    endpoint.otherwise = answer
+    with pytest.raises(RegistryFailed, match=message) as failed:
+        client(endpoint, request_timeout_ms="200").version("orders")
+    shown = "".join(traceback.format_exception(failed.value)) + repr(failed.value) + repr(failed.value.__dict__)
+    shown += "".join(capsys.readouterr())
+    for secret in (KEY, SECRET, TOKEN):
+        assert secret not in shown
+
+
+def test_process_without_credentials_is_told_how_to_give_them(
+    endpoint: GlueEndpoint, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    with pytest.raises(RegistryFailed, match=r"NoCredentialsError: .* set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        registry.version("orders")
+
+
+def test_missing_botocore_names_the_extra(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    with pytest.raises(ConfigurationError, match=r"requires the package boto3 .*'spark-kafka-source\[aws\]'"):
+        registry.version("orders")
+
+
+def test_other_formats_do_not_import_botocore() -> None:
+    code = (
+        "import sys, protocol.schemas.values, protocol.decoded_columns; "
+        "from protocol.schemas.glue import open_registry; from protocol.schemas.registry_config import parse_registry; "
+        "open_registry(parse_registry({'schema.registry.url': 'http://r:1'})); "
+        "sys.exit('botocore' in sys.modules or 'protocol.clouds' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- schemas without AWS --------------------------------------------------------------------------
+
+
+def test_schemas_by_id_need_no_aws(tmp_path: Path) -> None:
+    path = tmp_path / "schemas.json"
+    path.write_text(json.dumps({"AB000000-0000-0000-0000-000000000001": json.loads(LONG)}))
+    registry = open_registry(config(**{"schema.registry.glue.schemas": f"file:{path}"}))
+    path.unlink()
+    decoder = ColumnDecoder(choose_schema("glue-avro", registry, "orders", text=WITH_NOTE), registry)
+    ids = [f"ab000000-0000-0000-0000-00000000000{number}" for number in (1, 2)]
+    column, errors = decoded(decoder, [frame(version_id, b"\x02", 5) for version_id in ids])
+    assert column == [{"id": 1, "note": "none"}, None]
+    assert errors == [f"schema id {ids[1]}: the registry does not have it"]
+    with pytest.raises(ConfigurationError, match=r"by version id only, not version latest .*; set valueSchema"):
+        choose_schema("glue-avro", registry, "orders")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"glue.endpoint": "http://e:1"}, r"glue\.endpoint is set, but schema\.registry\.glue\.region is not"),
+        ({"glue.registry.name": "a"}, r"glue\.registry\.name is set, but schema\.registry\.glue\.region is not"),
+        ({"glue.region": "r", "url": "http://r:1"}, r"registry\.url has no effect with schema\.registry\.glue\.region"),
+        ({"glue.region": "r", "basic.auth.user.info": "me:hunter2"}, r"user\.info has no effect with schema\.registry"),
+        ({"glue.region": "r", "ssl.truststore.location": "/x"}, r"truststore\.location has no effect with"),
+        ({"glue.region": "r", "glue.schemas": '{"a": "b"}'}, "badly formed hexadecimal UUID"),
+        ({"glue.region": "r", "glue.schemas": "{}"}, "no JSON object with schemas"),
+        ({"glue.schemas": "file:/nowhere"}, "the file cannot be read"),
+        ({"glue.schemas": "[" * 100_000}, "glue.schemas is"),
+        ({"glue.region": "r", "glue.endpoint": "glue:1"}, "glue.endpoint has a wrong value, which is not shown"),
+        (
+            {"glue.region": "r", "glue.schemas": json.dumps({str(uuid.UUID(int=1)): LONG})},
+            r"glue\.region has no effect",
+        ),
+        ({"glue.regoin": "r"}, r"did you mean schema\.registry\.glue\.region"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_remedy(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        config(**{f"schema.registry.{name}": text for name, text in settings.items()})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_format_of_another_registry_is_refused(registry: SchemaRegistry) -> None:
+    with pytest.raises(ConfigurationError, match=r"confluent-avro needs schema\.registry\.url"):
+        choose_schema("confluent-avro", registry, "orders")
+    confluents = SchemaRegistry(config(**{"schema.registry.url": "http://r:1"}))
+    with pytest.raises(ConfigurationError, match=r"glue-avro needs schema\.registry\.glue\.region"):
+        choose_schema("glue-avro", confluents, "orders")
+
+
+def test_read_decodes_by_the_schema_with_the_name_of_the_topic(endpoint: GlueEndpoint) -> None:
+    with FakeKafka() as kafka:
+        _read_back(kafka, endpoint)
+
+
+def _read_back(kafka: FakeKafka, endpoint: GlueEndpoint) -> None:
+    key, value = endpoint.add("orders", LONG), endpoint.add("orders", WITH_NOTE)
+    kafka.create_topic("orders")
+    rows = {"key": [frame(key.version_id, b"\x02")], "value": [frame(value.version_id, b"\x04\x02a", 5)]}
+    cluster = {"bootstrap.servers": kafka.bootstrap_servers}
+    protocol.write(cluster, "orders", pa.table(rows))
+    read = protocol.read(
+        {**cluster, **properties(endpoint)}, "orders", key_format="glue-avro", value_format="glue-avro"
+    )
+    assert read.read_all().select(["key", "value"]).to_pylist() == [
+        {"key": {"id": 1, "note": "none"}, "value": {"id": 2, "note": "a"}}
+    ]
+
+
+def test_schema_of_another_language_names_the_format(endpoint: GlueEndpoint, registry: SchemaRegistry) -> None:
+    version = endpoint.add("orders", 'syntax = "proto3"; message M { }', "PROTOBUF")
+    with pytest.raises(ConfigurationError, match="type PROTOBUF, which glue-avro cannot read; use glue-protobuf"):
+        choose_schema("glue-avro", registry, "orders")
+    decoder = ColumnDecoder(ReaderSchema("glue-avro", LONG), registry)
+    assert "type PROTOBUF, not AVRO" in decoded(decoder, [frame(version.version_id, b"\x02")])[1][0]
