@@ -59,8 +59,7 @@ class PartitionFetcher:
         self.closed = False
         self._client = client
         self._config = config
-        # Own connections: replies of a connection are ordered, and another consumer's Fetch may wait at the broker.
-        self._purpose = f"consumer-{next(_numbers)}"
+        self._name = f"consumer-{next(_numbers)}"
         self.leader_work = Condition(self.lock)
         self._arrival = Condition(self.lock)
         # In order of arrival. `Consumer.poll` reads the reply of the first one to its end before the next one, so that
@@ -76,7 +75,7 @@ class PartitionFetcher:
         self._fault: str | None = None
         client.sensors.use([definitions.FETCH])
         client.sensors.add_gauge("records-lag", self, PartitionFetcher._lags)
-        self._leader_thread = _LeaderThread(self, client, f"{self._purpose}-leaders")
+        self._leader_thread = _LeaderThread(self, client, f"{self._name}-leaders")
 
     # -- called by the consumer -----------------------------------------------------------------
 
@@ -330,7 +329,7 @@ class PartitionFetcher:
             return None
         if broker not in self._threads:
             builder = FetchRequestBuilder(broker, self._config, sessions=True)
-            thread = _BrokerThread(self, self._client, builder, self._purpose)
+            thread = _BrokerThread(self, self._client, builder, f"{self._name}-{broker.node_id}")
             try:
                 start(thread)
             except ConnectFailed as error:
@@ -379,14 +378,16 @@ class _LeaderThread(threading.Thread):
 class _BrokerThread(threading.Thread):
     """Sends one broker the requests that the schedule decides."""
 
-    def __init__(self, fetcher: PartitionFetcher, client: Client, builder: FetchRequestBuilder, purpose: str) -> None:
-        super().__init__(name=f"{purpose}-{builder.broker.node_id}", daemon=True)
+    def __init__(self, fetcher: PartitionFetcher, client: Client, builder: FetchRequestBuilder, name: str) -> None:
+        super().__init__(name=name, daemon=True)
         self.builder = builder
         self.work = Condition(fetcher.lock)
         self.state = BrokerState(builder.broker)
         self._fetcher = fetcher
         self._client = client
-        self._purpose = purpose
+        # An own connection: replies of a connection are ordered, so another Fetch must not wait there. And this thread
+        # closes it at its end, when the next one for the same broker may run already.
+        self._purpose = f"{name}-{next(_numbers)}"
         self._connection: Connection | None = None
 
     def run(self) -> None:
@@ -435,8 +436,7 @@ class _BrokerThread(threading.Thread):
         return decide_with_leader(self._client, partition, error, deadline)
 
     def _close_session(self) -> None:
-        if self._connection is not None:
-            self._client.disconnect(self._connection)
+        self._client.hang_up(self._purpose)
         try:
             # On another connection: on this one the broker would first answer the last Fetch, which may wait there.
             if (body := self.builder.close()) is not None:

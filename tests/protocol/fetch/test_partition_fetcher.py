@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.errors import ConnectFailed, UsageError
+from protocol.fetch import fetch_schedule
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.leaders import resolve_leaders
 from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.fetch.partition_fetcher import PartitionFetcher
 from protocol.kafka_terms import EARLIEST
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
@@ -132,3 +135,32 @@ def test_leader_found_during_close_starts_no_thread(fake_client: Client, monkeyp
         consumer.consume_partition("orders", 0, EARLIEST)
         assert resolving.wait(30)
     assert [name for name in started if name.startswith("consumer-")] == []
+
+
+def test_ending_broker_thread_leaves_the_connection_of_its_successor_open(
+    fake: FakeKafka, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition of the broker is opened while the thread of the closed ones ends."""
+    next_fetch, ending, proceed = PartitionFetcher.next_fetch, list[threading.Thread](), threading.Event()
+
+    def slow_end(fetcher: PartitionFetcher, thread: Any) -> Any:
+        fetch = next_fetch(fetcher, thread)
+        if fetch is None and not ending:
+            ending.append(thread)
+            assert proceed.wait(30)
+        return fetch
+
+    monkeypatch.setattr(PartitionFetcher, "next_fetch", slow_end)
+    monkeypatch.setattr(fetch_schedule, "_LINGER_S", 0.01)
+    first = consumer.consume_partition("orders", 0, EARLIEST)
+    first.poll(20_000)
+    first.close()
+    wait_until(lambda: ending)
+    second = consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(second.poll(20_000)) == [0, 1, 2, 3, 4]
+    caplog.set_level(logging.DEBUG, "protocol.fetch")
+    proceed.set()
+    ending[0].join(30)
+    fake.write("orders", 0, records(5, 5))
+    assert offsets_of(second.poll(20_000)) == [5, 6, 7, 8, 9]
+    assert "is retried" not in caplog.text
