@@ -244,13 +244,15 @@ class Sender:
         sent = False
         now_s = self._client.clock.now_s()
         deadline = self.deadline()
-        leaders = Leaders(self._client, deadline.at_most_ms(self._client.config.request_timeout_ms))
-        for broker, partitions in self._sendable(leaders, now_s, deadline).items():
+        due = [partition for partition in self.busy.values() if partition.next_batch(now_s) is not None]
+        topics = {partition.topic for partition in due}
+        leaders = Leaders(self._client, topics, deadline.at_most_ms(self._client.config.request_timeout_ms))
+        for broker, partitions in self._sendable(due, leaders, now_s, deadline).items():
             try:
                 self._session.before_produce(
                     [(partition.topic, partition.partition) for partition in partitions], deadline
                 )
-                producer = self._broker(broker)  # again: a look-up of this round may have shown that it has left
+                producer = self._broker(broker)  # again: newer metadata may have shown that it has left
             except KafkaError as error:
                 self._postpone_or_abandon(partitions, error)
                 continue
@@ -259,12 +261,12 @@ class Sender:
             sent |= producer.send(partitions, leaders.topic_ids)
         return sent
 
-    def _sendable(self, leaders: Leaders, now_s: float, deadline: Deadline) -> dict[Broker, list[PartitionProducer]]:
+    def _sendable(
+        self, due: Iterable[PartitionProducer], leaders: Leaders, now_s: float, deadline: Deadline
+    ) -> dict[Broker, list[PartitionProducer]]:
         """Return partitions with a batch to send, by leader, for leaders that accept a request now."""
         by_broker: dict[Broker, list[PartitionProducer]] = {}
-        for partition in self.busy.values():
-            if partition.next_batch(now_s) is None:
-                continue
+        for partition in due:
             try:
                 broker = leaders.leader(partition)
                 if not self._broker(broker).can_send(now_s):

@@ -6,6 +6,8 @@ Called by `partition_choice` in the callers' threads, and by `sender`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,14 +151,17 @@ class MissingTopics:
 class Leaders:
     """The leaders of partitions for one round of requests, from one metadata snapshot.
 
+    `topics`: of all these partitions; one request refreshes the outdated ones.
     `topic_ids`: ids of the topics for which `leader` has returned a broker.
     """
 
-    def __init__(self, client: Client, deadline: Deadline) -> None:
+    def __init__(self, client: Client, topics: Iterable[str], deadline: Deadline) -> None:
         self._client = client
         self._deadline = deadline
         self._topics: dict[str, Topic | KafkaError] = {}
         self.topic_ids: dict[str, bytes] = {}
+        with suppress(KafkaError):  # `leader` raises it, for outdated topics only
+            client.snapshot(topics, deadline, create=True)
 
     def leader(self, partition: PartitionProducer) -> Broker:
         """Return the leader; raise as `Client.topic` (the same error for all partitions), or if there is no leader."""

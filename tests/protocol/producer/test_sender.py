@@ -408,3 +408,34 @@ def test_half_a_reply_of_one_broker_stalls_no_write_to_another() -> None:
             clock.skip(60)  # above request.timeout.ms
             sender_of(producer).wake()
             stalled.result(WAIT_S)
+
+
+def test_outdated_topics_of_a_round_are_resolved_with_one_request() -> None:
+    """As after the death of a broker, which makes the metadata of all its topics outdated."""
+    topics = [f"topic-{number}" for number in range(20)]
+    with FakeKafka() as kafka:
+        for topic in topics:
+            kafka.create_topic(topic)
+        with producer_of(kafka.bootstrap_servers, {"linger.ms": 3_600_000}) as producer:
+            for topic in topics:
+                producer.send(topic, b"value")
+            producer.client.expire_metadata(topics)
+            requests = len(kafka.request_bodies(METADATA))
+            producer.flush()
+            [body] = kafka.request_bodies(METADATA)[requests:]
+            assert sorted(row["name"] for row in body["topics"]) == sorted(topics)
+
+
+def test_failed_lookup_of_one_topic_delays_no_other(broker: FakeKafka) -> None:
+    broker.create_topic("other")
+    properties = {"linger.ms": 3_600_000, "request.timeout.ms": 300, "retry.backoff.ms": 60_000}
+    with producer_of(broker.bootstrap_servers, properties) as producer:
+        futures = [producer.send(topic, b"value") for topic in (TOPIC, "other")]
+        producer.client.expire_metadata([TOPIC])
+        broker.delay_replies(METADATA, 3_600, ALWAYS)
+        with ThreadPoolExecutor() as pool:
+            flush = pool.submit(producer.flush)
+            assert futures[1].result(WAIT_S).offset == 0
+            assert not futures[0].done()
+            producer.abort()
+            assert flush.exception(WAIT_S) is not None
