@@ -4,7 +4,8 @@ Input: columns and a partition per row. Output: `ReadyBatches`, with the rows of
 Called by `batch_assembler`.
 
 Rows of one call that fill a record batch are output at once. Record batches that become complete in the same call are
-output together, because encoding many costs hardly more than encoding one.
+output together, because encoding many costs hardly more than encoding one; about 3 MiB, since no array of bytes may
+exceed 2 GiB.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ from protocol.producer.results import SentColumns, SentRows
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
 from protocol.settings.property_kinds import MAX_INT32
+
+T = TypeVar("T")
 
 Sizes = npt.NDArray[np.int64]
 
@@ -159,7 +162,7 @@ class Accumulator:
         if order is not None and _reorder_during_encoding(batch_slices, sizes):
             row_numbers = np.concatenate([order[first : first + batch.count] for first, batch in batch_slices])
             return [*ready, ReadyBatches(lambda: columns, [batch for _, batch in batch_slices], row_numbers)]
-        for run in _adjacent_slices(batch_slices):
+        for run in _joined(batch_slices, _are_adjacent, lambda item: item[1].size_bytes):
             first, last = run[0][0], run[-1][0] + run[-1][1].count
             ready.append(ReadyBatches(partial(_take_rows, columns, order, first, last), [batch for _, batch in run]))
         return ready
@@ -215,15 +218,14 @@ class Accumulator:
     def _output(self, completed: list[tuple[TopicPartition, _PartitionRows]]) -> list[ReadyBatches]:
         """Output one record batch per item; adjacent ones with the same schema together."""
         ready = []
-        for _, same_schema in groupby(completed, key=lambda item: item[1].slices[0].schema):
-            group = list(same_schema)
+        for run in _joined(completed, _have_same_schema, lambda item: item[1].size_bytes):
             batch_slices = [
                 BatchSlice(*key, rows.count, rows.size_bytes + HEADER_BYTES, tuple(rows.sent), rows.since_s)
-                for key, rows in group
+                for key, rows in run
             ]
-            held_bytes = sum(rows.size_bytes for _, rows in group)
+            held_bytes = sum(rows.size_bytes for _, rows in run)
             self.waiting_bytes -= held_bytes
-            slices = [rows for _, waiting in group for rows in waiting.slices]
+            slices = [rows for _, waiting in run for rows in waiting.slices]
             ready.append(ReadyBatches(partial(_concatenate, slices), batch_slices, held_bytes=held_bytes))
         return ready
 
@@ -278,18 +280,30 @@ def _reorder_during_encoding(batch_slices: Sequence[tuple[int, BatchSlice]], siz
     return _LONG_ROW_BYTES * len(sizes) <= all_bytes <= min(2 * sliced_bytes, _WHOLE_BYTES)
 
 
-def _adjacent_slices(batch_slices: Iterable[tuple[int, BatchSlice]]) -> Iterator[list[tuple[int, BatchSlice]]]:
-    """Join adjacent slices into runs of about `_OUTPUT_BYTES`."""
-    run: list[tuple[int, BatchSlice]] = []
-    end, size_bytes = 0, 0
-    for first, batch in batch_slices:
-        if run and (first != end or size_bytes + batch.size_bytes > _OUTPUT_BYTES):
+def _joined(
+    items: Iterable[T], belong_together: Callable[[T, T], bool], size_bytes: Callable[[T], int]
+) -> Iterator[list[T]]:
+    """Join neighbours that belong together into runs of at most `_OUTPUT_BYTES`, or of one larger item."""
+    run: list[T] = []
+    run_bytes = 0
+    for item in items:
+        run_bytes += size_bytes(item)
+        if run and (run_bytes > _OUTPUT_BYTES or not belong_together(run[-1], item)):
             yield run
-            run, size_bytes = [], 0
-        run.append((first, batch))
-        end, size_bytes = first + batch.count, size_bytes + batch.size_bytes
+            run, run_bytes = [], size_bytes(item)
+        run.append(item)
     if run:
         yield run
+
+
+def _are_adjacent(left: tuple[int, BatchSlice], right: tuple[int, BatchSlice]) -> bool:
+    return left[0] + left[1].count == right[0]
+
+
+def _have_same_schema(
+    left: tuple[TopicPartition, _PartitionRows], right: tuple[TopicPartition, _PartitionRows]
+) -> bool:
+    return bool(left[1].slices[0].schema == right[1].slices[0].schema)
 
 
 def too_large_errors(

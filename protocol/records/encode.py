@@ -166,7 +166,11 @@ def _layout_records(
     for words in before_key + before_value:
         body += words.sizes
     if int(body.sum()) > _LARGEST_BATCH_BYTES - 6 * rows - (HEADER_BYTES + 1) * len(firsts):
-        raise UsageError(f"{rows} records of {int(body.sum())} bytes exceed the maximum size of a record batch")
+        raise UsageError(
+            f"{rows} records of {int(body.sum())} bytes exceed the maximum size of a record batch. "
+            "Decrease batch.size, or write smaller records",
+            settings=("batch.size",),
+        )
     layout = RowLayout(rows, order)
     if not with_headers:
         # The header count, 0, ends each record. Writing it as the first byte of the next record's head is cheaper.

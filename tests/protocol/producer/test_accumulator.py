@@ -116,6 +116,16 @@ def test_rows_returned_together_have_at_most_3_mib() -> None:
     assert all(sum(batch.size_bytes for batch in batches.batch_slices) <= 3 << 20 for batches in out)
 
 
+def test_drained_rows_returned_together_have_at_most_3_mib_or_one_batch() -> None:
+    """No array of bytes has more than 2 GiB, so more rows than that must not be encoded together."""
+    accumulator = Accumulator(2**31 - 1)
+    append(accumulator, 0, list(range(5)), size=2**30)
+    append(accumulator, 5, list(range(5, 20)), size=2**20)
+    out = accumulator.drain()
+    assert [len(batches.batch_slices) for batches in out] == [1] * 5 + [3] * 5
+    assert values(out) == {number: [number] for number in range(20)}
+
+
 def test_rows_of_one_partition_are_not_copied() -> None:
     accumulator = accumulator_of(4)
     rows = columns(0, 7)

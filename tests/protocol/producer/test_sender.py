@@ -21,6 +21,7 @@ from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.records import encode
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -439,3 +440,15 @@ def test_failed_lookup_of_one_topic_delays_no_other(broker: FakeKafka) -> None:
             assert not futures[0].done()
             producer.abort()
             assert flush.exception(WAIT_S) is not None
+
+
+def test_flush_writes_rows_of_many_partitions_that_exceed_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `buffer.memory` above 2 GiB, which no array of bytes may exceed; here 5 MiB."""
+    monkeypatch.setattr(encode, "_LARGEST_BATCH_BYTES", 5 << 20)
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, 10)
+        properties = {"batch.size": 1 << 20, "linger.ms": 3_600_000}
+        with producer_of(kafka.bootstrap_servers, properties) as producer:
+            producer.send_columns(TOPIC, numbered(0, 70_000), np.arange(70_000, dtype=np.int32) % 10)
+            producer.flush()
+        assert [kafka.log(TOPIC, partition).end_offset for partition in range(10)] == [7_000] * 10

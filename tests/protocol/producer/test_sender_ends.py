@@ -240,7 +240,7 @@ class TestStop:
         yield producer
         producer.abort()
 
-    @pytest.mark.parametrize("place", ["_take_rows", "_adjacent_slices", "groupby", "ReadyBatches", "SentRows"])
+    @pytest.mark.parametrize("place", ["_take_rows", "_joined", "_have_same_schema", "ReadyBatches", "SentRows"])
     @pytest.mark.parametrize("rows", [4, 60])
     def test_every_row_gets_a_result_and_flush_raises(
         self, broker: FakeKafka, producer: Producer, monkeypatch: pytest.MonkeyPatch, place: str, rows: int

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import UsageError
+from protocol.records import encode as encode_module
 from protocol.records.batch_header import HEADER_BYTES
 from protocol.records.encode import encode_batches, finalize_header, record_sizes
 from protocol.records.record_columns import record_columns
@@ -167,6 +168,13 @@ def test_no_rows_make_no_batch() -> None:
         encode(table([]))
     for none in (table([]), pa.Table.from_batches([], SCHEMA)):
         assert len(record_sizes(record_columns(none, 0))) == 0
+
+
+def test_record_batch_above_2_gib_is_refused_with_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode_module, "_LARGEST_BATCH_BYTES", 1_000)
+    with pytest.raises(UsageError, match=r"2 records of 1\d{3} bytes .* Decrease batch\.size") as refused:
+        encode(pa.RecordBatch.from_pydict({"value": pa.array([b"." * 600] * 2)}))
+    assert refused.value.settings == {"batch.size"}
 
 
 def test_unknown_codec_is_named() -> None:
