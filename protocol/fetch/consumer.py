@@ -214,7 +214,7 @@ class Consumer:
         deadline : Deadline, optional
             By default `default.api.timeout.ms` from now. A thread in a connection attempt may end later.
         """
-        with Deferred():
+        with Deferred():  # no gate above: Ctrl-C would leave threads that nothing wakes
             try:
                 self._fetcher.close(deadline or self._client.deadline())
             finally:

@@ -160,7 +160,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, including those being opened."""
-        with Deferred(), self._lock:
+        with Deferred(), self._lock:  # no gate above `Client.close`: Ctrl-C would leave some of them open
             self._closed = True
             for connection in self.connections.values():
                 connection.close()

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from protocol.base.clock import Deadline
 from protocol.base.condition import Event
-from protocol.base.interrupts import Deferred, interruptible
+from protocol.base.interrupts import deferred, interruptible
 from protocol.base.listing import listed
 from protocol.consumer.commits import Offsets
 from protocol.consumer.consumer_records import ConsumerRecords
@@ -33,6 +34,7 @@ from protocol.records.arrow_numpy import to_numpy
 log = logging.getLogger(__name__)
 
 Order = Literal["key", "partition", "none"]
+_Callback = Callable[[Collection[TopicPartition]], None]
 
 _POLL_MS = 100
 # While partitions are paused: how soon they are resumed.
@@ -368,7 +370,7 @@ class ConsumerLoop:
             else:
                 self.shut_down()
         finally:
-            self.consumer.replace_listener(listener or self.listener.user or ConsumerRebalanceListener())
+            self.consumer.replace_listener(listener or self.listener.user)
             self._seek_to_unfinished(partitions)
             for key in partitions.keys() & self.consumer.assignment:
                 if partitions[key].paused:
@@ -391,32 +393,23 @@ class _Listener(ConsumerRebalanceListener):
 
     def __init__(self, loop: ConsumerLoop, user: ConsumerRebalanceListener | None) -> None:
         self._loop = loop
-        self.user = user
+        self.user = user or ConsumerRebalanceListener()
         self.raised: Exception | None = None
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        with Deferred():
-            self._loop.release(partitions)
-            if self.user is not None:
-                self._call(self.user.on_partitions_revoked, partitions)
+        self._handle(self._loop.release, self.user.on_partitions_revoked, partitions)
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        with Deferred():
-            self._loop.assigned(partitions)
-            if self.user is not None:
-                self._call(self.user.on_partitions_assigned, partitions)
+        self._handle(self._loop.assigned, self.user.on_partitions_assigned, partitions)
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        with Deferred():
-            self._loop.release(partitions, lost=True)
-            if self.user is not None:
-                self._call(self.user.on_partitions_lost, partitions)
+        self._handle(partial(self._loop.release, lost=True), self.user.on_partitions_lost, partitions)
 
-    def _call(
-        self, function: Callable[[Collection[TopicPartition]], None], partitions: Collection[TopicPartition]
-    ) -> None:
+    @deferred  # again: the consumer calls a listener as code of the user, which signals interrupt anywhere
+    def _handle(self, handle: _Callback, pass_on: _Callback, partitions: Collection[TopicPartition]) -> None:
+        handle(partitions)
         try:
-            interruptible(function, partitions)
+            interruptible(pass_on, partitions)
         except Exception as error:
             self.raised = error
             raise

@@ -156,6 +156,7 @@ class Processor:
         self._threads: list[threading.Thread] = []
         self._process_id: int | None = None
         self._failure: BaseException | None = None
+        self._listener = listener
         self._given_listener: ConsumerRebalanceListener | None = None
         with ExitStack() as resources:
             with Deferred():  # else a consumer may be left open
@@ -302,7 +303,8 @@ class Processor:
                 loop.consumer.subscribe(self._topics, loop.listener)
             else:
                 self._given_listener = loop.consumer.replace_listener(loop.listener)
-                loop.listener.user = loop.listener.user or self._given_listener
+                if self._listener is None:
+                    loop.listener.user = self._given_listener
 
     def _run_further(self, loop: ConsumerLoop) -> None:
         """Run a loop in its own thread; `run` raises the exception."""
