@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from protocol.base.interrupts import signals
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.session import ConsumerGroupSession
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import KafkaError
 from protocol.producer.producer import Producer
 from protocol.producer.results import SentColumns
@@ -155,6 +156,42 @@ def check_interrupted_close(fake: FakeKafka, start: Callable[[], Closable], grou
 def client_threads() -> list[threading.Thread]:
     """Threads but those of the fake broker."""
     return [thread for thread in threading.enumerate() if "(_serve)" not in thread.name]
+
+
+class CommitsInCleanup(Stops):
+    """Marks an offset, ends the session, and is interrupted at a place of the commit."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+        self.was_reached = False
+
+    def setup(self, session: ConsumerGroupSession) -> None:
+        pass
+
+    def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+        if claim.partition == 0:
+            session.mark_offset(claim.topic, 0, self.place)
+            self.stop.set()
+
+    def cleanup(self, session: ConsumerGroupSession) -> None:
+        with interrupted_at(self.place, ("protocol.consumer.", "protocol.group.commits."), handler=None) as was_reached:
+            try:
+                session.commit()
+            finally:
+                self.was_reached = was_reached()
+
+
+def test_interrupted_commit_in_cleanup_loses_no_marked_offset(fake: FakeKafka) -> None:
+    properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "earliest"}
+    for place in count(1, 6):
+        handler, group = CommitsInCleanup(place), ConsumerGroup(properties, group_id="cleanup")
+        with group, suppress(KeyboardInterrupt):
+            group.consume(["orders"], handler, handler.stop)
+        assert fake.committed_offsets("cleanup")["orders", 0] == place
+        if not handler.was_reached:
+            break
+    assert place > 40
 
 
 # -- producers ------------------------------------------------------------------------------------
