@@ -15,7 +15,7 @@ from typing import Any
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig, ConsumerConfig
-from protocol.errors import BrokerError, Corrupt, ProtocolError, UsageError
+from protocol.errors import BrokerError, Corrupt, ProtocolError
 from protocol.group.assignors.assignor import Assignor, MemberAssignment, Subscription, Topics
 from protocol.group.assignors.strategies import parse_strategy
 from protocol.group.assignors.subscription_codec import (
@@ -30,10 +30,10 @@ from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import (
     CLASSIC_TRANSITIONS,
     REJOINS_ON_NEW_TOPICS,
+    CallAssignor,
     MemberState,
     SendRequest,
     Step,
-    Wait,
 )
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
@@ -105,8 +105,12 @@ class ClassicMember(MemberMachine):
         # True for a static leader that has kept its assignment (KIP-814), until it has compared all members'
         # assignments with the topics. The Java client does not, and leaves new partitions unread until a rebalance.
         self._kept_former_assignment = False
+        # User data by assignor for the next JoinGroup; None until the assignors have returned it.
+        self._user_data: dict[str, bytes | None] | None = None
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
+        # The assignment that SyncGroup has returned, until the assignor has been told.
+        self._received: MemberAssignment | None = None
 
     @property
     def member(self) -> GroupMember:
@@ -123,7 +127,8 @@ class ClassicMember(MemberMachine):
         From its response on, the coordinator and all members wait for the new member until its session timeout
         (KIP-394).
         """
-        return self._awaited is not None and not self._member_id and self.config.group_instance_id is None
+        in_flight = isinstance(self._awaited, SendRequest)
+        return in_flight and not self._member_id and self.config.group_instance_id is None
 
     def revocation(self, now_s: float) -> Revocation | None:
         """Return the partitions that the owner must release now."""
@@ -137,33 +142,26 @@ class ClassicMember(MemberMachine):
         if self.state in REJOINS_ON_NEW_TOPICS and self._topics != self._joined_topics:
             self._rebalance(EndReason("the subscribed topics have changed"))
         if self.state is MemberState.JOINING:
-            return self._join_group(now_s)
+            return self._call_user_data() if self._user_data is None else self._join_group(self._user_data)
         if self.state is MemberState.SYNCING:
-            return self._refresh_metadata(now_s) if self._assignments is None else self._sync_group(self._assignments)
+            if self._received is not None:
+                return self._call_on_assignment(self._received)
+            return self._call_assign(now_s) if self._assignments is None else self._sync_group(self._assignments)
         if now_s >= self._heartbeat_s:
             return self._heartbeat()
         compares = self._kept_former_assignment and self._leader is not None and self._leader.knows_partitions
         return self._describe_group() if compares else self._watch_topics(now_s)
 
-    def _join_group(self, now_s: float) -> Step:
-        assert self._topics is not None
-        self._joined_topics = self._topics
+    def _join_group(self, user_data: Mapping[str, bytes | None]) -> SendRequest:
+        self._user_data = None  # another JoinGroup has its own
         config = self.config
-        try:
-            data = {
-                assignor.name: assignor.join_data(self._topics, *self._last_assignment)
-                for assignor in self._assignors.values()
-            }
-        except UsageError as error:  # of the user's assignor
-            self.on_invalid_data(error, now_s)
-            return Wait(math.inf)
         body = {
             "session_timeout_ms": config.session_timeout_ms,
             "rebalance_timeout_ms": config.max_poll_interval_ms,
             "protocol_type": _PROTOCOL_TYPE,
             "protocols": [
-                {"name": name, "metadata": encode_subscription(self._subscription(user_data))}
-                for name, user_data in data.items()
+                {"name": name, "metadata": encode_subscription(self._subscription(data))}
+                for name, data in user_data.items()
             ],
             "reason": str(self.reason)[:255],
         }
@@ -171,10 +169,9 @@ class ClassicMember(MemberMachine):
         return self._request(JOIN_GROUP, body, held=True, timeout_ms=timeout_ms)
 
     def _subscription(self, user_data: bytes | None) -> Subscription:
-        assert self._topics is not None
         rack = self.config.client_rack or None
         owned = self.owned if self._cooperative else NO_PARTITIONS
-        return Subscription(self._topics, owned, self._last_assignment[1], rack, user_data)
+        return Subscription(self._joined_topics, owned, self._last_assignment[1], rack, user_data)
 
     def _sync_group(self, assignments: Mapping[str, bytes]) -> SendRequest:
         body = {
@@ -221,6 +218,41 @@ class ClassicMember(MemberMachine):
         at_least = 0 if instance_id is None else _FIRST_STATIC[api]
         return SendRequest(api, {**identity, **fields}, at_least=at_least, accept=_ACCEPTED_CODES, **options)
 
+    # -- calls of the assignor ----------------------------------------------------------------
+
+    def _call_user_data(self) -> CallAssignor:
+        assert self._topics is not None
+        topics = self._joined_topics = self._topics
+        assignors, last = self._assignors, self._last_assignment
+
+        def user_data() -> dict[str, bytes | None]:
+            return {name: assignor.join_data(topics, *last) for name, assignor in assignors.items()}
+
+        def process(data: dict[str, bytes | None]) -> None:
+            self._user_data = data
+
+        return CallAssignor(user_data, process)
+
+    def _call_assign(self, now_s: float) -> Step:
+        def process(assignments: dict[str, bytes]) -> None:
+            self._assignments = assignments
+
+        assert self._leader is not None
+        knows_partitions = self._leader.knows_partitions
+        return CallAssignor(self._leader.assign, process) if knows_partitions else self._refresh_metadata(now_s)
+
+    def _call_on_assignment(self, received: MemberAssignment) -> CallAssignor:
+        name, metadata = self._assignor_name, ConsumerGroupMetadata(self.group, self.member)
+        assignor = self._assignors[name]
+
+        def on_assignment() -> None:
+            try:
+                assignor.on_assignment(received, metadata)
+            except Exception as error:  # of the user's assignor
+                log.error("assignor %s: on_assignment has failed: %r", name, error, exc_info=error)
+
+        return CallAssignor(on_assignment, lambda _: self._synced(frozenset(received.partitions)))
+
     # -- responses ----------------------------------------------------------------------------
 
     def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
@@ -244,7 +276,7 @@ class ClassicMember(MemberMachine):
                 self._join_reply_lost = False
                 self.suspect_lost(EndReason("an earlier reply to JoinGroup was lost"), now_s)
         elif request.api is SYNC_GROUP and self.state is MemberState.SYNCING:
-            self._synced(decode_member_assignment(reply["assignment"]))
+            self._received = decode_member_assignment(reply["assignment"])
 
     def _joined(self, reply: Mapping[str, Any]) -> None:
         self._member_id = reply["member_id"]
@@ -269,7 +301,7 @@ class ClassicMember(MemberMachine):
         if self._leader is None:
             return
         if self.state is MemberState.SYNCING:
-            self._assignments = self._leader.assign(cluster)
+            self._leader.set_partitions(cluster)
         elif topic := self._leader.changed_topic(cluster):
             self._rebalance(EndReason(f"the number of partitions of topic {topic} has changed"))
 
@@ -282,13 +314,8 @@ class ClassicMember(MemberMachine):
                 topic, partition = min(unassigned)
                 self._rebalance(EndReason(f"no member has {topic}-{partition}"))
 
-    def _synced(self, received: MemberAssignment) -> None:
-        assignment = frozenset(received.partitions)
-        try:
-            metadata = ConsumerGroupMetadata(self.group, self.member)
-            self._assignors[self._assignor_name].on_assignment(received, metadata)
-        except Exception as error:  # of the user's assignor
-            log.error("assignor %s: on_assignment has failed: %r", self._assignor_name, error, exc_info=error)
+    def _synced(self, assignment: frozenset[TopicPartition]) -> None:
+        self._received = None
         self._must_rejoin = bool(self.owned - assignment)
         joined_as_new, self._joined_as_new = self._joined_as_new, False
         self._assignment, self._last_assignment = assignment, (assignment, self._generation_id)
@@ -353,12 +380,12 @@ class ClassicMember(MemberMachine):
         self._join_reply_lost |= self.state is MemberState.JOINING
 
     def _forget_session(self) -> None:
-        self._join_reply_lost |= self._awaited is not None and self._awaited.api is JOIN_GROUP
+        self._join_reply_lost |= isinstance(self._awaited, SendRequest) and self._awaited.api is JOIN_GROUP
         super()._forget_session()
 
     def _end_session(self) -> None:
         self._generation_id, self._assigned_since, self._assignment = _NO_GENERATION, None, NO_PARTITIONS
-        self._leader = None
+        self._leader = self._user_data = self._received = None
 
 
 class GroupLeader:
@@ -391,7 +418,7 @@ class GroupLeader:
 
     @property
     def knows_partitions(self) -> bool:
-        """Return True after `assign`, or the first `changed_topic`."""
+        """Return True after `set_partitions`, or the first `changed_topic`."""
         return self._partitions is not None
 
     @property
@@ -401,10 +428,13 @@ class GroupLeader:
             (name, number) for name, racks in (self._partitions or {}).items() for number in range(len(racks))
         )
 
-    def assign(self, cluster: Metadata) -> dict[str, bytes]:
-        """Return the encoded assignment of each member, for SyncGroup."""
+    def set_partitions(self, cluster: Metadata) -> None:
+        """Store the partitions to assign."""
         self._partitions = self._partitions_in(cluster)
-        assigned = self._assignor.assign_with_data(self._members, self._partitions)
+
+    def assign(self) -> dict[str, bytes]:
+        """Return the encoded assignment of each member, for SyncGroup. Called without a lock."""
+        assigned = self._assignor.assign_with_data(self._members, self._partitions or {})
         return {
             name: encode_assignment(assignment.partitions, user_data=assignment.user_data)
             for name, assignment in assigned.items()

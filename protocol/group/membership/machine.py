@@ -2,14 +2,14 @@
 
 Takes responses, calls of the owner and the time `now_s`, and returns steps (`member_state`) to execute.
 `classic_member` and `consumer_member` add the requests of their protocol. `membership` calls it under a lock, from the
-member's thread and from the owner's thread; at most one request is in flight.
+member's thread and from the owner's thread, and executes one step at a time, without the lock.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol.base.clock import Backoff
@@ -26,6 +26,7 @@ from protocol.group.membership.member_state import (
     RECONCILED,
     TERMINAL,
     WITHOUT_ASSIGNMENT,
+    CallAssignor,
     Lifecycle,
     MemberState,
     RefreshMetadata,
@@ -90,8 +91,8 @@ class MemberMachine(ABC):
         self._pattern_pending = False
         # True if the last metadata, or those in flight, were requested for an earlier subscription.
         self._metadata_outdated = False
-        # The request whose reply counts: that of the last step, unless it has failed or its session has ended.
-        self._awaited: SendRequest | None = None
+        # The step whose reply or result counts: the last one, unless it has failed or its session has ended.
+        self._awaited: SendRequest | CallAssignor | None = None
         # The reason why the assignment may be lost. In the consumer protocol only brokers know when a session ends.
         self._suspicion: EndReason | None = None
         self._suspected_s = now_s
@@ -247,7 +248,7 @@ class MemberMachine(ABC):
         if self.state not in IN_SESSION:
             return Wait(math.inf)
         step = self._refresh_metadata(now_s) if self._topics is None else self._next_step(now_s)
-        self._awaited = step if isinstance(step, SendRequest) else None
+        self._awaited = step if isinstance(step, (SendRequest, CallAssignor)) else None
         self._metadata_outdated &= not isinstance(step, RefreshMetadata)
         return step
 
@@ -320,6 +321,12 @@ class MemberMachine(ABC):
             self._fenced(error, now_s)
         else:
             self._refused(error, now_s)
+
+    def on_assignor_result(self, step: CallAssignor, result: Callable[[], Any], now_s: float) -> None:
+        """Process the result of the assignor, which `result` returns or raises; dropped if the session has ended."""
+        self.tick(now_s)
+        if step is self._awaited:
+            step.process(result())
 
     def on_invalid_data(self, error: KafkaError, now_s: float) -> None:
         """Process an error in a response, metadata, or the user's assignor; as in Java, the next poll joins again."""

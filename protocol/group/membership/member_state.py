@@ -6,7 +6,7 @@ State names are those of Java's `MemberState` where it has them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -162,6 +162,22 @@ class RefreshMetadata:
     timeout_ms: float
 
 
+@dataclass(frozen=True, eq=False)
+class CallAssignor:
+    """Call the assignor, which may be the user's; its result is passed to the state machine.
+
+    Attributes
+    ----------
+    call : callable
+        Reads nothing that the state machine changes.
+    process : callable
+        Called by the state machine with the result, unless the session has ended.
+    """
+
+    call: Callable[[], Any]
+    process: Callable[[Any], None]
+
+
 @dataclass(frozen=True)
 class Wait:
     """Do nothing until this time, or until the owner acts; infinite if only the owner can continue."""
@@ -169,4 +185,4 @@ class Wait:
     until_s: float
 
 
-Step = SendRequest | RefreshMetadata | Wait
+Step = SendRequest | RefreshMetadata | CallAssignor | Wait

@@ -3,6 +3,9 @@
 Owns the state machine of the protocol (`classic_member`, `consumer_member`) and one thread, which executes the steps of
 the state machine. The thread has a separate connection, so fetches, commits and other members' requests do not delay
 heartbeats. The owner calls the methods from one other thread, between batches or polls.
+
+The lock `Membership.changed` guards the state machine. A step waits for brokers and calls code of the user without it;
+then the state machine gets the result, and drops it if the session has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from protocol.base.clock import Deadline
 from protocol.base.condition import Condition
@@ -37,12 +40,16 @@ from protocol.group.membership.member_state import (
     AWAITING_ASSIGNMENT,
     CLOSED,
     RECONCILED,
+    CallAssignor,
     MemberState,
     RefreshMetadata,
     SendRequest,
+    Wait,
 )
 from protocol.metrics import definitions
 from protocol.net.readiness import ready
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +116,8 @@ class Membership:
         client.sensors.use([definitions.COORDINATOR])
         self._rebalancing_since_s: float | None = None
         self.changed = Condition()
-        self._executing: SendRequest | None = None
-        # False while the coordinator of the request is being looked up.
-        self._is_sent = False
+        # None also while the coordinator of a request is being looked up.
+        self._in_flight: SendRequest | None = None
         self._checked_s = self._clock.now_s()
         self._waits_until_s = -math.inf
         self._failing_since_s: float | None = None
@@ -281,12 +287,12 @@ class Membership:
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
-            while self._is_sent and self.machine.is_becoming_known and not deadline.passed:
+            while self._in_flight is not None and self.machine.is_becoming_known and not deadline.passed:
                 self.changed.wait(min(deadline.remaining_s(), TICK_S))
             self.machine.leave(for_good=leave)
             self._notify()
-            request = self._executing
-            while request is not None and self._executing is request and not deadline.passed:
+            request = self._in_flight
+            while request is not None and self._in_flight is request and not deadline.passed:
                 self._client.hang_up(self._purpose)  # repeated, since a request may be sent after it
                 self.changed.wait(min(deadline.remaining_s(), _HANG_UP_AGAIN_S))
         if self._thread is not None and self._thread.ident is not None:
@@ -369,7 +375,7 @@ class Membership:
                 with self.changed:
                     error = UsageError(f"a bug in this client: {fault!r}")
                     error.__cause__ = fault
-                    self._executing = None
+                    self._in_flight = None
                     self.machine.fail(error)
                     self._notify()
 
@@ -377,19 +383,19 @@ class Membership:
         while (step := self._next_step()) is not None:
             if isinstance(step, SendRequest):
                 self._send_request(step)
-            else:
+            elif isinstance(step, RefreshMetadata):
                 self._refresh_metadata(step)
+            elif (result := self._in_thread("assignor", step.call)) is not None:
+                self._deliver(partial(self.machine.on_assignor_result, step, result.result))
 
-    def _next_step(self) -> SendRequest | RefreshMetadata | None:
+    def _next_step(self) -> SendRequest | RefreshMetadata | CallAssignor | None:
         """Wait for a step; None if the member has left."""
         with self.changed:
             while self.machine.state is not MemberState.LEFT:
                 now_s = self._now_s()
                 step = self.machine.next_step(now_s)
                 self._notify()
-                if isinstance(step, (SendRequest, RefreshMetadata)):
-                    self._executing = step if isinstance(step, SendRequest) else None
-                    self._is_sent = False
+                if not isinstance(step, Wait):
                     return step
                 self.changed.wait(min(max(0.0, step.until_s - now_s), TICK_S))
             return None
@@ -397,39 +403,10 @@ class Membership:
     def _send_request(self, request: SendRequest) -> None:
         """Send a request once, after resolving the coordinator if unknown; the state machine decides about retries."""
         deadline = Deadline.after_ms(request.timeout_ms, self._clock)
-        operation = f"{request.api.name} for {self._coordinator}"
-        since_s = self._clock.now_s()
-
-        def attempt() -> dict[str, Any]:
-            nonlocal since_s
-            with self._waiting_until(deadline):
-                broker = self._client.coordinator(self._coordinator, deadline)
-                with self.changed:
-                    if not self.machine.awaits(request):  # a late JoinGroup would add it again
-                        raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
-                    self._is_sent = True
-                since_s = self._clock.now_s()
-                options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
-                reply = self._client.send(broker, request.api, request.body, deadline, **options)
-            while not ready([reply], TICK_S) and not deadline.passed:
-                since_s = self._extend_session(request, since_s)
-                with self._waiting_until(deadline):
-                    reply.check_silence(deadline)
-                with self.changed:
-                    awaited = self.machine.awaits(request)
-                if not awaited:  # the session has ended, and the response may never come
-                    self._client.hang_up(self._purpose)
-            body = request.response_in(reply.result(deadline))
-            if body["error_code"] not in request.accept:
-                own = f": {body['error_message']}" if body.get("error_message") else ""
-                where = f"{operation} at {broker}{own}"
-                context = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
-                raise broker_error(body["error_code"], where, **context, **self._coordinator.context)
-            return body
-
-        key = self._coordinator
+        operation, key = f"{request.api.name} for {self._coordinator}", self._coordinator
+        exchange = partial(self._exchange, request, operation, deadline)
         try:
-            body = self._client.retrying(operation, attempt, deadline, coordinator_of=key, max_attempts=1)
+            body, since_s = self._client.retrying(operation, exchange, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
             failure = _attempt_error(error)
@@ -438,23 +415,40 @@ class Membership:
             self._log_failing(None)
             self._deliver(partial(self.machine.on_response, request, body, since_s))
 
+    def _exchange(self, request: SendRequest, operation: str, deadline: Deadline) -> tuple[dict[str, Any], float]:
+        """Return the response, and the last time at which the coordinator is known to have seen this member."""
+        with self._waiting_until(deadline):
+            broker = self._client.coordinator(self._coordinator, deadline)
+            with self.changed:
+                if not self.machine.awaits(request):  # a late JoinGroup would add it again
+                    raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
+                self._in_flight = request
+            since_s = self._clock.now_s()
+            options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
+            reply = self._client.send(broker, request.api, request.body, deadline, **options)
+        while not ready([reply], TICK_S) and not deadline.passed:
+            since_s = self._extend_session(request, since_s)
+            with self._waiting_until(deadline):
+                reply.check_silence(deadline)
+            with self.changed:
+                awaited = self.machine.awaits(request)
+            if not awaited:  # the session has ended, and the response may never come
+                self._client.hang_up(self._purpose)
+        body = request.response_in(reply.result(deadline))
+        if body["error_code"] not in request.accept:
+            own = f": {body['error_message']}" if body.get("error_message") else ""
+            context = {"api": request.api.name, "topic": listed(sorted(self.machine.subscription.names))}
+            where = f"{operation} at {broker}{own}"
+            raise broker_error(body["error_code"], where, **context, **self._coordinator.context)
+        return body, since_s
+
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
-        """Look the topics up in a thread: a broker that does not respond must not delay the leave of the member."""
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
-        future: Future[Metadata] = Future()
-        name = f"{self._purpose} of {self.machine.group}, metadata"
+        lookup = self._in_thread("metadata", partial(self._client.metadata, step.topics, deadline))
+        if lookup is None:
+            return
         try:
-            threading.Thread(target=self._look_up, args=(future, step, deadline), name=name, daemon=True).start()
-        except RuntimeError:  # this process has too many threads
-            self._look_up(future, step, deadline)
-        with self.changed:
-            while not future.done() and not self._is_closed:
-                self._now_s()  # records that the process runs, for the owner's next call
-                self.changed.wait(TICK_S)
-            if not future.done():
-                return
-        try:
-            cluster = future.result()
+            cluster = lookup.result()
         except KafkaError as error:
             self._log_failing(error)
             self._deliver(partial(self.machine.on_metadata_failure, error), _attempt_error(error))
@@ -463,13 +457,27 @@ class Membership:
             self._note_unavailable(step.topics or frozenset(), cluster)
             self._deliver(partial(self.machine.on_metadata, cluster))
 
-    def _look_up(self, future: Future[Metadata], step: RefreshMetadata, deadline: Deadline) -> None:
+    def _in_thread(self, name: str, call: Callable[[], T]) -> Future[T] | None:
+        """Wait for a call in another thread, which must not delay the leave of the member; None if it leaves."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # raised in the member's thread
+                future.set_exception(error)
+            with self.changed:
+                self.changed.notify_all()
+
         try:
-            future.set_result(self._client.metadata(step.topics, deadline))
-        except Exception as error:  # raised in the member's thread
-            future.set_exception(error)
+            threading.Thread(target=run, name=f"{self._purpose} of {self.machine.group}, {name}", daemon=True).start()
+        except RuntimeError:  # this process has too many threads
+            run()
         with self.changed:
-            self.changed.notify_all()
+            while not future.done() and not self._is_closed:
+                self._now_s()  # records that the process runs, for the owner's next call
+                self.changed.wait(TICK_S)
+            return future if future.done() else None
 
     def _log_failing(self, failure: KafkaError | None) -> None:
         """Log a warning once if requests fail for a time, and their recovery."""
@@ -506,7 +514,7 @@ class Membership:
         a bug, ends the member for good.
         """
         with self.changed:
-            self._executing = None
+            self._in_flight = None
             if failure is not None and self.machine.state in AWAITING_ASSIGNMENT:
                 self._failed_joins, self._join_error, self._join_error_taken = self._failed_joins + 1, failure, False
             try:

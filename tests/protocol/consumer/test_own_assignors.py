@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -70,6 +71,7 @@ def new_member(fake: FakeKafka) -> Iterator[Callable[..., KafkaConsumer]]:
 
         def create(strategy: object) -> KafkaConsumer:
             properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "g", STRATEGY: strategy}
+            properties |= {"auto.offset.reset": "earliest"}
             consumer = members.enter_context(KafkaConsumer({**properties, "heartbeat.interval.ms": 100}))
             consumer.subscribe(["orders"])
             return consumer
@@ -161,6 +163,134 @@ def test_failure_of_on_assignment_is_logged(
     consumer = new_member(Broken("on_assignment"))
     wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
     assert "assignor by-weight: on_assignment has failed: ZeroDivisionError('broken')" in caplog.text
+
+
+class Waiting(ByWeight):
+    """Waits in one of its methods from `waits_in` on, until `result`."""
+
+    name = "waiting"
+    cooperative = True
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.waits_in = ""
+        self.is_called, self.result = threading.Event(), threading.Event()
+        self.timed_out = False
+
+    def wait(self, method: str) -> None:
+        if method == self.waits_in:
+            self.is_called.set()
+            self.timed_out |= not self.result.wait(20)
+
+    def user_data(self, topics: frozenset[str]) -> bytes | None:
+        self.wait("user_data")
+        return super().user_data(topics)
+
+    def assign(
+        self, topics: Mapping[str, Any], subscriptions: Mapping[str, Any]
+    ) -> Mapping[str, MemberAssignment | Iterable[TopicPartition]]:
+        self.wait("assign")
+        return super().assign(topics, subscriptions)
+
+    def on_assignment(self, assignment: MemberAssignment, metadata: ConsumerGroupMetadata) -> None:
+        self.wait("on_assignment")
+        super().on_assignment(assignment, metadata)
+
+
+EACH_METHOD = pytest.mark.parametrize("method", ["user_data", "assign", "on_assignment"])
+
+
+@EACH_METHOD
+def test_consumer_reads_and_commits_while_its_assignor_waits(
+    fake: FakeKafka, new_member: Callable[..., KafkaConsumer], method: str
+) -> None:
+    assignor = Waiting()
+    consumer = new_member(assignor)
+    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
+    assignor.waits_in = method
+    fake.rebalance("g")
+    assert assignor.is_called.wait(20)
+    fake.produce("orders", b"during the rebalance", partition=2)
+    wait_until(lambda: len(consumer.poll(100)))
+    consumer.commit_async()
+    consumer.metrics()
+    assert not assignor.timed_out
+    assigned = len(assignor.assigned)
+    assignor.result.set()
+    wait_until(lambda: len(assignor.assigned) > assigned)
+    assert numbers(consumer) == [0, 1, 2, 3]
+    consumer.commit_sync()
+    committed = consumer.committed([("orders", 2)])[("orders", 2)]
+    assert committed is not None
+    assert committed.offset == 1
+
+
+@EACH_METHOD
+def test_consumer_leaves_at_once_while_its_assignor_waits(
+    fake: FakeKafka, new_member: Callable[..., KafkaConsumer], method: str
+) -> None:
+    assignor = Waiting()
+    assignor.waits_in = method
+    consumer = new_member(assignor)
+    consumer.poll(0)
+    assert assignor.is_called.wait(20)
+    consumer.close()
+    assert not assignor.timed_out
+    assert method == "user_data" or not fake.groups.groups["g"].members
+    calls = len(assignor.seen), len(assignor.assigned)
+    assignor.result.set()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "of g" in thread.name])
+    assert sum((len(assignor.seen), len(assignor.assigned))) <= sum(calls) + 1, "the result is dropped"
+
+
+class Calling(Waiting):
+    """Calls the consumer in each method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: Callable[[], object] = lambda: None
+
+    def wait(self, method: str) -> None:
+        super().wait(method)
+        if self.result.is_set():
+            self.call()
+
+
+def test_assignor_may_call_its_consumer_between_polls(new_member: Callable[..., KafkaConsumer]) -> None:
+    assignor, results = Calling(), list[object]()
+    assignor.waits_in = "user_data"
+    consumer = new_member(assignor)
+    consumer.poll(0)
+    assert assignor.is_called.wait(20)
+    assignor.call = lambda: results.append((consumer.assignment, len(consumer.poll(0)), consumer.commit_sync()))
+    assignor.result.set()
+    wait_until(lambda: len(results) == 4)
+    assert results == [(frozenset(), 0, None)] * 4
+    assignor.call = lambda: None
+    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
+
+
+def test_assignor_that_calls_its_consumer_during_a_poll_is_refused(new_member: Callable[..., KafkaConsumer]) -> None:
+    assignor = Calling()
+    assignor.result.set()
+    consumer = new_member(assignor)
+    assignor.call = lambda: consumer.poll(0)
+    with pytest.raises(UsageError, match=r"user_data has failed: .*another thread"):
+        consumer.poll(30_000)
+
+
+def test_assignor_may_close_its_consumer(fake: FakeKafka, new_member: Callable[..., KafkaConsumer]) -> None:
+    assignor = Calling()
+    assignor.waits_in = "assign"
+    consumer = new_member(assignor)
+    consumer.poll(0)
+    assert assignor.is_called.wait(20)
+    assignor.call = consumer.close
+    assignor.result.set()
+    wait_until(lambda: not fake.groups.groups["g"].members)
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "of g" in thread.name])
+    with pytest.raises(UsageError, match="closed"):
+        consumer.poll(0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
-from protocol.group.membership.member_state import MemberState, RefreshMetadata, SendRequest, Wait
+from protocol.group.membership.member_state import CallAssignor, MemberState, RefreshMetadata, SendRequest, Wait
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.requests import Pending, Request
@@ -70,6 +70,9 @@ class SimulatedMember:
             names = None if step.topics is None else [{"name": name} for name in sorted(step.topics)]
             reply = self.cluster.ask(1, METADATA, {"topics": names, "allow_auto_topic_creation": False})
             self.machine.on_metadata(Metadata.from_reply(reply), self.now_s)
+            return True
+        if isinstance(step, CallAssignor):
+            self.machine.on_assignor_result(step, step.call, self.now_s)
             return True
         if refuse is not None:
             self.machine.on_failure(step, broker_error(refuse, step.api.name), self.now_s)
@@ -180,7 +183,7 @@ def next_request(member: SimulatedMember) -> SendRequest:
         step = member.machine.next_step(member.now_s)
         if isinstance(step, SendRequest):
             return step
-        if isinstance(step, RefreshMetadata):
+        if isinstance(step, (RefreshMetadata, CallAssignor)):
             member.act()
         else:
             member.advance(step.until_s - member.now_s)

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion
+from protocol.errors import BrokerError, ConnectionLost, UnsupportedVersion, UsageError
 from protocol.group.membership.assignment import EndReason
-from protocol.group.membership.member_state import CLASSIC_TRANSITIONS, Lifecycle, MemberState, SendRequest
+from protocol.group.membership.member_state import (
+    CLASSIC_TRANSITIONS,
+    CallAssignor,
+    Lifecycle,
+    MemberState,
+    SendRequest,
+)
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -253,6 +259,35 @@ def test_member_leaving_outside_of_its_session_notifies_the_coordinator(cluster:
     step = member.machine.next_step(member.now_s)
     assert isinstance(step, SendRequest)
     assert step.body["member_epoch"] == -1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [("fenced", MemberState.JOINING), ("timed out", MemberState.JOINING), ("closed", MemberState.LEAVING)],
+)
+def test_failure_of_an_assignor_is_dropped_after_its_session(cluster: Cluster, end: str, state: MemberState) -> None:
+    member = SimulatedMember(cluster, machine(**CLASSIC))
+    member.own()
+    while member.machine.state is not MemberState.SYNCING:
+        member.act()
+    member.act()  # the leader gets metadata
+    step = member.machine.next_step(member.now_s)
+    assert isinstance(step, CallAssignor)
+    if end == "closed":
+        member.machine.leave(for_good=True)
+    elif end == "fenced":
+        error = broker_error(ErrorCode.UNKNOWN_MEMBER_ID, "as if")
+        member.machine.on_member_refused(member.machine.member, error, member.now_s)
+    else:
+        member.advance(10)
+
+    def failed() -> None:
+        raise UsageError("as if")
+
+    member.machine.on_assignor_result(step, failed, member.now_s)
+    assert (member.machine.state, member.machine.error) == (state, None)
+    if end != "closed":
+        until_stable(member)
 
 
 def test_state_transitions_are_those_of_the_table() -> None:
