@@ -20,8 +20,10 @@ _SETTING = "partition.assignment.strategy"
 class PartitionAssignor:
     """An assignor of the classic protocol for `partition.assignment.strategy`; subclass it and override `assign`.
 
-    All methods are called in the thread of the member. They must not call the consumer or wait. An exception of
-    `user_data` or `assign` is raised by `poll`, and the next `poll` joins again. One of `on_assignment` is logged.
+    All methods are called in a thread of the member, one at a time, without a lock. The member sends no heartbeats
+    until they return: they must do so within `session.timeout.ms`. A call of the consumer is refused while another
+    thread is in one, except `metrics` and `wakeup`. An exception of `user_data` or `assign` is raised by `poll`, and
+    the next `poll` joins again. One of `on_assignment` is logged.
 
     Attributes
     ----------

@@ -109,7 +109,7 @@ class ClassicMember(MemberMachine):
         self._user_data: dict[str, bytes | None] | None = None
         # The assignments for SyncGroup; None if this member leads and has not assigned yet.
         self._assignments: dict[str, bytes] | None = None
-        # The assignment that SyncGroup has returned, until the assignor has been told.
+        # The assignment that SyncGroup has returned, until `on_assignment` has run.
         self._received: MemberAssignment | None = None
 
     @property

@@ -16,6 +16,7 @@ from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError, ProtocolError, UsageError
+from protocol.group.assignors.assignor import Assignor
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
@@ -268,6 +269,33 @@ def test_wait_for_a_coordinator_is_no_suspension_until_its_deadline(
         assert "suspended for 10 s" in str(owner.membership.assignment_lost)
         is_answered.set()
         owner.membership.close(timeout_ms=1_000)
+
+
+def test_member_waits_and_calls_the_assignor_without_its_lock(
+    client: Client, new_member: NewMember, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = set[tuple[str, bool]]()
+
+    def observe(target: object, name: str) -> None:
+        method = getattr(target, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            condition: Any = owner.membership.changed
+            calls.add((name, condition._is_owned()))
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(target, name, call)
+
+    owner = new_member(client, "orders")
+    for name in ("coordinator", "send", "metadata"):
+        observe(client, name)
+    for name in ("join_data", "assign_with_data", "on_assignment"):
+        observe(Assignor, name)
+    rebalance(owner, until=lambda: len(owner.numbers) == 4)
+    expected = {"coordinator", "send", "metadata"}
+    if protocol == "classic":
+        expected |= {"join_data", "assign_with_data", "on_assignment"}
+    assert calls == {(name, False) for name in expected}
 
 
 def test_member_joins_in_a_process_with_too_many_threads(
