@@ -385,8 +385,8 @@ class Membership:
                 self._send_request(step)
             elif isinstance(step, RefreshMetadata):
                 self._refresh_metadata(step)
-            elif (result := self._in_thread("assignor", step.call)) is not None:
-                self._deliver(partial(self.machine.on_assignor_result, step, result.result))
+            elif (call := self._in_thread("assignor", step.call)) is not None:
+                self._deliver(partial(self.machine.on_assignor_result, step, call.result))
 
     def _next_step(self) -> SendRequest | RefreshMetadata | CallAssignor | None:
         """Wait for a step; None if the member has left."""
@@ -458,7 +458,7 @@ class Membership:
             self._deliver(partial(self.machine.on_metadata, cluster))
 
     def _in_thread(self, name: str, call: Callable[[], T]) -> Future[T] | None:
-        """Wait for a call in another thread, which must not delay the leave of the member; None if it leaves."""
+        """Call in another thread, so that the member can leave before the call returns; return None if it does."""
         future: Future[T] = Future()
 
         def run() -> None:
