@@ -263,7 +263,7 @@ def drive(properties: dict[str, str], checkpoint: Checkpoint, attempts: list[Att
             count = checkpoint.task_counts[batch]
             messages: list[PreparedWrite | None] = [None] * count
             try:
-                run_tasks(checkpoint, attempts, start_id, writer.write_id, batch, messages)
+                accepted = run_tasks(checkpoint, attempts, start_id, writer.write_id, batch, messages)
                 guarantee.commit(options, messages)
             except KafkaError:
                 guarantee.abort(options, writer, messages)
@@ -278,7 +278,7 @@ def drive(properties: dict[str, str], checkpoint: Checkpoint, attempts: list[Att
                 return  # another driver was faster, as Spark's commit log shows
             checkpoint.completed.append(batch)
             if any(message is not None and message.identity is not None for message in messages):
-                checkpoint.decided.append(batch)
+                checkpoint.decided += [(batch, task) for task, attempt in accepted.items() if attempt.row_count]
             time.sleep(random.uniform(0, 0.2))
     except OutcomeUnknown:
         checkpoint.reached["EndTxn is not answered before the deadline"] += 1
@@ -296,8 +296,11 @@ def run_tasks(
     write_id: str | None,
     batch: int,
     messages: list[PreparedWrite | None],
-) -> None:
-    """Run the tasks of a batch at the same time, each with up to four attempts. Fills `messages`."""
+) -> dict[int, Attempt]:
+    """Run the tasks of a batch at the same time, each with up to four attempts. Fills `messages`.
+
+    Returns the successful attempts by task.
+    """
     running: dict[int, tuple[Attempt, Executor, float]] = {}
     failures: Counter[int] = Counter()
     accepted: dict[int, Attempt] = {}
@@ -332,6 +335,7 @@ def run_tasks(
         ]
         if not attempt.row_count and any(earlier):
             checkpoint.reached["an attempt with rows is lost, the next has none"] += 1
+    return accepted
 
 
 def submit(checkpoint: Checkpoint, attempt: Attempt) -> tuple[Attempt, Executor, float]:

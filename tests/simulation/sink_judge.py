@@ -78,8 +78,9 @@ class Checkpoint:
         Number of tasks of each planned batch.
     completed : list of int
         Batches in Spark's commit log, or batch writes that returned.
-    decided : list of int
-        Completed batches with a decision, which a batch without rows does not need.
+    decided : list of (int, int)
+        Batches and tasks with rows that are completed and decided. A task whose decided transaction was lost, and that
+        had no rows when its batch ran again, is not among them: a driver that has not seen the end writes its rows.
     attempts : dict of int to Attempt
         All attempts by number.
     accepted : dict of (int, int) to set of (int or None)
@@ -96,7 +97,7 @@ class Checkpoint:
     transactions: Mapping[str, Transaction]
     task_counts: list[int] = field(default_factory=list)
     completed: list[int] = field(default_factory=list)
-    decided: list[int] = field(default_factory=list)
+    decided: list[tuple[int, int]] = field(default_factory=list)
     attempts: dict[int, Attempt] = field(default_factory=dict)
     accepted: dict[tuple[int, int], set[int | None]] = field(default_factory=lambda: defaultdict(set))
     executors: list[Executor] = field(default_factory=list)
@@ -138,7 +139,7 @@ class RequestJudge:
         self._kafka = kafka
         self._checkpoint = checkpoint
         self._actions: dict[Api, list[Callable[[dict[str, Any]], bool]]] = defaultdict(list)
-        # Number of `decided` batches at the first InitProducerId of each epoch, by producer id and former epoch.
+        # Length of `decided` at the first InitProducerId of each epoch, by producer id and former epoch.
         self._decided_at_init: dict[tuple[int, int], int] = {}
         self._watch(END_TXN)
         self._watch(INIT_PRODUCER_ID)
@@ -185,8 +186,8 @@ class RequestJudge:
                 count = self._decided_at_init.get((batch.producer_id, batch.producer_epoch - 1), 0)
                 if not batch.attributes & CONTROL:
                     value = (read_batch(batch.data).records[0].value or b"").decode()
-                    number = int(value.partition(":")[0])
-                    assert number not in self._checkpoint.decided[:count], f"written after its batch: {value}"
+                    number, task, *_ = map(int, value.split(":"))
+                    assert (number, task) not in self._checkpoint.decided[:count], f"written after its batch: {value}"
 
 
 def visible_rows(kafka: FakeKafka) -> dict[tuple[int, int], Counter[tuple[int, int]]]:
