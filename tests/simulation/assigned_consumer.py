@@ -287,7 +287,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         *cluster_faults(world, kafka, KINDS),
         *network_faults(world, kafka),
         *process_faults(world, lambda: clients),
-        ("refuse Fetches", lambda: refuse_fetches(world, kafka)),
+        ("refuse Fetches", lambda: refuse_fetches(world, kafka, has_losses)),
         *(losses * 4 if has_losses else losses[2:] * 4),
     ]
     faults = world.start_faults(schedule, every_s=(0.1, 1.0))
@@ -307,9 +307,13 @@ def scenario(world: Simulation) -> dict[str, object]:
     return {"older": versions is not None, "losses": has_losses, "compacts": compacts, "reset": reset, **counts}
 
 
-def refuse_fetches(world: Simulation, kafka: FakeKafka) -> None:
-    """Refuse positions that exist, as a new leader does, and more; or evict the fetch sessions of all brokers."""
-    code = world.fault_random.choice([*FETCH_ERRORS, "evicted"])
+def refuse_fetches(world: Simulation, kafka: FakeKafka, has_losses: bool) -> None:
+    """Refuse positions that exist, as a new leader does, and more; or evict the fetch sessions of all brokers.
+
+    Not if logs lose their ends: a leader replies to the epoch of such a position, before it looks at the offset.
+    """
+    codes = FETCH_ERRORS[1:] if has_losses else FETCH_ERRORS
+    code = world.fault_random.choice([*codes, "evicted"])
     if code != "evicted":
         kafka.refuse("Fetch", code, world.fault_random.randrange(1, 4))
         return
