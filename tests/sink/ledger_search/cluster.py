@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -20,10 +22,35 @@ from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.parts import error_parts
 from protocol.wire.schema import Api
-from spark_kafka_source.sink.exactly_once.ledger import Ledger, from_offsets
+from spark_kafka_source.sink.exactly_once.ledger import from_offsets
 from tests.sink.ledger_search.product import QUERY, ROWS, TOPIC, Request, Row
 
 Frozen = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A state of the cluster with all markers written.
+
+    Attributes
+    ----------
+    visible : frozenset of (int, int)
+        Batch and task of the visible rows.
+    batch : int
+        The decided batch.
+    lost : frozenset of int
+        Tasks whose decided transaction is neither open nor committed.
+    still_open : list of str
+        Open transactions.
+    violation : str or None
+    """
+
+    visible: frozenset[tuple[int, int]]
+    batch: int
+    lost: frozenset[int]
+    still_open: list[str]
+    violation: str | None
+
 
 PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 _PRODUCER_IDS = {QUERY.transactional_id: 100, QUERY.task(0): 200, QUERY.task(1): 300}
@@ -111,18 +138,22 @@ class SearchCluster:
         """Complete a prepared transaction."""
         self._transactions.write_markers(self._transactions.transactions[transactional_id])
 
-    def settle(self) -> None:
-        """Complete all prepared transactions."""
+    def settled(self) -> Settled:
+        """Complete all prepared transactions, and return what is visible and open then."""
         for name in self.transactions(*PREPARED):
             self.write_markers(name)
-
-    def ledger(self) -> Ledger | None:
-        """Return the committed ledger."""
-        return from_offsets(self._committed(QUERY.transactional_id))
-
-    def rows(self) -> dict[Row, str]:
-        """Return the visible rows, and the identity that wrote each."""
-        return {Row.of_partition(key[1]): offset.metadata for key, offset in self._committed(ROWS).items()}
+        rows = {Row.of_partition(key[1]): offset.metadata for key, offset in self._committed(ROWS).items()}
+        ledger = from_offsets(self._committed(QUERY.transactional_id))
+        open_transactions = self.open_transactions()
+        batch, lost = -1, frozenset[int]()
+        if ledger is not None:
+            batch = ledger.batch_id
+            retained = {_written_by(identity) for identity in open_transactions.values()} | set(rows.values())
+            lost = frozenset(
+                task for task, identity in ledger.transactions.items() if _written_by(identity) not in retained
+            )
+        visible = frozenset((row.batch, row.task) for row in rows)
+        return Settled(visible, batch, lost, sorted(open_transactions), _violation_of_rows(sorted(rows), batch))
 
     def _committed(self, group: str) -> Mapping[TopicPartition, Committed]:
         return self._offsets.committed.get(group, {})
@@ -138,3 +169,17 @@ def is_refused_ledger(request: Request, reply: Mapping[str, Any]) -> bool:
     if request.body.get("transactional_id") != QUERY.transactional_id:
         return False
     return any(part.code in _FENCED for part in error_parts(request.api, reply))
+
+
+def _written_by(identity: ProducerIdentity) -> str:
+    return f"{identity.producer_id}/{identity.producer_epoch}"
+
+
+def _violation_of_rows(rows: list[Row], decided: int) -> str | None:
+    """Return what is wrong with visible rows."""
+    for (batch, task), copies in groupby(rows, key=lambda row: row[:2]):
+        if len(list(copies)) > 1:
+            return f"a row of batch {batch}, task {task} is visible twice: {rows}"
+        if batch > decided:
+            return f"batch {batch} is visible and not decided"
+    return None

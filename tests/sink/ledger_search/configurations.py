@@ -20,7 +20,55 @@ from protocol.transaction.end_transaction import end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group, open_transactions, takeover, task_writer
 from tests.sink.ledger_search.product import QUERY, SearchProducer
-from tests.sink.ledger_search.search import Configuration
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The bounds of a search.
+
+    Attributes
+    ----------
+    tasks : int
+        Tasks of a batch; each has one row.
+    empty_tasks : frozenset of int
+        Tasks without rows.
+    attempts : int
+        Attempts of a task in one start; another one begins when Spark has lost one that still runs, or one has failed.
+    starts : int
+        Starts of the query, at most two. The second one begins at any time, also beside the first.
+    batches : int
+        Batches of a start.
+    lost_attempts, lost_replies, late_requests, timeouts, crashes : int
+        The most faults of each kind in a run. A late request takes effect at any time after its sender has given up
+        waiting. A crash ends a driver between two steps.
+    transaction_version : int
+    empty_retries : bool
+        Only the first attempt of a task has rows, as with a source whose rows change.
+    known_gap : bool
+        Accept that a late attempt aborts a decided transaction: docs/decisions/0026-takeover.md.
+    merge : bool
+        Merge processes with equal local states; False only to check that this changes no result.
+    refusals : int
+        The most refused writes of the ledger. Two writers could fence each other forever; in fact, they wait longer
+        each time. A state beyond the limit is not followed further, and counts as `cut`.
+    """
+
+    tasks: int = 2
+    empty_tasks: frozenset[int] = frozenset()
+    attempts: int = 1
+    starts: int = 1
+    batches: int = 1
+    lost_attempts: int = 0
+    lost_replies: int = 0
+    late_requests: int = 0
+    timeouts: int = 0
+    crashes: int = 0
+    transaction_version: int = 2
+    empty_retries: bool = False
+    known_gap: bool = False
+    merge: bool = True
+    refusals: int = 1
+
 
 SMALL = {
     "one start": Configuration(),
