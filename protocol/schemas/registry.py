@@ -9,6 +9,7 @@ Source: Confluent's Schema Registry API reference.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import logging
 import ssl
@@ -39,6 +40,8 @@ _MAX_REFERENCES = 1_000
 _MAX_REFERENCE_DEPTH = 50
 # An unknown id is requested again after this time: the registry may lag behind a producer that has just registered it.
 _UNKNOWN_S = 10.0
+# Hostile values may name any number of ids.
+_MAX_UNKNOWN = 1_000
 _TOKEN_SHARE = 0.8
 _TOKEN_S = 300.0
 _NOT_FOUND = 404
@@ -102,7 +105,8 @@ class SchemaRegistry:
         self._clock = clock
         self._tls = TLSContext(config.tls)
         self._lock = Lock()
-        self._schemas: dict[int | str, RegisteredSchema | _Unknown] = {}  # by id or GUID
+        self._schemas: dict[int | str, RegisteredSchema] = {}  # by id or GUID
+        self._unknown: dict[int | str, _Unknown] = {}  # by the same
         self._pending: dict[int | str, _Pending] = {}  # by the same
         self._token_lock = Lock()
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
@@ -189,10 +193,11 @@ class SchemaRegistry:
         while True:
             with self._lock:
                 cached = self._schemas.get(key)
-                if isinstance(cached, RegisteredSchema):
+                if cached is not None:
                     return cached
-                if cached is not None and cached.until_s > self._clock.now_s():
-                    raise cached.error
+                unknown = self._unknown.get(key)
+                if unknown is not None and unknown.until_s > self._clock.now_s():
+                    raise copy.copy(unknown.error)
                 pending = self._pending.get(key)
                 if pending is None:
                     own_pending = self._pending[key] = _Pending()
@@ -200,17 +205,22 @@ class SchemaRegistry:
             if not pending.done.wait(deadline.remaining_s()):
                 raise self._no_response(subject, "another thread is still waiting for it")
             if pending.error is not None:
-                raise pending.error
+                raise copy.copy(pending.error)
         try:
             schema = request()
             with self._lock:
                 self._schemas[key] = schema
+                self._unknown.pop(key, None)
             return schema
         except KafkaError as error:
-            own_pending.error = error
+            # A copy has no traceback, whose frames would keep the callers' batches.
+            own_pending.error = copy.copy(error)
             if isinstance(error, RegistryFailed) and is_unknown(error):
                 with self._lock:
-                    self._schemas[key] = _Unknown(error, self._clock.now_s() + _UNKNOWN_S)
+                    self._unknown.pop(key, None)
+                    while len(self._unknown) >= _MAX_UNKNOWN:
+                        del self._unknown[next(iter(self._unknown))]
+                    self._unknown[key] = _Unknown(copy.copy(error), self._clock.now_s() + _UNKNOWN_S)
             raise
         finally:
             with self._lock:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import threading
+import traceback
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError, RegistryFailed
-from protocol.schemas.registry import RegisteredSchema, SchemaReference, is_unknown
+from protocol.schemas import registry as registry_module
+from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
 from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, registered
 from protocol.settings.secret import pickled_with_secrets
@@ -57,6 +62,36 @@ def test_unknown_id_is_asked_for_again_after_a_while(server: FakeSchemaRegistry)
     for number in range(7):
         server.register(f"s{number}", ORDER.replace("id", f"id{number}"))
     assert "id6" in registry.by_id(7).text
+
+
+def test_failures_of_an_unknown_id_do_not_keep_or_change_each_other(registry: SchemaRegistry) -> None:
+    """A caller appends to the message; the frames of its traceback hold its batch."""
+
+    def refusal() -> tuple[str, int, weakref.ref[Any]]:
+        batch = np.zeros(1)
+        try:
+            registry.by_id(7)
+        except RegistryFailed as error:
+            seen = str(error), len(traceback.extract_tb(error.__traceback__)), weakref.ref(batch)
+            error.message += " more"
+            return seen
+        pytest.fail("the id is unknown")
+
+    first, second, third = refusal(), refusal(), refusal()
+    assert first[0] == second[0] == third[0]
+    assert second[1] == third[1]
+    gc.collect()
+    assert [batch() for *_, batch in (first, second, third)] == [None] * 3
+
+
+def test_unknown_ids_are_remembered_up_to_a_limit(
+    server: FakeSchemaRegistry, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "_MAX_UNKNOWN", 3)
+    for schema_id in (7, 8, 9, 10, 10, 8, 7):
+        with pytest.raises(RegistryFailed, match=f"id {schema_id} "):
+            registry.by_id(schema_id)
+    assert server.requests == [f"GET /schemas/ids/{schema_id}" for schema_id in (7, 8, 9, 10, 7)]
 
 
 def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) -> None:
