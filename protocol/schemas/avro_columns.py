@@ -25,12 +25,14 @@ from protocol.records.varints import Bytes, Integers, Positions, read_varints
 from protocol.schemas.decoding import InvalidRows, refuse
 from protocol.wire.primitives import Reader
 
-# An array's items are read in rounds over all records, as long as enough records have more items.
+# An array's blocks, and the items of a block, are read in rounds over all records: so many at most, and items as long
+# as enough records have more of them. The others are found one by one.
 _MAX_ROUNDS = 64
 _FEWEST_ROWS = 16
 # Items without bytes, such as nulls, of one value and of all values that are decoded together.
 _MAX_EMPTY_ITEMS = 1 << 16
 _MAX_EMPTY_ITEMS_IN_ALL = 1 << 24
+_TRUNCATED = "the value ends in the middle of the field"
 _INT = (-(2**31), 2**31 - 1)
 _LONG = (-(2**63), 2**63 - 1)
 _DECIMAL_BYTES = 16
@@ -84,7 +86,7 @@ def read_numbers(data: Bytes, at: Positions, ends: Positions) -> tuple[Integers,
     except Corrupt as error:
         raise InvalidRows(_too_long(data, at), str(error)) from None
     if (after > ends).any():
-        refuse(after > ends, "the value ends in the middle of the field")
+        refuse(after > ends, _TRUNCATED)
     return numbers, after
 
 
@@ -186,7 +188,7 @@ class FixedWidthReader(ColumnReader):
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
         """Return the cursors behind the values."""
         after = at + self._stored.itemsize
-        refuse(after > ends, "the value ends in the middle of the field")
+        refuse(after > ends, _TRUNCATED)
         return after
 
     def skip_one(self, reader: Reader) -> None:
@@ -221,7 +223,7 @@ class BytesReader(ColumnReader):
         """Return where the bytes of each value start, and how many they are."""
         if self._size_bytes is not None:
             lengths: Integers = np.full(len(at), self._size_bytes, np.int64)
-            refuse(at + lengths > ends, "the value ends in the middle of the field")
+            refuse(at + lengths > ends, _TRUNCATED)
             return at, lengths
         lengths, start = read_numbers(data, at, ends)
         # Not `start + lengths > ends`, which a hostile length lets overflow.
@@ -407,7 +409,12 @@ class ArrayReader(ColumnReader):
         pieces: list[pa.Array] = []
         owners: list[Positions] = []
         open_rows = np.arange(rows)
+        blocks = 0
         while len(open_rows):
+            if blocks == _MAX_ROUNDS:
+                self._read_rest(data, cursor, ends, open_rows, None, pieces, owners)
+                break
+            blocks += 1
             count, cursor[open_rows] = self._block(data, cursor, ends, open_rows)
             open_rows, remaining = open_rows[count > 0], count[count > 0]
             live, rounds = open_rows, 0
@@ -427,7 +434,12 @@ class ArrayReader(ColumnReader):
         rows, cursor = len(at), at.copy()
         sizes = np.zeros(rows, np.int64)
         open_rows = np.arange(rows)
+        blocks = 0
         while len(open_rows):
+            if blocks == _MAX_ROUNDS:
+                self._count_rest(data, cursor, ends, open_rows, sizes)
+                break
+            blocks += 1
             count, cursor[open_rows] = self._block(data, cursor, ends, open_rows)
             sizes[open_rows] += count
             open_rows = open_rows[(count > 0) & (sizes[open_rows] <= _MAX_EMPTY_ITEMS)]
@@ -444,6 +456,25 @@ class ArrayReader(ColumnReader):
         single, _ = self._items.read(data, np.zeros(1, np.int64), np.zeros(1, np.int64))
         items = single.take(to_arrow(np.zeros(int(offsets[-1]), np.int32)))
         return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items]), cursor
+
+    def _count_rest(
+        self, data: Bytes, cursor: Positions, ends: Positions, open_rows: Positions, sizes: Positions
+    ) -> None:
+        """Add to `sizes` the items without bytes of all further blocks, one block after another."""
+        truncated: list[int] = []
+        for row in open_rows.tolist():
+            reader = Reader(data.data[: int(ends[row])])
+            reader.position = int(cursor[row])
+            size = int(sizes[row])
+            try:
+                while size <= _MAX_EMPTY_ITEMS and (count := self._next_block(reader)):
+                    size += count
+            except ProtocolError:
+                truncated.append(row)
+            sizes[row] = min(size, _MAX_EMPTY_ITEMS + 1)
+            cursor[row] = reader.position
+        if truncated:
+            raise InvalidRows(np.array(truncated), _TRUNCATED)
 
     def _read_items(
         self, data: Bytes, cursor: Positions, ends: Positions, live: Positions, owners: Positions
@@ -483,33 +514,50 @@ class ArrayReader(ColumnReader):
         cursor: Positions,
         ends: Positions,
         live: Positions,
-        remaining: Positions,
+        remaining: Positions | None,
         pieces: list[pa.Array],
         owners: list[Positions],
     ) -> None:
-        """Read what is left of long blocks: find where each item starts one by one, then read all items at once."""
+        """Read the remaining items of long blocks: find where each item starts one by one, then read all at once.
+
+        `remaining`: how many there are; None: read all further blocks.
+        """
         starts: list[int] = []
+        sizes: list[int] = []
         truncated: list[int] = []
         view = data.data
-        for row, count in zip(live.tolist(), remaining.tolist(), strict=True):
+        for number, row in enumerate(live.tolist()):
             reader = Reader(view[: int(ends[row])])
             reader.position = int(cursor[row])
+            before = len(starts)
             try:
-                for _ in range(count):
-                    starts.append(reader.position)
-                    self._items.skip_one(reader)
+                count = self._next_block(reader) if remaining is None else int(remaining[number])
+                while count:
+                    for _ in range(count):
+                        starts.append(reader.position)
+                        self._items.skip_one(reader)
+                    count = self._next_block(reader) if remaining is None else 0
             except ProtocolError:
                 truncated.append(row)
+            sizes.append(len(starts) - before)
             cursor[row] = reader.position
         if truncated:
-            raise InvalidRows(np.array(truncated), "the value ends in the middle of the field", "[]")
-        owner = np.repeat(live, remaining)
+            raise InvalidRows(np.array(truncated), _TRUNCATED, "[]")
+        owner = np.repeat(live, sizes)
         try:
             items, _ = self._items.read(data, np.array(starts, np.int64), ends[owner])
         except InvalidRows as error:
             raise error.inside("[]", owner) from None
         pieces.append(items)
         owners.append(owner)
+
+    @staticmethod
+    def _next_block(reader: Reader) -> int:
+        """Return how many items the next block has; 0: there is none. They are limited by their bytes."""
+        count = reader.varlong()
+        if count < 0:
+            reader.varlong()  # the size of the block in bytes
+        return abs(count)
 
     def _column(self, rows: int, pieces: list[pa.Array], owners: list[Positions]) -> pa.Array:
         offsets = np.zeros(rows + 1, np.int32)

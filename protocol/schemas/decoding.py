@@ -16,6 +16,9 @@ from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
+# Passes of `read_valid` over all values, before it searches for invalid ones by halves.
+_MAX_PASSES = 16
+
 
 class InvalidRows(Exception):
     """Rows that are invalid for the schema.
@@ -177,17 +180,38 @@ def read_valid(
 ) -> tuple[pa.Array, Positions, list[InvalidValue]]:
     """Read values until all are valid: each pass leaves out those that the pass before has found to be invalid.
 
-    `read`: returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`.
+    If several passes do not suffice, the invalid values are searched for by halves: a value is then read about as
+    often as the number of values can be halved, whatever the values are.
+
+    `read`: returns the column of the values `data[at[i]:ends[i]]`, or raises `InvalidRows`, with as many rows as it can
+    tell at once, since the next pass reads all others again.
     `data`, `at`, `ends`: the arguments of `ValueDecoder.decode`, whose result this returns.
     """
     rows = np.arange(len(at))
     invalid: list[InvalidValue] = []
     # A byte for values without bytes.
     data = data if len(data) else np.zeros(1, np.uint8)
+
+    def without(rows: Positions, error: InvalidRows) -> Positions:
+        wrong = np.unique(error.rows)
+        invalid.extend(InvalidValue(row, error.reason, error.path) for row in rows[wrong].tolist())
+        return np.delete(rows, wrong)
+
+    def without_invalid(rows: Positions) -> Positions:
+        try:
+            read(data, at[rows], ends[rows])
+        except InvalidRows as error:
+            halves = np.array_split(without(rows, error), 2)
+            return np.concatenate([without_invalid(half) if len(half) else half for half in halves])
+        return rows
+
+    passes = 0
     while True:
         try:
             return read(data, at[rows], ends[rows]), rows, invalid
         except InvalidRows as error:
-            wrong = np.unique(error.rows)
-            invalid += [InvalidValue(row, error.reason, error.path) for row in rows[wrong].tolist()]
-            rows = np.delete(rows, wrong)
+            rows = without(rows, error)
+        passes += 1
+        if passes % _MAX_PASSES == 0:
+            # Their columns are dropped: limits of all values together hold for one `read`.
+            rows = without_invalid(rows)

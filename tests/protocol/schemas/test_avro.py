@@ -9,14 +9,18 @@ import tracemalloc
 from typing import Any
 
 import fastavro
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, UsageError
+from protocol.records.arrow_numpy import to_arrow
+from protocol.schemas.avro_columns import ArrayReader
 from protocol.schemas.avro_default import zigzag_varint
 from protocol.schemas.avro_encode import encoder
 from protocol.schemas.avro_resolution import AvroDecoder, select_fields
 from protocol.schemas.avro_schema import arrow_type
+from protocol.schemas.decoding import InvalidRows, read_valid
 from protocol.schemas.encoding import encode
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, decode, encoded, parse, plain, read, record
 from tests.support.hostile import tracing
@@ -145,6 +149,42 @@ def test_invalid_value_is_reported_with_its_field(schema: Any, value: bytes, mes
     column, invalid = decode(schema, [good[0], value, good[1], good[2]])
     assert invalid == [(1, message)]
     assert len(column) == 3
+
+
+@pytest.mark.parametrize("items", ["long", "null"])
+def test_many_small_blocks_of_one_value_are_read_one_by_one(items: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over all values reads a block of each: hostile values had as many passes as blocks."""
+    rounds: list[int] = []
+    block_of_each = ArrayReader._block
+    monkeypatch.setattr(
+        ArrayReader, "_block", lambda reader, *arguments: rounds.append(1) or block_of_each(reader, *arguments)
+    )
+    block = b"\x02\x0e" if items == "long" else b"\x02"
+    sized = b"\x01" + zigzag_varint(len(block) - 1) + block[1:]
+    values = [(block + sized) * 500 + end for end in (b"\0", b"", b"\x80", b"\0\0")]
+    column, invalid = decode({"type": "array", "items": items}, values)
+    assert column.to_pylist() == [[7 if items == "long" else None] * 1_000]
+    assert sorted(row for row, _ in invalid) == [1, 2, 3]
+    assert len(rounds) < 300
+
+
+def test_invalid_values_that_are_told_one_by_one_are_searched_for_by_halves() -> None:
+    count, read_rows = 1_000, 0
+    wrong = set(range(0, count, 2))
+
+    def read_column(data: Any, at: Any, ends: Any) -> pa.Array:
+        nonlocal read_rows
+        read_rows += len(at)
+        refused = [number for number, row in enumerate(at.tolist()) if row in wrong][:1]
+        if refused:
+            raise InvalidRows(np.array(refused), "wrong")
+        return to_arrow(at)
+
+    at = np.arange(count)
+    column, rows, invalid = read_valid(read_column, np.zeros(count, np.uint8), at, at + 1)
+    assert column.to_pylist() == rows.tolist() == [row for row in range(count) if row not in wrong]
+    assert sorted(failure.row for failure in invalid) == sorted(wrong)
+    assert read_rows < count * 30
 
 
 EMPTY_RECORD: dict[str, Any] = {"type": "record", "name": "Empty", "fields": []}
