@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
+from protocol.schemas.formats import FORMATS
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.values import choose_schema, choose_types, with_union_types
 from spark_kafka_source.error_messages import with_remedies
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from protocol.schemas.formats import Format
 
+_READER_VERSION = "schema.registry.reader.version"
 # Error codes of Confluent's registry.
 _SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND = 40401, 40402
 
@@ -85,6 +88,7 @@ def reader_schema(
     fields = options.key_fields if is_key else options.value_fields
     registry = None if options.registry is None else PROCESS.registry(options.registry)
     protobuf = options.protobuf(part)
+    _check_reader_version(options)
     with _options_named(part, has_text=text is not None):
         if not is_key and options.value_subjects:
             versions = {name: declared.get(name) or _fixed_version(options, name) for name in options.value_subjects}
@@ -99,6 +103,46 @@ def reader_schema(
             )
         union = choose_schema(format, registry, subject, text=text, version=version)
         return with_union_types(union, fields)
+
+
+def _subjects(options: SourceOptions, part: Part) -> tuple[str, ...]:
+    """Return the subjects that have the schemas of keys or values; none if these do not come from a registry."""
+    is_key = part == "key"
+    format = options.key_format if is_key else options.value_format
+    text = options.key_schema if is_key else options.value_schema
+    if not FORMATS[format].registered or text is not None:
+        return ()
+    subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
+    return (not is_key and options.value_subjects) or (subject,)
+
+
+def _check_reader_version(options: SourceOptions) -> None:
+    """Raise `ConfigurationError` for a version of a subject that the query does not have, or one for several."""
+    subjects: dict[Part, tuple[str, ...]] = {"key": _subjects(options, "key"), "value": _subjects(options, "value")}
+    version = options.reader_version
+    if isinstance(version, tuple):
+        names = {name for of_part in subjects.values() for name in of_part}
+        if names and (others := [name for name, _ in version if name not in names]):
+            raise ConfigurationError(
+                f"{_READER_VERSION} names {listed(others)}, but the query reads with the subjects "
+                f"{listed(sorted(names), CHOICES)}. Correct the name, or leave it out.",
+                name=_READER_VERSION,
+            )
+    elif isinstance(version, int):
+        in_filter = (options.filter or "").lower()
+        needed = {
+            name
+            for part, of_part in subjects.items()
+            if part in options.decoded or part in in_filter or (part == "value" and options.has_value_types)
+            for name in of_part
+        }
+        if len(needed) > 1:
+            raise ConfigurationError(
+                f"{_READER_VERSION} is {version}, but the query reads with {len(needed)} subjects, which have their "
+                f"own versions: {listed(sorted(needed), CHOICES)}. Set it to SUBJECT={version} for one of them, or to "
+                "several such pairs, separated by commas.",
+                name=_READER_VERSION,
+            )
 
 
 def _fixed_version(options: SourceOptions, subject: str) -> int | None:
@@ -116,7 +160,7 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
         if error.context.get("error_code") == _SUBJECT_NOT_FOUND:
             error.message += f"; set {part}Subject if its name is another one"
         elif error.context.get("error_code") == _VERSION_NOT_FOUND:
-            error.message += "; set schema.registry.reader.version to one that the subject has"
+            error.message += f"; set {_READER_VERSION} to one that the subject has"
         raise
     except ConfigurationError as error:
         option_suffix = error.context["of"] if isinstance(error, UnknownName) else "Schema"
@@ -133,16 +177,26 @@ def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int])
     """Raise `ConfigurationError` if a restarted query has taken other versions than its checkpoint, unless asked to.
 
     With `schema.registry.reader.version=pinned`, the default, a stateful query sees the same columns after a restart.
+    So it does in the columns of subjects that the option does not name.
     """
+    if isinstance(options.reader_version, int) or options.reader_version == "latest":
+        return
+    fixed = {} if options.reader_version == "pinned" else dict(options.reader_version)
     own = options.registered_schemas
-    for name, version in checkpoint.items():
-        if name not in own or own[name].version == version or options.reader_version != "pinned":
-            continue
-        part, _, of_type = name.partition(".")
-        setting = f"{own[name].subject}={version}" if of_type else f"{version}"
-        raise ConfigurationError(
-            f"The checkpoint's {part}s were read with version {version} of the subject {own[name].subject}, and load() "
-            f"has taken version {own[name].version}. Set schema.registry.reader.version to {setting} to keep the "
-            "columns of the query, or to latest to read with the newest version after each restart.",
-            name="schema.registry.reader.version",
-        )
+    moved = {
+        name: version
+        for name, version in checkpoint.items()
+        if name in own and own[name].version != version and own[name].subject not in fixed
+    }
+    if not moved:
+        return
+    name, version = next(iter(moved.items()))
+    pairs = {**fixed, **{own[name].subject: version for name, version in moved.items()}}
+    has_one_subject = len({schema.subject for schema in own.values()}) == 1
+    setting = f"{version}" if has_one_subject else ",".join(f"{subject}={number}" for subject, number in pairs.items())
+    raise ConfigurationError(
+        f"The checkpoint's {name.partition('.')[0]}s were read with version {version} of the subject "
+        f"{own[name].subject}, and load() has taken version {own[name].version}. Set {_READER_VERSION} to {setting} to "
+        "keep the columns of the query, or to latest to read with the newest version after each restart.",
+        name=_READER_VERSION,
+    )

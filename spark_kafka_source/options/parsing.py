@@ -74,7 +74,10 @@ def _reader_version(text: str) -> ReaderVersion:
     if "=" not in text:
         return int(integer(1).parse(text))
     pairs = [pair.strip().rpartition("=") for pair in text.split(",")]
-    return tuple((subject.strip(), int(integer(1).parse(number))) for subject, _, number in pairs)
+    versions = tuple((subject.strip(), int(integer(1).parse(number))) for subject, _, number in pairs)
+    if len(dict(versions)) < len(versions):
+        raise ValueError("a subject is there twice")
+    return versions
 
 
 _VERSION = Kind("latest, pinned, the number of a version, or SUBJECT=NUMBER for several", _reader_version)

@@ -25,6 +25,7 @@ from tests.support.value_types import (
     FIRST,
     LOGIN,
     NEWER_ORDER,
+    NOTE,
     ORDER,
     REFUND,
     SECOND,
@@ -162,6 +163,55 @@ def test_newer_versions_are_resolved_and_each_is_pinned(events: dict[str, str], 
     assert with_latest.schema_versions == {"value.Order": 2, "value.Refund": 1}
     with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
         require_same_versions(with_latest, {"value.Order": 1, "value.Refund": 1})
+
+
+VERSION = "schema.registry.reader.version"
+
+
+def test_subject_without_a_version_of_its_own_stays_pinned(events: dict[str, str], write: Write) -> None:
+    """Any version in the option took the newest version of the other subjects, after a restart, too."""
+    for schema, value in ((ORDER, {"id": 1}), (REFUND, {"reason": "late"})):
+        write(schema, value)
+        write({**schema, "fields": [*schema["fields"], NOTE]}, {**value, "note": None})
+    checkpoint = {"value.Order": 1, "value.Refund": 1}
+    pinned = {**events, VERSION: "events-shop.Order=1"}
+    parsed = with_schemas(parse_source_options(pinned, streaming=True))
+    with pytest.raises(ConfigurationError, match=r"to events-shop\.Order=1,events-shop\.Refund=1 to keep"):
+        require_same_versions(parsed, checkpoint)
+    both = with_schemas(
+        parse_source_options({**pinned, VERSION: f"{pinned[VERSION]},events-shop.Refund=2"}, streaming=True)
+    )
+    require_same_versions(both, checkpoint)
+    require_same_versions(with_schemas(parse_source_options({**events, VERSION: "latest"}, streaming=True)), checkpoint)
+    unpinned = with_schemas(parse_source_options(events, streaming=True))
+    with pytest.raises(ConfigurationError, match=r"to events-shop\.Order=1,events-shop\.Refund=1 to keep"):
+        require_same_versions(unpinned, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({VERSION: "events-Order=1"}, r"names events-Order, .* subjects events-shop\.Order, events-shop\.Refund"),
+        ({VERSION: "1"}, r"is 1, but the query reads with 2 subjects, .*Set it to SUBJECT=1 for one of them"),
+        ({VERSION: "events-shop.Order=1,events-shop.Order=2"}, "a subject is there twice"),
+        (
+            {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "key,value"},
+            "2 subjects, .*: events-key, events-shop.Order",
+        ),
+    ],
+)
+def test_version_of_another_subject_or_of_several_is_refused(
+    events: dict[str, str], options: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        with_schemas(parse_source_options({**events, **options}, streaming=True))
+
+
+def test_one_version_suffices_if_the_other_column_is_not_read(events: dict[str, str], write: Write) -> None:
+    write(ORDER, {"id": 1})
+    options = {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "value"}
+    parsed = with_schemas(parse_source_options({**events, **options}, streaming=True))
+    assert parsed.schema_versions == {"value.Order": 1}
 
 
 @pytest.mark.parametrize(
