@@ -45,8 +45,17 @@ def with_schemas(options: SourceOptions, declared: StructType | None = None) -> 
     `ConfigurationError`: a schema is invalid, or has types that no column can have.
     """
     versions = declared_versions(declared) if declared is not None else {}
-    schemas = tuple((part, reader_schema(options, part, versions)) for part in options.decoded)
-    options = replace(options, schemas=schemas)
+    schemas: list[tuple[Part, ReaderSchema]] = []
+    for part in options.decoded:
+        schema = reader_schema(options, part, versions)
+        schemas.append((part, schema))
+        # What follows asks for these versions: a subject may get another one meanwhile.
+        versions |= {
+            of_type.subject: of_type.version
+            for of_type in (schema, *(member for _, member in schema.types))
+            if of_type.subject is not None and of_type.version is not None
+        }
+    options = replace(options, schemas=tuple(schemas))
     if options.has_value_types:
         without_fields = replace(options, value_fields=())
         options = replace(options, type_schema=reader_schema(without_fields, "value", versions))

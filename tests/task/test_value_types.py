@@ -207,6 +207,18 @@ def test_version_of_another_subject_or_of_several_is_refused(
         with_schemas(parse_source_options({**events, **options}, streaming=True))
 
 
+def test_latest_version_is_asked_for_once(registry: FakeSchemaRegistry, events: dict[str, str], write: Write) -> None:
+    """Two requests may have different answers: the filter would read with other fields than the rows."""
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    registry.requests.clear()
+    condition = {"filter": "valueType = 'Order' AND value.Order.id > 0"}
+    parsed = with_schemas(parse_source_options({**events, **condition}, streaming=True))
+    assert parsed.condition_schemas
+    latest = [request for request in registry.requests if request.endswith("/latest")]
+    assert sorted(latest) == [f"GET /subjects/events-shop.{name}/versions/latest" for name in ("Order", "Refund")]
+
+
 def test_one_version_suffices_if_the_other_column_is_not_read(events: dict[str, str], write: Write) -> None:
     write(ORDER, {"id": 1})
     options = {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "value"}
