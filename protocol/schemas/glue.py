@@ -27,9 +27,16 @@ from protocol.settings.secret import hide_variables
 HEADER_BYTES = 18
 _VERSION, _PLAIN, _ZLIB = 3, 0, 5
 _VERSION_ID_AT, _VERSION_ID_BYTES = 2, 16
-# As max.decompressed.batch.bytes by default; rows to decode at once have at most 16 MiB, unless one is larger.
+# As max.decompressed.batch.bytes by default.
 _MAX_VALUE_BYTES = 128 << 20
-_MAX_COLUMN_BYTES = 512 << 20
+# Values are decompressed in parts of so many bytes, as the source's batches have, whatever the size of the column.
+_PART_BYTES = 16 << 20
+# Every payload may be so many times as large as its value. What exceeds that is limited for all values of a part, so
+# that a hostile value cannot make ordinary ones behind it invalid.
+_SURE_GROWTH = 16
+_MAX_EXCESS_BYTES = 256 << 20
+# More than the number of a message or of a branch has.
+_HEAD_BYTES = 64
 _NO_HEADER = (
     "it does not begin with a byte 3 and the rest of AWS Glue's header; use a format such as confluent-avro for values "
     "that begin with a zero byte and an id, one such as avro for values without a header"
@@ -50,18 +57,26 @@ def header(version_id: str) -> bytes:
     return bytes((_VERSION, _PLAIN)) + uuid.UUID(version_id).bytes
 
 
+def parts(at: Positions, ends: Positions, rows: Positions) -> list[Positions]:
+    """Return the rows in parts to decompress together, each of 16 MiB and a value at most."""
+    part_of_row = np.cumsum(ends[rows] - at[rows]) // _PART_BYTES
+    return np.split(rows, np.flatnonzero(np.diff(part_of_row)) + 1)
+
+
 def decompressed_values(
-    data: Bytes, at: Positions, ends: Positions, rows: Positions
+    data: Bytes, at: Positions, ends: Positions, rows: Positions, *, only_heads: bool = False
 ) -> tuple[Bytes, Positions, Positions, Mapping[str, Positions]]:
     """Return values with decompressed payloads behind their headers.
 
     `data`, `at`, `ends`: the values `data[at[i]:ends[i]]`, which ascend.
-    `rows`: the numbers of the values that are not null.
+    `rows`: the numbers of the values to return, at least one; places of the others are undefined in the results.
+    `only_heads`: decompress only the first bytes of payloads, which tell their types.
     Returns the same for the results, and rows without a valid header or payload by the reason.
     """
     refused: dict[str, Positions] = {}
     is_framed = ends[rows] - at[rows] >= HEADER_BYTES
     is_framed[is_framed] = data[at[rows[is_framed]]] == _VERSION
+    first, last = rows[0], rows[-1]
     if not is_framed.all():
         refused[_NO_HEADER] = rows[~is_framed]
         rows = rows[is_framed]
@@ -73,42 +88,53 @@ def decompressed_values(
     if not len(packed):
         return data, at, ends, refused
     view = data.data
-    pieces: list[memoryview | bytes] = []
-    copied, free_bytes = int(at[0]), _MAX_COLUMN_BYTES
+    # Grows in place: a list of payloads, and their join, would need the memory twice.
+    copy = bytearray()
+    copied, free_bytes = int(at[first]), _MAX_EXCESS_BYTES
     growth = np.zeros(len(at), np.int64)
     failures: dict[str, list[int]] = {}
     for row, begin, end in zip(
         packed.tolist(), (at[packed] + HEADER_BYTES).tolist(), ends[packed].tolist(), strict=True
     ):
+        sure_bytes = _SURE_GROWTH * (end - begin)
         try:
-            payload = _decompress(view[begin:end], min(free_bytes, _MAX_VALUE_BYTES))
+            if only_heads:
+                payload = _inflate(zlib.decompressobj(), view[begin:end], _HEAD_BYTES)
+            else:
+                payload = _decompress(view[begin:end], min(sure_bytes + free_bytes, _MAX_VALUE_BYTES))
         except ValueError as error:
             failures.setdefault(str(error), []).append(row)
             continue
-        pieces += (view[copied:begin], payload)
+        copy += view[copied:begin]
+        copy += payload
         copied = end
         growth[row] = len(payload) - (end - begin)
-        free_bytes -= len(payload)
-    pieces.append(view[copied : int(ends[-1])])
+        free_bytes -= max(0, len(payload) - sure_bytes)
+    copy += view[copied : int(ends[last])]
     refused |= {reason: np.array(of_reason, np.int64) for reason, of_reason in failures.items()}
-    shift = np.cumsum(growth) - at[0]
-    return np.frombuffer(b"".join(pieces), np.uint8), at + shift - growth, ends + shift, refused
+    shift = np.cumsum(growth) - at[first]
+    return np.frombuffer(copy, np.uint8), at + shift - growth, ends + shift, refused
 
 
 def _decompress(packed: memoryview, max_bytes: int) -> bytes:
     """Return a payload; raise `ValueError` with the reason if it is invalid, or has more than `max_bytes`."""
     stream = zlib.decompressobj()
-    try:
-        payload = stream.decompress(packed, max_bytes + 1)
-    except zlib.error:
-        raise ValueError("its payload is not compressed by zlib, as its header says") from None
+    payload = _inflate(stream, packed, max_bytes + 1)
     if len(payload) > max_bytes:
         raise ValueError(
-            f"its payload decompresses to more than {_MAX_VALUE_BYTES} bytes, or those of {_MAX_COLUMN_BYTES} bytes "
-            "before it in the same batch"
+            f"its payload exceeds {_MAX_VALUE_BYTES >> 20} MiB decompressed, or those that are more than "
+            f"{_SURE_GROWTH} times as large as their values exceed {_MAX_EXCESS_BYTES >> 20} MiB together"
         )
     if not stream.eof:
         raise ValueError("its compressed payload is truncated")
+    return payload
+
+
+def _inflate(stream: Any, packed: memoryview, max_bytes: int) -> bytes:
+    try:
+        payload: bytes = stream.decompress(packed, max_bytes)
+    except zlib.error:
+        raise ValueError("its payload is not compressed by zlib, as its header says") from None
     return payload
 
 

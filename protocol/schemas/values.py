@@ -23,7 +23,7 @@ from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_nu
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types
 from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, language_of, registered_format
-from protocol.schemas.glue import HEADER_BYTES, decompressed_values, header, version_ids
+from protocol.schemas.glue import HEADER_BYTES, decompressed_values, header, parts, version_ids
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry, is_unknown
@@ -184,14 +184,14 @@ class ColumnDecoder:
         if self.schema.format == "string":
             return text_column(column), []
         pieces = _Pieces(self.type, len(column))
-        at, ends, data, rows = self._values(column, pieces)
-        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
-            if self.schema.types:
-                self._add_types(pieces, key, data, start, ends, of_key)
-            elif key is None:
-                pieces.add(self._fixed, data, start, ends, of_key)
-            else:
-                self._add(pieces, key, data, start, ends, of_key)
+        for at, ends, data, rows in self._values(column, pieces):
+            for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
+                if self.schema.types:
+                    self._add_types(pieces, key, data, start, ends, of_key)
+                elif key is None:
+                    pieces.add(self._fixed, data, start, ends, of_key)
+                else:
+                    self._add(pieces, key, data, start, ends, of_key)
         invalid = pieces.invalid
         spec = FORMATS[self.schema.format]
         if not spec.registered and spec.language in _WITHOUT_TYPES:
@@ -204,29 +204,37 @@ class ColumnDecoder:
         The parameters and errors are those of `decode`. Null for null, and for values whose type is not known.
         """
         pieces = _Pieces(self.type, len(column))
-        at, ends, data, rows = self._values(column, pieces)
         texts, codes = dict[str, int](), np.full(len(column), -1, np.int32)
-        for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
-            names = self._names(key)
-            for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
-                if name:
-                    codes[of_key[numbers]] = texts.setdefault(self._field_of(name) or name, len(texts))
+        for at, ends, data, rows in self._values(column, pieces, only_heads=True):
+            for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
+                names = self._names(key)
+                for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
+                    if name:
+                        codes[of_key[numbers]] = texts.setdefault(self._field_of(name) or name, len(texts))
         return pa.array(list(texts), pa.string()).take(pa.array(codes, mask=codes < 0))
 
     @cached_property
     def _fixed(self) -> ValueDecoder:
         return language_of(self.schema.format).decoder(self.schema)
 
-    def _values(self, column: pa.Array, pieces: _Pieces) -> tuple[Positions, Positions, Bytes, Positions]:
-        """Return starts, ends and bytes of values, and the rows that have one; tell `pieces` of invalid headers."""
+    def _values(
+        self, column: pa.Array, pieces: _Pieces, *, only_heads: bool = False
+    ) -> Iterator[tuple[Positions, Positions, Bytes, Positions]]:
+        """Yield starts, ends and bytes of values, and the rows that have one; tell `pieces` of invalid headers.
+
+        `only_heads`: compressed values have their first bytes only.
+        """
         at, ends, data = _bounds(column)
         rows = np.flatnonzero(valid(column)) if column.null_count else np.arange(len(column))
-        if FORMATS[self.schema.format].registry == "glue" and len(rows):
-            data, at, ends, refused = decompressed_values(data, at, ends, rows)
+        if FORMATS[self.schema.format].registry != "glue" or not len(rows):
+            yield at, ends, data, rows
+            return
+        for part in parts(at, ends, rows):
+            values, start, end, refused = decompressed_values(data, at, ends, part, only_heads=only_heads)
             for reason, of_reason in refused.items():
                 pieces.refuse(of_reason, reason)
-                rows = np.setdiff1d(rows, of_reason)
-        return at, ends, data, rows
+                part = np.setdiff1d(part, of_reason)
+            yield start, end, values, part
 
     def _by_schema(
         self,

@@ -25,7 +25,7 @@ from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, prefix_of
+from protocol.schemas.values import ColumnDecoder, choose_schema, choose_types, prefix_of, with_union_types
 from protocol.testing import FakeKafka
 from tests.protocol.schemas.conftest import decoded, header_column
 from tests.support.cloud_endpoints import echo
@@ -146,7 +146,7 @@ BOMB = zlib.compress(b"\0" * 3_000)
         (b"\x03\x05" + bytes(18), "its payload is not compressed by zlib"),
         (b"\x03\x05" + bytes(16) + zlib.compress(b"\x02")[:-1], "its compressed payload is truncated"),
         (b"\x03\x05" + bytes(16), "its compressed payload is truncated"),
-        (b"\x03\x05" + bytes(16) + BOMB, "its payload decompresses to more than 2000 bytes"),
+        (b"\x03\x05" + bytes(16) + BOMB, "its payload exceeds 0 MiB decompressed"),
         (b"\x03\0" + bytes(17), "schema id 00000000-0000-0000-0000-000000000000: the registry does not have it"),
     ],
 )
@@ -163,13 +163,42 @@ def test_hostile_value_is_invalid_and_its_neighbours_are_not(
     assert re.search(reason, str(invalid[0]))
 
 
-def test_payloads_of_a_column_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glue, "_MAX_COLUMN_BYTES", 1_000)
-    values = [frame(ID, b"\xc8\x01" + b"x" * 100, 5)] * 12
-    decoder = ColumnDecoder(ReaderSchema("glue-avro", '"bytes"'), fixed({ID: '"bytes"'}))
-    column, errors = decoded(decoder, values)
-    assert column == [b"x" * 100] * 9 + [None] * 3
-    assert [("1000 bytes before it" in text) for text in errors] == [True] * 3
+BYTES = '"bytes"'
+
+
+def test_large_payloads_of_a_column_have_a_common_limit_that_spares_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glue, "_MAX_EXCESS_BYTES", 2_000)
+    large, small = b"\xd0\x0f" + b"x" * 1_000, b"\xc8\x01" + bytes(range(100))
+    decoder = ColumnDecoder(ReaderSchema("glue-avro", BYTES), fixed({ID: BYTES}))
+    column, errors = decoded(decoder, [*[frame(ID, large, 5)] * 4, frame(ID, small, 5)])
+    assert column == [large[2:]] * 2 + [None] * 2 + [small[2:]]
+    assert ["or those that are more than 16 times as large as their values exceed" in text for text in errors] == [
+        True,
+        True,
+    ]
+
+
+def test_limits_do_not_depend_on_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from_registry` gets Spark's batches, which may be far larger than those of the source."""
+    monkeypatch.setattr(glue, "_MAX_EXCESS_BYTES", 2_000)
+    monkeypatch.setattr(glue, "_PART_BYTES", 50)
+    value, decoder = b"\xd0\x0f" + b"x" * 1_000, ColumnDecoder(ReaderSchema("glue-avro", BYTES), fixed({ID: BYTES}))
+    framed = frame(ID, value, 5)
+    assert len(framed) < 50
+    expected: list[Any] = [value[2:], None] * 10
+    assert decoded(decoder, [framed, None] * 10) == (expected, [])
+
+
+def test_type_of_a_compressed_value_is_told_by_its_first_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter on types, and the column of types, would decompress the values once more each."""
+    union = json.dumps(
+        [json.loads(LONG), {**json.loads(LONG), "name": "S", "fields": [{"name": "t", "type": "bytes"}]}]
+    )
+    values = [frame(ID, b"\0\x02", 5), frame(ID, b"\x02\xd0\x0f" + b"x" * 1_000, 5), None, frame(ID, b"", 1)]
+    decoder = ColumnDecoder(with_union_types(ReaderSchema("glue-avro", union)), fixed({ID: union}))
+    assert decoder.decode(pa.array(values))[0].to_pylist()[1] == {"R": None, "S": {"t": b"x" * 1_000}}
+    monkeypatch.setattr(glue, "_decompress", lambda *_: pytest.fail("decompresses the whole value"))
+    assert decoder.type_names(pa.array(values)).to_pylist() == ["R", "S", None, None]
 
 
 def test_bomb_allocates_no_more_than_the_limit() -> None:
@@ -193,7 +222,7 @@ column, invalid = decoder.decode(pa.array([b"\\x03\\x05\\xab" + bytes(15) + bomb
 print(len(invalid), invalid[0])
 """
     result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    assert result.stdout.startswith("3 its payload decompresses to more than 8388608 bytes")
+    assert result.stdout.startswith("3 its payload exceeds 8 MiB decompressed")
 
 
 def test_protobuf_message_that_the_schema_does_not_have_is_invalid() -> None:
