@@ -24,6 +24,7 @@ from protocol.schemas.decoding import (
     WriterNames,
     read_valid,
     refuse,
+    refuse_message,
 )
 from protocol.schemas.encoding import ColumnWriter
 
@@ -39,8 +40,7 @@ class AvroLanguage:
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
     ) -> ValueDecoder:
         """Return what decodes values of another schema to the reader's."""
-        if message:
-            raise ConfigurationError("the header has more bytes than a schema's id or GUID")
+        refuse_message(message)
         return AvroDecoder(parse_avro(text, references), _reader(reader))
 
     def names(self, reader: SchemaText) -> RecordNames:
@@ -50,6 +50,7 @@ class AvroLanguage:
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return the name, or what names the records of a union by the number at the start of each value."""
+        refuse_message(message)
         parsed = parse_avro(text, references)
         return _BranchNames(parsed) if parsed.kind == "union" else OneName(parsed.name)
 

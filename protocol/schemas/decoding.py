@@ -59,6 +59,12 @@ def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:
         raise InvalidRows(np.flatnonzero(wrong), reason)
 
 
+def refuse_message(message: bytes | None) -> None:
+    """Raise `ConfigurationError` for bytes behind a schema's id in a header, in a language without messages."""
+    if message:
+        raise ConfigurationError("the header has more bytes than a schema's id or GUID")
+
+
 @dataclass(frozen=True)
 class InvalidValue:
     """A value that was not decoded.

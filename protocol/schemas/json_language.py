@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from protocol.errors import ConfigurationError
-from protocol.schemas.decoding import OneName, RecordNames, SchemaText, ValueDecoder, check_fields
+from protocol.schemas.decoding import OneName, RecordNames, SchemaText, ValueDecoder, check_fields, refuse_message
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.json_columns import JsonDecoder
 from protocol.schemas.json_encode import json_writer, schema_of
@@ -31,8 +30,7 @@ class JsonLanguage:
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
     ) -> ValueDecoder:
         """Return what decodes values to the reader's schema, whatever they were written with."""
-        if message:
-            raise ConfigurationError("the header has more bytes than a schema's id or GUID")
+        refuse_message(message)
         return self.decoder(reader)
 
     def names(self, reader: SchemaText) -> RecordNames:
@@ -41,6 +39,7 @@ class JsonLanguage:
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> OneName:
         """Return the title."""
+        refuse_message(message)
         return OneName(_title(text))
 
     def writer(

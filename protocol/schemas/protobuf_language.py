@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,8 @@ from protocol.schemas.protobuf_source import parse_protobuf
 
 _MAX_INDEXES = 64
 _MAX_INDEX_BYTES = 5
+# Headers name a message of a schema by bytes of any number: the schema is not parsed for each.
+_PARSED_SCHEMAS = 32
 
 
 class _MessageIndexes:
@@ -90,15 +93,15 @@ class ProtobufLanguage:
     ) -> ValueDecoder:
         """Return what decodes values of another schema to the reader's."""
         own, columns = _reader(reader)
-        return _Resolver(parse_protobuf(text, references), own, columns, self._index_format, message)
+        return _Resolver(_parsed(text, tuple(references.items())), own, columns, self._index_format, message)
 
     def names(self, reader: SchemaText) -> RecordNames:
         """Return the name of a message."""
-        return RecordNames(parse_protobuf(reader.text, dict(reader.references)).message(reader.protobuf.message).name)
+        return RecordNames(_parsed(reader.text, reader.references).message(reader.protobuf.message).name)
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return what names messages by their numbers, in a header or at the start of each value."""
-        schema = parse_protobuf(text, references)
+        schema = _parsed(text, tuple(references.items()))
         if message is None:
             return _MessageNames(schema, self._index_format)
         return OneName(_name_at(schema, self._index_format, message) or "")
@@ -116,8 +119,14 @@ class ProtobufLanguage:
         return schema_of(kind, name or "Value")
 
 
+@lru_cache(maxsize=_PARSED_SCHEMAS)
+def _parsed(text: str, references: tuple[tuple[str, str], ...]) -> ProtobufSchema:
+    return parse_protobuf(text, dict(references))
+
+
+@lru_cache(maxsize=_PARSED_SCHEMAS)
 def _reader(reader: SchemaText) -> tuple[MessageType, MessageReader]:
-    message = parse_protobuf(reader.text, dict(reader.references)).message(reader.protobuf.message)
+    message = _parsed(reader.text, reader.references).message(reader.protobuf.message)
     return message, message_reader(message, reader.protobuf, reader.fields)
 
 

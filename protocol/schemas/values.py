@@ -33,6 +33,8 @@ from protocol.schemas.rules import refuse_rules
 _MAGIC_ID, _MAGIC_GUID = 0, 1
 _ID_BYTES, _GUID_BYTES = 5, 17
 _BYTES = {_MAGIC_ID: _ID_BYTES, _MAGIC_GUID: _GUID_BYTES}
+# Decoders from which on none is kept for a header's message: the next batch makes it again.
+_MAX_WITH_MESSAGE = 1_000
 # Languages whose values do not show their types: with another schema than the writer's the bytes seem damaged.
 _WITHOUT_TYPES = ("AVRO", "PROTOBUF")
 _OTHER_SCHEMA = "the schema probably differs from the writer's"
@@ -255,12 +257,13 @@ class ColumnDecoder:
             return
         if headers is not None:
             with_header, ids = header_ids(headers, self._header)
-            isin = np.isin(with_header, rows)
-            numpy = to_numpy(ids.indices)
-            for number, raw_id in enumerate(ids.dictionary.to_pylist()):
-                same = with_header[isin & (numpy == number)]
-                if len(same):
-                    yield raw_id, at, same
+            has_value = np.isin(with_header, rows)
+            numbers = to_numpy(ids.indices)[has_value]
+            order = np.argsort(numbers, kind="stable")
+            raw_ids = ids.dictionary.to_pylist()
+            rows_by_id = np.split(with_header[has_value][order], np.flatnonzero(np.diff(numbers[order])) + 1)
+            for number, same in zip(np.unique(numbers).tolist(), rows_by_id, strict=False):
+                yield raw_ids[number], at, same
             rows = np.setdiff1d(rows, with_header)
         framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
         framed &= ends[rows] - at[rows] >= _ID_BYTES
@@ -368,8 +371,11 @@ class ColumnDecoder:
             made = make(schema, references, key[_BYTES[key[0]] :] if isinstance(key, bytes) else None)
         except ConfigurationError as error:
             made = str(error)
+        has_message = isinstance(key, bytes) and len(key) > _BYTES[key[0]]
         with self._lock:
-            cache[place] = made
+            # The bytes behind an id in a header may differ in each record.
+            if not has_message or (not isinstance(made, str) and len(cache) < _MAX_WITH_MESSAGE):
+                cache[place] = made
         return made
 
     def _writer_schema(self, key: _Key) -> tuple[RegisteredSchema, Mapping[str, str]]:

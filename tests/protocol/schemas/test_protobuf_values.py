@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 
 import protocol
 from protocol.errors import ConfigurationError
+from protocol.schemas import protobuf_language, values
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
@@ -203,6 +204,28 @@ def test_number_of_the_message_is_read_behind_a_guid_or_an_id_in_a_header(
         pa.array([value]), header_column([headers])
     )
     assert (column.to_pylist(), invalid) == ([{"id": 1 << 40}], [])
+
+
+def test_messages_in_headers_that_differ_in_each_record_are_neither_parsed_nor_kept(
+    serialize: Serialize, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A padded number is the same message; a number that the schema does not have is none."""
+    value = serialize(OTHER(id=7))
+    prefix, payload = value[:5], value[5 + len(b"\2\2") :]
+    padded = [b"\2" + b"\x82" + b"\x80" * size + b"\0" for size in range(40)]
+    headers = [*padded, *(b"\2" + bytes((number,)) for number in range(4, 80, 2))]
+    settings = ProtobufSettings("Refund")
+    records = decoder("confluent-protobuf", registry, protobuf=settings)
+    monkeypatch.setattr(values, "_MAX_WITH_MESSAGE", 8)
+    parsed: list[str] = []
+    parse = protobuf_language.parse_protobuf
+    monkeypatch.setattr(protobuf_language, "parse_protobuf", lambda *texts: parsed.append("") or parse(*texts))
+    inputs = header_column([[("__value_schema_id", prefix + header)] for header in headers])
+    column, invalid = records.decode(pa.array([payload] * len(headers)), inputs)
+    assert column.to_pylist() == [{"id": 7}] * 40 + [None] * 38
+    assert {"does not have" in failure.reason for failure in invalid} == {True}
+    assert len(parsed) <= 1
+    assert len(records._decoders) <= 8
 
 
 def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:

@@ -15,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 import protocol
 from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
+from protocol.schemas import avro_language
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
@@ -145,6 +146,25 @@ def test_header_without_a_known_schema(
         values, header_column([[("__value_schema_id", header)]])
     )
     assert (column.to_pylist(), [str(failure) for failure in invalid]) == ([None if errors else {"id": 1}], errors)
+
+
+def test_bytes_behind_ids_in_headers_that_differ_in_each_record_are_not_kept(
+    serialize: Serialize, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serialize(FIRST, {"id": 1})
+    parsed: list[str] = []
+    parse = avro_language.parse_avro
+    monkeypatch.setattr(avro_language, "parse_avro", lambda *texts: parsed.append("") or parse(*texts))
+    headers = header_column([[("__value_schema_id", struct.pack(">bII", 0, 1, number))] for number in range(40)])
+    records = decoder("confluent-avro", registry)
+    parsed.clear()
+    column = pa.array([b"\2"] * 40)
+    _, invalid = records.decode(column, headers)
+    assert [failure.reason for failure in invalid] == ["the header has more bytes than a schema's id or GUID"] * 40
+    assert records.type_names(column, headers).to_pylist() == [None] * 40
+    assert parsed == []
+    assert not records._decoders
+    assert not records._writer_names
 
 
 def test_configuration_error_of_the_registry_is_no_invalid_value(
