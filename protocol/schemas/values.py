@@ -300,7 +300,9 @@ class ColumnDecoder:
                 reason = "the number of its message or branch is truncated, or not in its schema"
                 pieces.refuse(of_name, reason, _shown(key))
             elif field is None:
-                reason = f"its type {name or '(without a name)'} is none of {listed([name for name, _ in self._types])}"
+                local_name = name.rpartition(".")[2]
+                types = [schema.names.name if field == local_name else field for field, schema in self._types]
+                reason = f"its type {name or '(without a name)'} is none of {listed(types)}"
                 pieces.refuse(of_name, reason, _shown(key), unknown_type=True)
             elif self.type.get_field_index(field) < 0:
                 continue  # not to be decoded
@@ -314,17 +316,12 @@ class ColumnDecoder:
         return self.schema.types
 
     def _field_of(self, name: str) -> str | None:
-        """Return the field of the type with this full name, else of the one with this alias, else this local name."""
-        local_name = name.rpartition(".")[2]
-        for is_same in (
-            lambda names: names.name == name,
-            lambda names: name in names.aliases,
-            lambda names: names.local_name == local_name,
-        ):
-            fields = [field for field, schema in self._types if is_same(schema.names)]
-            if len(fields) == 1:
-                return fields[0]
-        return None
+        """Return the field of the type with this full name, else of the one with this alias.
+
+        The local name does not suffice: `billing.Order` is not `shop.Order`, and might be read without an error.
+        """
+        by_name = next((field for field, schema in self._types if schema.names.name == name), None)
+        return by_name or next((field for field, schema in self._types if name in schema.names.aliases), None)
 
     def _names(self, key: _Key) -> WriterNames | str:
         """Return what names the records of a writer's schema, or why they cannot be decoded."""

@@ -255,6 +255,18 @@ def test_local_names_that_collide_are_written_out(write: Write, read: Read) -> N
     ]
 
 
+def test_type_of_the_same_local_name_is_another_type(write: Write, read: Read) -> None:
+    """Its fields might fit: here the default of `note` would be read, without an error."""
+    write(NEWER_ORDER, {"id": 1, "note": "a"})
+    write({**ORDER, "namespace": "billing"}, {"id": 2})
+    write({**NEWER_ORDER, "aliases": ["billing.Order"]}, {"id": 3, "note": "b"})
+    with pytest.raises(DecodeFailed, match=r"its type billing\.Order is none of shop\.Order\. .*onUnknownType=skip"):
+        read(valueTypes="shop.Order", schema__registry__reader__version="1")
+    rows = read(valueTypes="shop.Order", columns="value,valueType")
+    assert [row["value"]["Order"]["id"] for row in rows] == [1, 2, 3]
+    assert [row["valueType"] for row in rows] == ["Order"] * 3
+
+
 # -- unions of Avro ---------------------------------------------------------------------------
 
 UNION = {"valueTypes": "", "valueUnionNames": "types"}
