@@ -14,6 +14,7 @@ import pyarrow as pa
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
+from protocol.schemas.formats import FORMATS
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
 # Passes of `read_valid` over all values, before it searches for invalid ones by halves.
@@ -109,7 +110,7 @@ def fields_of_types(format: str, names: Mapping[str, RecordNames]) -> list[str]:
     """
     for subject, of_type in names.items():
         if not of_type.name:
-            what = "title" if format == "confluent-json" else "record at its top"
+            what = "title" if FORMATS[format].language == "JSON" else "record at its top"
             raise ConfigurationError(f"the schema of the subject {subject} has no {what}, and so no name")
     local_names = Counter(of_type.local_name for of_type in names.values())
     fields = [

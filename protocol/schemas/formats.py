@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from protocol.schemas.decoding import RecordNames, SchemaText, ValueDecoder, WriterNames
     from protocol.schemas.encoding import ColumnWriter
 
+# A format has its name here and its entry in `FORMATS`; a new language also its branch in `language_of`.
 Format = Literal[
     "binary",
     "string",
@@ -34,7 +35,7 @@ class FormatSpec:
     """A format.
 
     `language`: the type of its schemas, as a registry names it; None: it has no schema.
-    `registry`: the kind of registry whose id of its schema each value has. None: all values have one schema.
+    `registry`: the kind of registry; each value begins with its schema's id there. None: all values have one schema.
     `written`: True if a sink can write it.
     `written_without_schema`: True if a sink can write it without a schema.
     """
@@ -72,7 +73,7 @@ WRITTEN = tuple(name for name, spec in FORMATS.items() if spec.written)
 
 
 def registered_format(language: str, registry: RegistryKind | None) -> Format | None:
-    """Return the format whose values have the ids of a registry's schemas of a language; None: there is none."""
+    """Return the registered format of a language and a kind of registry; None: there is none."""
     names = [name for name, spec in FORMATS.items() if spec.registry == registry and spec.language == language]
     return cast("Format", names[0]) if names else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +13,8 @@ import protocol
 from protocol import tables
 from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError, UsageError
+from protocol.schemas.decoding import RecordNames, fields_of_types
+from protocol.schemas.formats import FORMATS, Format, language_of
 from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
@@ -196,3 +198,14 @@ def test_wrong_arguments_are_refused_by_name(
     write(REFUND, {"reason": "late"})
     with pytest.raises(error, match=problem):
         read(**arguments)
+
+
+@pytest.mark.parametrize(("format", "problem"), [("glue-json", "title"), ("glue-avro", "record at its top")])
+def test_schema_without_a_name_is_refused_in_the_terms_of_its_language(format: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the schema of the subject a has no {problem}, and so no name"):
+        fields_of_types(format, {"a": RecordNames("")})
+
+
+def test_each_format_is_in_the_table() -> None:
+    assert tuple(FORMATS) == get_args(Format)
+    assert all(language_of(format) for format, spec in FORMATS.items() if spec.language is not None)
