@@ -16,7 +16,7 @@ from protocol.errors import ConfigurationError
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.records.decode import ALL_COLUMNS
-from protocol.schemas.formats import SubjectNameStrategy, TypeOptionNames, ValueTypes, parse_subject
+from protocol.schemas.formats import FORMATS, SubjectNameStrategy, TypeOptionNames, ValueTypes, parse_subject
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, open_registry, schema_registry_option
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -32,12 +32,12 @@ from spark_kafka_source.options.selection import fields
 
 if TYPE_CHECKING:
     from protocol.schemas.formats import Format
+    from protocol.schemas.registry import SchemaRegistry
     from protocol.schemas.values import ColumnDecoder
     from spark_kafka_source.cli.decoded_records import RecordDecoder
 
 _JSON = "json"
-# Formats whose values have no id of a schema.
-_FORMATS = ("avro", "protobuf", "json")
+_FORMATS = tuple(name for name, spec in FORMATS.items() if spec.language is not None)
 _TYPE_OPTIONS = TypeOptionNames(
     "--value-types", "--subject", "--subject-name-strategy", "--value-schema", "--union-types"
 )
@@ -172,8 +172,8 @@ class _Output:
     "schema",
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="FILE",
-    help="With --decode: the schema of all values, which have no ids: of Avro, JSON Schema, a .proto file or a file of "
-    "protoc --descriptor_set_out. No registry is needed.",
+    help="With --decode: the schema to read values with: of Avro, JSON Schema, a .proto file or a file of protoc "
+    "--descriptor_set_out. Formats without ids of schemas need no registry.",
 )
 @click.option("--value-format", type=click.Choice(_FORMATS), help="The format of these values.")
 @click.option("--value-message", metavar="NAME", help="The message of a Protobuf schema.  [default: its first one]")
@@ -340,10 +340,15 @@ class _FixedSchema:
     def __post_init__(self) -> None:
         if (self.path is None) != (self.format is None):
             raise click.UsageError("--value-schema and --value-format need each other.")
-        if self.message is not None and self.format != "protobuf":
+        if self.message is not None and (self.format is None or FORMATS[self.format].language != "PROTOBUF"):
             raise click.UsageError("--value-message needs --value-format protobuf.")
 
-    def decoder(self, *, in_union: bool) -> ColumnDecoder | None:
+    @property
+    def needs_registry(self) -> bool:
+        """True if values have the ids of the schemas that they were written with."""
+        return self.format is not None and FORMATS[self.format].registered
+
+    def decoder(self, registry: SchemaRegistry | None, *, in_union: bool) -> ColumnDecoder | None:
         """Return what decodes values, if there is a schema. Raises `ConfigurationError`."""
         if self.path is None or self.format is None:
             return None
@@ -351,7 +356,8 @@ class _FixedSchema:
         from spark_kafka_source.options.selection import schema_text
 
         try:
-            return fixed_decoder(self.format, schema_text(f"file:{self.path}"), self.message, in_union=in_union)
+            text = schema_text(f"file:{self.path}")
+            return fixed_decoder(self.format, text, self.message, registry, in_union=in_union)
         except (ConfigurationError, ValueError) as error:
             raise click.UsageError(f"--value-schema: {error}") from error
 
@@ -378,15 +384,15 @@ def _decoder(
     # Only these options import the decoders.
     from spark_kafka_source.cli.decoded_records import RecordDecoder, registered_decoder
 
+    needs_registry = fixed.path is None or fixed.needs_registry or decode_key
+    registry = open_registry(cluster.registry, url) if needs_registry else None
     decoders: dict[str, ColumnDecoder] = {}
-    if (by_file := fixed.decoder(in_union=types.in_union)) is not None:
+    if (by_file := fixed.decoder(registry, in_union=types.in_union)) is not None:
         decoders["value"] = by_file
-    if by_file is None or decode_key:
-        registry = open_registry(cluster.registry, url)
-        if by_file is None:
-            decoders["value"] = registered_decoder(registry, topic, "value", types)
-        if decode_key:
-            decoders["key"] = registered_decoder(registry, topic, "key", ValueTypes())
+    if registry is not None and by_file is None:
+        decoders["value"] = registered_decoder(registry, topic, "value", types)
+    if registry is not None and decode_key:
+        decoders["key"] = registered_decoder(registry, topic, "key", ValueTypes())
     if on_unknown_type != "fail" and not decoders["value"].schema.types:
         raise click.UsageError("--on-unknown-type needs several types: --value-types, --subject A,B or --union-types.")
     return RecordDecoder(decoders, on_unknown_type)

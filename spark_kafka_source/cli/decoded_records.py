@@ -92,23 +92,29 @@ def registered_decoder(registry: SchemaRegistry, topic: str, part: Part, types: 
     Raises `RegistryFailed`: the registry does not have a subject, refuses, or does not respond. `ConfigurationError`:
     a schema is not supported.
     """
-    versions = dict.fromkeys(types.subjects(topic))
+    versions: dict[str, int | None] = dict.fromkeys(types.subjects(topic))
     subject = next(iter(versions), types.one_subject or default_subject(registry.config.kind, topic, part))
     latest = registry.version(subject)
     format = registered_format(latest.kind, registry.config.kind)
     if format is None:
         raise ConfigurationError(f"the subject {subject} has a schema of the unsupported type {latest.kind}")
     if versions:
+        versions[subject] = latest.version
         schema = choose_types(format, registry, versions, messages=types.names, protobuf=_settings())
     else:
         schema = choose_schema(format, registry, subject, version=latest.version, protobuf=_settings())
     return ColumnDecoder(_in_union(schema) if types.in_union else schema, registry, part)
 
 
-def fixed_decoder(format: Format, text: str, message: str | None, *, in_union: bool) -> ColumnDecoder:
-    """Return what decodes values that all have one schema. Raises `ConfigurationError` if it is invalid."""
-    schema = choose_schema(format, None, "", text=text, protobuf=_settings(message))
-    return ColumnDecoder(_in_union(schema) if in_union else schema)
+def fixed_decoder(
+    format: Format, text: str, message: str | None, registry: SchemaRegistry | None, *, in_union: bool
+) -> ColumnDecoder:
+    """Return what decodes values to one schema. Raises `ConfigurationError` if it is invalid.
+
+    `registry`: has the schemas of values with ids.
+    """
+    schema = choose_schema(format, registry, "", text=text, protobuf=_settings(message))
+    return ColumnDecoder(_in_union(schema) if in_union else schema, registry)
 
 
 def _in_union(schema: ReaderSchema) -> ReaderSchema:

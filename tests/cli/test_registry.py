@@ -112,6 +112,20 @@ def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(mon
         assert "this client does not request the subjects from AWS Glue" in shown
 
 
+def test_values_of_glue_are_decoded_by_the_schema_of_a_file_without_aws(tmp_path: Path) -> None:
+    version_id, file = uuid.uuid4(), tmp_path / "order.avsc"
+    file.write_text('{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
+    schemas = tmp_path / "schemas.json"
+    schemas.write_text(json.dumps({str(version_id): json.loads(file.read_text())}))
+    with FakeKafka() as running:
+        running.create_topic("parcels", 1)
+        running.produce("parcels", b"\3\0" + version_id.bytes + b"\x0e", key="k")
+        arguments = ["consume", "parcels", "-e", "--decode", "-X", f"schema.registry.glue.schemas=file:{schemas}"]
+        result = invoke_at(running, *arguments, "--value-schema", str(file), "--value-format", "glue-avro")
+        assert result.stdout == '{"id": 7}\n'
+        assert "--value-schema of pykafka" in invoke_at(running, *arguments, code=2).output
+
+
 def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
     lines = consume(fake, registry, "orders", "--decode", "-o", "json", code=1).stdout.splitlines()
     rows = [json.loads(line) for line in lines]
