@@ -88,7 +88,8 @@ def column_decoders(
             continue
         subject = types.one_subject if own else None
         if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
-            raise UsageError(f"{len(topics)} topics are read: read one, or give value_subject")
+            remedy = "read one, or give value_subject" if own else f'read one, or leave out key_format="{format}"'
+            raise UsageError(f"{len(topics)} topics are read: {remedy}")
         schema = choose_schema(
             format,
             registry,

@@ -202,6 +202,19 @@ class GlueRegistry(SchemaRegistry):
     def _schema_id(self, subject: str) -> dict[str, str]:
         return {"SchemaName": subject, "RegistryName": self.config.glue_registry_name}
 
+    def _no_response(self, subject: str, reason: str) -> RegistryFailed:
+        return self._failed(subject, reason, self._remedy())
+
+    def _failed(self, subject: str, reason: str, remedy: str, **context: object) -> RegistryFailed:
+        message = f"AWS Glue in {self.config.glue_region} has not returned {subject}: {reason}; {remedy}"
+        return RegistryFailed(message, settings=_SETTINGS, **context)
+
+    @staticmethod
+    def _remedy() -> str:
+        from protocol.clouds.aws import CREDENTIALS_REMEDY
+
+        return f"check {PREFIX}glue.region and {PREFIX}glue.endpoint, and {CREDENTIALS_REMEDY}"
+
     def _request(self, method: str, path: str, subject: str, body: Mapping[str, Any] | None = None) -> Any:
         raise ConfigurationError(f"this client does not request {subject} from AWS Glue; use the aws command: aws glue")
 
@@ -210,18 +223,13 @@ class GlueRegistry(SchemaRegistry):
         """Call an operation of Glue. Raises `RegistryFailed`; `code` is its error code if Glue has no such schema."""
         if self._fixed:
             raise ConfigurationError(
-                f"{PREFIX}glue.schemas has schemas by version id only, not {what}; set valueSchema (value_schema of "
-                "protocol.read)"
+                f"{PREFIX}glue.schemas has schemas by version id only, not {what}; give the schema to read with: "
+                "valueSchema or keySchema, value_schema of protocol.read, --value-schema of pykafka"
             )
-        from protocol.clouds.aws import CREDENTIALS_REMEDY, is_transient
+        from protocol.clouds.aws import is_transient
         from protocol.clouds.library_call import call_library, error_text
 
-        region, name = self.config.glue_region, self.config.glue_registry_name
-        remedy = f"check {PREFIX}glue.region and {PREFIX}glue.endpoint, and {CREDENTIALS_REMEDY}"
-
-        def failed(reason: str, remedy: str, **context: object) -> RegistryFailed:
-            message = f"AWS Glue in {region} has not returned {what}: {reason}; {remedy}"
-            return RegistryFailed(message, settings=_SETTINGS, **context)
+        remedy = self._remedy()
 
         def ask() -> dict[str, Any]:
             try:
@@ -233,18 +241,18 @@ class GlueRegistry(SchemaRegistry):
                 response = getattr(error, "response", None) or {}  # None: Glue has not responded
                 kind, reason = response.get("Error", {}).get("Code"), error_text(error)
                 if kind == "EntityNotFoundException":
-                    named = f"check {PREFIX}glue.registry.name, which is {name}"
-                    raise failed(reason, named, status=_NOT_FOUND, error_code=code) from None
+                    named = f"check {PREFIX}glue.registry.name, which is {self.config.glue_registry_name}"
+                    raise self._failed(what, reason, named, status=_NOT_FOUND, error_code=code) from None
                 if kind == "AccessDeniedException":
                     action = operation.title().replace("_", "")
-                    raise failed(reason, f"allow glue:{action} to the role of this process") from None
-                raise failed(reason, remedy) from None
+                    raise self._failed(what, reason, f"allow glue:{action} to the role of this process") from None
+                raise self._failed(what, reason, remedy) from None
 
         key, timeout_s = ("glue", id(self), operation, str(request)), _START_S + self._longest_request_ms() / 1000
         try:
             return call_library(key, ask, timeout_s, source="AWS Glue", remedy=remedy, transient=is_transient)
         except ConnectFailed:
-            raise failed(f"no response within {timeout_s:.1f} s", remedy) from None
+            raise self._no_response(what, f"no response within {timeout_s:.1f} s") from None
 
     def _client(self) -> Any:
         """Return botocore's client, which may be used by several threads."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,17 +40,23 @@ PREFIX = "schema.registry."
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
-    if not urls or any(parse_url(url) is None for url in urls):
-        raise ValueError("an entry is not http://… or https://…")
-    if any("@" in url.partition("//")[2].partition("/")[0] for url in urls):
-        raise ValueError("an entry has a user; use basic.auth.user.info")
-    return urls
+    return _checked_urls(text.split(","), "; use basic.auth.user.info")
 
 
 def _endpoint(text: str) -> str:
-    (url,) = _urls(text)
+    if "," in text:
+        raise ValueError("there is more than one address")
+    (url,) = _checked_urls([text], ", and AWS Glue takes none")
     return url
+
+
+def _checked_urls(texts: Sequence[str], instead_of_user: str) -> tuple[str, ...]:
+    urls = tuple(part.strip().rstrip("/") for part in texts if part.strip())
+    if not urls or any(parse_url(url) is None for url in urls):
+        raise ValueError("an entry is not http://… or https://…")
+    if any("@" in url.partition("//")[2].partition("/")[0] for url in urls):
+        raise ValueError(f"an entry has a user{instead_of_user}")
+    return urls
 
 
 def _schemas_by_id(text: str) -> tuple[tuple[str, str], ...]:

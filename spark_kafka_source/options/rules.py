@@ -171,6 +171,12 @@ def _require_registry(registry: RegistryConfig | None, part: str, format: str, *
     if registry is None or registry.kind != kind or (writes and registry.glue_schemas):
         assert kind is not None
         setting = REGISTRY_SETTINGS[kind]
+        if registry is not None and registry.kind == kind:
+            raise ConfigurationError(
+                f"{part}Format is {format}, but schema.registry.glue.schemas has schemas for reading only; set "
+                f"{setting} instead.",
+                name=setting,
+            )
         raise ConfigurationError(f"{part}Format is {format}, but there is no {setting}; set it.", name=setting)
 
 

@@ -108,7 +108,9 @@ def test_registry_is_missing_without_a_region_or_schemas() -> None:
     assert parsed.registry is not None
     assert parsed.registry.glue_schemas == (("ab000000-0000-0000-0000-000000000001", "{}"),)
     sink = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "glue-json", **schemas}
-    with pytest.raises(ConfigurationError, match=r"there is no schema\.registry\.glue\.region; set it"):
+    with pytest.raises(
+        ConfigurationError, match=r"schemas for reading only; set schema\.registry\.glue\.region instead"
+    ):
         parse_sink_options(sink)
 
 

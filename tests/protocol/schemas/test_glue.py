@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import traceback
 import uuid
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,30 @@ def test_hostile_value_is_invalid_and_its_neighbours_are_not(
     assert column.to_pylist() == [{"id": 1}, None, {"id": 2}]
     assert [failure.row for failure in invalid] == [1]
     assert re.search(reason, str(invalid[0]))
+
+
+def test_thread_that_waits_for_the_request_of_another_gets_the_remedy_of_glue(
+    endpoint: GlueEndpoint, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = endpoint.add("orders", LONG)
+    asked, opened = threading.Event(), threading.Event()
+    get = registry._get  # type: ignore[attr-defined]
+
+    def slow_get(*arguments: Any, **request: Any) -> Any:
+        asked.set()
+        opened.wait(30)
+        return get(*arguments, **request)
+
+    monkeypatch.setattr(registry, "_get", slow_get)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(registry.by_guid, version.version_id)
+        assert asked.wait(20)
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "_longest_request_ms", lambda: 50)
+            with pytest.raises(RegistryFailed, match=r"another thread .*check schema\.registry\.glue\.region"):
+                registry.by_guid(version.version_id)
+        opened.set()
+        assert slow.result(20).text == LONG
 
 
 BYTES = '"bytes"'
@@ -348,7 +374,9 @@ def test_schemas_by_id_need_no_aws(tmp_path: Path) -> None:
     column, errors = decoded(decoder, [frame(version_id, b"\x02", 5) for version_id in ids])
     assert column == [{"id": 1, "note": "none"}, None]
     assert errors == [f"schema id {ids[1]}: the registry does not have it"]
-    with pytest.raises(ConfigurationError, match=r"by version id only, not version latest .*; set valueSchema"):
+    with pytest.raises(
+        ConfigurationError, match=r"by version id only, not version latest .*; give .* valueSchema or keySchema, "
+    ):
         choose_schema("glue-avro", registry, "orders")
 
 
@@ -364,6 +392,8 @@ def test_schemas_by_id_need_no_aws(tmp_path: Path) -> None:
         ({"glue.region": "r", "glue.schemas": "{}"}, "no JSON object with schemas"),
         ({"glue.schemas": "file:/nowhere"}, "the file cannot be read"),
         ({"glue.schemas": "[" * 100_000}, "glue.schemas is"),
+        ({"glue.region": "r", "glue.endpoint": "http://e:1,http://f:1"}, "there is more than one address"),
+        ({"glue.region": "r", "glue.endpoint": "http://me:pw@e:1"}, "an entry has a user, and AWS Glue takes none"),
         ({"glue.region": "r", "glue.endpoint": "glue:1"}, "glue.endpoint has a wrong value, which is not shown"),
         (
             {"glue.region": "r", "glue.schemas": json.dumps({str(uuid.UUID(int=1)): LONG})},

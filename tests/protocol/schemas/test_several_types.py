@@ -209,3 +209,8 @@ def test_schema_without_a_name_is_refused_in_the_terms_of_its_language(format: s
 def test_each_format_is_in_the_table() -> None:
     assert tuple(FORMATS) == get_args(Format)
     assert all(language_of(format) for format, spec in FORMATS.items() if spec.language is not None)
+
+
+def test_registered_keys_of_several_topics_are_refused_with_a_remedy_for_keys(read: Read) -> None:
+    with pytest.raises(UsageError, match=r'2 topics are read: read one, or leave out key_format="confluent-avro"'):
+        read(["events", "others"], value_format="binary", value_types=(), key_format="confluent-avro")
