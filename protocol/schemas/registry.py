@@ -16,7 +16,7 @@ import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from protocol.base.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.base.condition import Event, Lock, locked
@@ -33,6 +33,8 @@ from protocol.settings.property_kinds import parse_url, shown_url
 from protocol.settings.secret import Secret, hide_variables
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _MAX_BYTES = 16 << 20
@@ -161,11 +163,12 @@ class SchemaRegistry:
 
     def subjects(self) -> list[str]:
         """Return the names of all subjects. Raises `RegistryFailed`."""
-        return list(self._request("GET", "/subjects", "the subjects"))
+        return _list_of(str, self._request("GET", "/subjects", "the subjects"), "the subjects")
 
     def versions(self, subject: str) -> list[int]:
         """Return the versions of a subject. Raises `RegistryFailed`."""
-        return list(self._request("GET", f"/subjects/{_quoted(subject)}/versions", f"the subject {subject}"))
+        what = f"the subject {subject}"
+        return _list_of(int, self._request("GET", f"/subjects/{_quoted(subject)}/versions", what), what)
 
     def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
         """Return the registered version of a schema. Raises `RegistryFailed` if the subject does not have it."""
@@ -179,14 +182,17 @@ class SchemaRegistry:
         not respond.
         """
         path = f"/subjects/{_quoted(subject)}/versions{'?normalize=true' if normalize else ''}"
-        response = self._request("POST", path, f"a new version of the subject {subject}", _body(schema))
-        return int(response["id"])
+        what = f"a new version of the subject {subject}"
+        return _field(int, self._request("POST", path, what, _body(schema)), "id", what)
 
     def compatible(self, subject: str, schema: RegisteredSchema) -> tuple[bool, list[str]]:
         """Return whether a schema may be registered as the next version of a subject, and the reasons if not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        response = self._request("POST", path, f"the compatibility with the subject {subject}", _body(schema))
-        return bool(response.get("is_compatible")), [str(message) for message in response.get("messages", ())]
+        what = f"the compatibility with the subject {subject}"
+        response = self._request("POST", path, what, _body(schema))
+        is_compatible = _field(bool, response, "is_compatible", what)
+        messages = response.get("messages")
+        return is_compatible, [str(message) for message in messages] if isinstance(messages, list) else []
 
     def _cached(self, key: int | str, subject: str, request: Callable[[], RegisteredSchema]) -> RegisteredSchema:
         deadline = Deadline.after_ms(self._longest_request_ms())
@@ -382,6 +388,38 @@ def _body(schema: RegisteredSchema) -> dict[str, Any]:
     return {"schema": schema.text, **kind, **({"references": references} if references else {})}
 
 
+def _list_of(kind: type[T], document: Any, what: str) -> list[T]:
+    if not isinstance(document, list) or any(type(member) is not kind for member in document):
+        raise _unexpected(what)
+    return document
+
+
+def _field(kind: type[T], document: Any, name: str, what: str) -> T:
+    value = document.get(name) if isinstance(document, dict) else None
+    if type(value) is not kind:
+        raise _unexpected(what)
+    return value
+
+
+def _unexpected(what: str) -> RegistryFailed:
+    return RegistryFailed(
+        f"the response to the request for {what} is not one of a schema registry; check {PREFIX}url",
+        settings=(f"{PREFIX}url",),
+    )
+
+
+def _number(document: Any, name: str) -> int | None:
+    number = document.get(name)
+    if number is not None and type(number) is not int:
+        raise ValueError(name)
+    return number
+
+
+def _text(document: Any, name: str) -> str | None:
+    text = document.get(name)
+    return None if text is None else str(text)
+
+
 def _schema(document: Any, schema_id: int | None = None) -> RegisteredSchema:
     try:
         references = tuple(
@@ -391,12 +429,12 @@ def _schema(document: Any, schema_id: int | None = None) -> RegisteredSchema:
         return RegisteredSchema(
             str(document["schema"]),
             str(document.get("schemaType") or "AVRO").upper(),
-            document.get("id", schema_id),
-            document.get("guid"),
-            document.get("subject"),
-            document.get("version"),
+            _number(document, "id") if schema_id is None else schema_id,
+            _text(document, "guid"),
+            _text(document, "subject"),
+            _number(document, "version"),
             references,
             parse_rules(document.get("ruleSet")),
         )
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise RegistryFailed("the response of the schema registry has no schema") from None

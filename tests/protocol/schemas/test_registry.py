@@ -107,7 +107,8 @@ def test_references_come_behind_those_that_they_use(server: FakeSchemaRegistry) 
     "answer",
     [
         *(b"", b"[]", b"{}", b"null", b"<html>", b"[" * 9_999),
-        *(b'{"schema": 1, "references": 5}', b'{"schema": 1, "ruleSet": [1]}'),
+        *(b'{"schema": 1, "references": 5}', b'{"schema": 1, "ruleSet": [1]}', b'{"schema": "1", "version": "x"}'),
+        b'{"schema": "1", "references": [{"name": "a", "subject": "a", "version": Infinity}]}',
     ],
 )
 def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> None:
@@ -115,6 +116,22 @@ def test_answer_that_is_no_schema_is_an_error_of_the_registry(answer: bytes) -> 
         server.otherwise = 200, {}, answer
         with pytest.raises(RegistryFailed):
             client(server.url).by_id(1)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"{}", b"null", b"7", b'{"a": 1}', b"[{}, []]", b'{"id": "x", "messages": 7}']
+)
+def test_unexpected_answer_is_an_error_of_the_registry(answer: bytes) -> None:
+    with CloudEndpoint() as server:
+        server.otherwise = 200, {}, answer
+        registry = client(server.url)
+        if answer != b"[]":
+            for request in (registry.subjects, lambda: registry.versions("a")):
+                with pytest.raises(RegistryFailed, match=r"for the subject.* check .*schema\.registry\.url"):
+                    request()
+        for send in (registry.register, registry.compatible, registry.lookup):
+            with pytest.raises(RegistryFailed):
+                send("a", RegisteredSchema(ORDER))
 
 
 def test_ca_of_the_system_is_trusted_as_by_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
