@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from protocol.errors import UsageError
 from protocol.filters.condition import VALUE_TYPE as _FILTER_VALUE_TYPE
+from protocol.records.arrow_numpy import to_arrow
 from protocol.schemas.decoding import InvalidValue
 from protocol.schemas.formats import (
     FORMATS,
@@ -171,5 +172,5 @@ def for_filter(columns: Mapping[str, T]) -> dict[str, T]:
 def _selected(arrays: dict[str, pa.Array], rows: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
     if rows.all():
         return arrays
-    mask = pa.array(rows)
-    return {name: array.filter(mask) for name, array in arrays.items()}
+    kept = to_arrow(np.flatnonzero(rows))
+    return {name: array.take(kept) for name, array in arrays.items()}

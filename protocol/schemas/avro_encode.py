@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import to_numpy, valid
+from protocol.records.arrow_numpy import binaries, filled, to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
+    EMPTY,
     ColumnWriter,
     binary_values,
     constant,
@@ -208,8 +209,7 @@ class _FixedWidth(ColumnWriter):
 
 class _Boolean(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
-        values = column.cast(pa.uint8()).fill_null(0) if column.null_count else column.cast(pa.uint8())
-        return binary_values(to_numpy(values), np.arange(1, len(column) + 1))
+        return binary_values(filled(column.cast(pa.uint8()), 0).astype(np.uint8), np.arange(1, len(column) + 1))
 
 
 class _Bytes(ColumnWriter):
@@ -219,7 +219,7 @@ class _Bytes(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         raw = column.cast(pa.binary())
         if column.null_count:
-            raw = pc.coalesce(raw, pa.scalar(b"", pa.binary()))
+            raw = pc.coalesce(raw, EMPTY)
         lengths = to_numpy(pc.binary_length(raw)).astype(np.int64)
         if self._size_bytes is None:
             return joined([zigzag_varints(lengths), raw])
@@ -229,13 +229,13 @@ class _Bytes(ColumnWriter):
 
 class _Enum(ColumnWriter):
     def __init__(self, avro: AvroType, path: str) -> None:
-        self._symbols = pa.array(avro.symbols, pa.string())
+        self._symbols = binaries([symbol.encode() for symbol in avro.symbols]).cast(pa.string())
         self._path = path
 
     def write(self, column: pa.Array) -> pa.Array:
         index = pc.index_in(column.cast(pa.string()), self._symbols)
         refuse_at(~valid(index) & valid(column), self._path, "a text that is no symbol of the enum")
-        return zigzag_varints(to_numpy(index.fill_null(0)).astype(np.int64))
+        return zigzag_varints(filled(index, 0))
 
 
 class _Decimal(ColumnWriter):

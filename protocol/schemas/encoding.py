@@ -20,6 +20,9 @@ from protocol.records.arrow_numpy import binaries, filled, take_rows, to_arrow, 
 from protocol.records.row_layout import varint_sizes
 from protocol.schemas.decoding import InvalidRows
 
+# `pa.scalar` would import pandas.
+EMPTY = binaries([b""])[0]
+_NULL = pa.nulls(1, pa.binary())[0]
 # The smallest numbers whose varints have 2, 3, … bytes.
 _VARINT_LIMITS = np.array([1 << 7 * size for size in range(1, 10)], np.uint64)
 
@@ -47,7 +50,7 @@ def encode(writer: ColumnWriter, column: pa.Array, prefix: bytes = b"") -> pa.Ar
         encoded = _with_prefix(write_some(writer, column, present), prefix)
     except InvalidRows as error:
         raise _usage_error(error) from None
-    return pc.if_else(mask(present), encoded, pa.scalar(None, pa.binary()))
+    return pc.if_else(mask(present), encoded, _NULL)
 
 
 def encode_types(
@@ -122,7 +125,7 @@ def write_some(writer: ColumnWriter, column: pa.Array, present: npt.NDArray[np.b
     """Write the values of the rows where `present` is True, and no bytes for the others."""
     rows = np.flatnonzero(present)
     try:
-        encoded = writer.write(column.take(pa.array(rows)))
+        encoded = writer.write(column.take(to_arrow(rows)))
     except InvalidRows as error:
         raise error.inside("", rows) from None
     offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
@@ -150,7 +153,7 @@ def joined(columns: Sequence[pa.Array]) -> pa.Array:
     """Concatenate binary columns row by row."""
     if len(columns) == 1:
         return columns[0]
-    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
+    return pc.binary_join_element_wise(*columns, EMPTY)
 
 
 def zigzag_varints(numbers: npt.NDArray[np.int64]) -> pa.Array:

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import binaries, to_numpy, valid
+from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
 from protocol.schemas.decoding import InvalidRows
-from protocol.schemas.encoding import ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some
+from protocol.schemas.encoding import EMPTY, ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some
 from protocol.schemas.json_schema import JsonField, JsonType
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -29,6 +29,7 @@ _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 _TEXTS = (pa.string(), pa.large_string())
 _BYTES = (pa.binary(), pa.large_binary())
 _MAX_DEPTH = 64
+_COMMA = binaries([b","])[0]
 # JSON numbers that only some types of Kafka Connect have.
 _CONNECT = {pa.int8(): "int8", pa.int16(): "int16", pa.int32(): "int32", pa.float32(): "float32"}
 _ANY = JsonType("any", nullable=True)
@@ -188,7 +189,7 @@ def _binary(texts: pa.Array) -> pa.Array:
     """Return a column of texts as binary, without nulls."""
     texts = texts.cast(pa.string()) if not pa.types.is_string(texts.type) else texts
     if texts.null_count:
-        texts = pc.if_else(texts.is_valid(), texts, pa.array([""], pa.string())[0])
+        texts = pc.if_else(texts.is_valid(), texts, EMPTY.cast(pa.string()))
     return texts.cast(pa.binary())
 
 
@@ -338,11 +339,11 @@ class _List(ColumnWriter):
         except InvalidRows as error:
             raise error.inside("", rows) from None
         if int(counts.sum()) < len(entries):
-            entries = entries.take(pa.array(np.flatnonzero(present[rows])))
+            entries = entries.take(to_arrow(np.flatnonzero(present[rows])))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
         kind = pa.list_(pa.field("item", pa.binary()))
         lists = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets)], children=[entries])
-        inner = pc.binary_join(lists, pa.scalar(b",", pa.binary()))
+        inner = pc.binary_join(lists, _COMMA)
         return joined([constant(self._open, len(column)), inner, constant(self._close, len(column))])
 
     def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:

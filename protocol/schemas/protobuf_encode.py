@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import to_numpy, valid
+from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
     ColumnWriter,
@@ -141,7 +141,7 @@ class _Enum(_Number):
     def __init__(self, enum: EnumType, path: str) -> None:
         super().__init__("int32", path)
         self._enum = enum
-        self._names = pa.array(list(enum.numbers), pa.string())
+        self._names = binaries([name.encode() for name in enum.numbers]).cast(pa.string())
         self._numbers = np.array(list(enum.numbers.values()), np.int64)
 
     def _integers(self, column: pa.Array) -> Any:
@@ -250,7 +250,7 @@ class _Field(ColumnWriter):
         if not self._field.presence:
             rows = np.flatnonzero(present)
             try:
-                values = self._item.values(column if len(rows) == len(column) else column.take(pa.array(rows)))
+                values = self._item.values(column if len(rows) == len(column) else column.take(to_arrow(rows)))
             except InvalidRows as error:
                 raise error.inside("", rows) from None
             present = ~values.empty
@@ -315,7 +315,7 @@ class _Repeated(ColumnWriter):
         some = np.flatnonzero(np.diff(offsets) > 0)
         if len(some) == len(column):
             return self._packed.framed(blocks)
-        return _spread(self._packed.framed(blocks.take(pa.array(some))), some, len(column))
+        return _spread(self._packed.framed(blocks.take(to_arrow(some))), some, len(column))
 
     def _items(self, column: pa.Array, first: int, last: int) -> pa.Array:
         if not pa.types.is_map(column.type):

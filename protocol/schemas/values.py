@@ -19,7 +19,7 @@ import pyarrow as pa
 from protocol.base.condition import Lock
 from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
-from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
+from protocol.records.arrow_numpy import binaries, take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types
 from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, language_of, registered_format
@@ -206,14 +206,14 @@ class ColumnDecoder:
         The parameters and errors are those of `decode`. Null for null, and for values whose type is not known.
         """
         pieces = _Pieces(self.type, len(column))
-        texts, codes = dict[str, int](), np.full(len(column), -1, np.int32)
+        texts, codes = dict[str, int](), np.full(len(column), -1, np.int64)
         for at, ends, data, rows in self._values(column, pieces, only_heads=True):
             for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
                 names = self._names(key)
                 for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
                     if name:
                         codes[of_key[numbers]] = texts.setdefault(self._field_of(name) or name, len(texts))
-        return pa.array(list(texts), pa.string()).take(pa.array(codes, mask=codes < 0))
+        return take_rows(binaries([text.encode() for text in texts]).cast(pa.string()), codes)
 
     @cached_property
     def _fixed(self) -> ValueDecoder:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -214,6 +216,41 @@ def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeS
     server.register(SUBJECT, "{}", "JSON")
     with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
         decoder("confluent-avro", registry)
+
+
+def test_columns_are_decoded_and_encoded_without_pandas() -> None:
+    """Arrow's own conversions import it at their first call: 0.3 s and 50 MB in each worker of Spark."""
+    code = """
+import sys
+import numpy as np
+import pyarrow as pa
+from protocol.records.arrow_numpy import nullable_binaries, to_arrow
+from protocol.schemas.encoding import encode
+from protocol.schemas.formats import written_language_of
+from protocol.schemas.reader_schema import ReaderSchema
+from protocol.schemas.values import ColumnDecoder, with_union_types
+
+union = '[{"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": "string"}}]}]'
+decoder = ColumnDecoder(with_union_types(ReaderSchema("avro", union)))
+column = nullable_binaries([b"\\0\\2\\2a\\0", None])
+assert decoder.type_names(column).to_pylist() == ["R", None]
+assert decoder.decode(column)[0].to_pylist() == [{"R": {"a": ["a"]}}, None]
+
+texts = nullable_binaries([b"a", None]).cast(pa.string())
+lists = pa.ListArray.from_arrays(to_arrow(np.array([0, 1, 1], np.int32)), texts[:1])
+names = ["id", "text", "list", "yes"]
+arrays = [to_arrow(np.array([1, 2])), texts, lists, texts.is_valid()]
+kind = pa.struct(list(zip(names, [array.type for array in arrays])))
+for validity in (None, pa.py_buffer(b"\\1")):
+    column = pa.Array.from_buffers(kind, 2, [validity], children=arrays)
+    for format in ("avro", "json", "protobuf"):
+        language = written_language_of(format)
+        writer, _ = language.writer(language.text_of(kind), {}, None, kind)
+        assert encode(writer, column, b"prefix").null_count == (validity is not None)
+print("pandas" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("False\n", "")
 
 
 # -- protocol.read ----------------------------------------------------------------------------
