@@ -64,7 +64,7 @@ class ColumnReader(ABC):
 class _EmptyItems(threading.local):
     """Count of items without bytes that the thread's `read_column` may still read: no length of data limits them."""
 
-    left = _MAX_EMPTY_ITEMS_IN_ALL
+    remaining = _MAX_EMPTY_ITEMS_IN_ALL
 
 
 _empty_items = _EmptyItems()
@@ -72,7 +72,7 @@ _empty_items = _EmptyItems()
 
 def read_column(reader: ColumnReader, data: Bytes, at: Positions, ends: Positions) -> tuple[pa.Array, Positions]:
     """Read a value at each cursor with the topmost reader of a schema; see `ColumnReader.read`."""
-    _empty_items.left = _MAX_EMPTY_ITEMS_IN_ALL
+    _empty_items.remaining = _MAX_EMPTY_ITEMS_IN_ALL
     return reader.read(data, at, ends)
 
 
@@ -446,13 +446,13 @@ class ArrayReader(ColumnReader):
         wrong = sizes > _MAX_EMPTY_ITEMS
         order = np.argsort(np.where(wrong, 0, sizes), kind="stable")
         together = np.cumsum(np.where(wrong, 0, sizes)[order])
-        if rows and together[-1] > _empty_items.left:
+        if rows and together[-1] > _empty_items.remaining:
             # The largest ones are refused. Half of the limit is left for other fields.
-            wrong[order] |= together > _empty_items.left // 2
+            wrong[order] |= together > _empty_items.remaining // 2
         refuse(wrong, "too many items without bytes")
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
-        _empty_items.left -= int(offsets[-1])
+        _empty_items.remaining -= int(offsets[-1])
         single, _ = self._items.read(data, np.zeros(1, np.int64), np.zeros(1, np.int64))
         items = single.take(to_arrow(np.zeros(int(offsets[-1]), np.int32)))
         return pa.Array.from_buffers(self.type, rows, [None, pa.py_buffer(offsets)], children=[items]), cursor

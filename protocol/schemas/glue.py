@@ -20,7 +20,7 @@ from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
 from protocol.records.arrow_numpy import to_numpy
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
+from protocol.schemas.registry import NO_SCHEMA, NO_SUBJECT, NO_VERSION, NOT_FOUND, RegisteredSchema, SchemaRegistry
 from protocol.schemas.registry_config import PREFIX, RegistryConfig
 from protocol.settings.secret import hide_variables
 
@@ -41,9 +41,6 @@ _NO_HEADER = (
     "it does not begin with a byte 3 and the rest of AWS Glue's header; use a format such as confluent-avro for values "
     "that begin with a zero byte and an id, one such as avro for values without a header"
 )
-# Error codes of Confluent's registry, which callers know: no such subject, version, or schema.
-_NO_SUBJECT, _NO_VERSION, _NO_SCHEMA = 40401, 40402, 40403
-_NOT_FOUND = 404
 # For the import of botocore, which also looks for credentials.
 _START_S = 10.0
 _SETTINGS = (f"{PREFIX}glue.region", f"{PREFIX}glue.endpoint", f"{PREFIX}glue.registry.name")
@@ -167,33 +164,27 @@ class GlueRegistry(SchemaRegistry):
         """Return the schema with a version id. Raises `RegistryFailed`."""
         if not self._fixed:
             subject = f"the schema version {guid}"
-            return self._cached(guid, subject, lambda: self._get(subject, _NO_SCHEMA, SchemaVersionId=guid))
+            return self._cached(guid, subject, lambda: self._get(subject, NO_SCHEMA, SchemaVersionId=guid))
         if guid not in self._fixed:
             message = f"{PREFIX}glue.schemas does not have the schema version {guid}"
-            raise RegistryFailed(message, status=_NOT_FOUND, error_code=_NO_SCHEMA)
+            raise RegistryFailed(message, status=NOT_FOUND, error_code=NO_SCHEMA)
         return RegisteredSchema(self._fixed[guid], kind="", guid=guid)
 
-    def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
-        """Return a version of a schema; None: the latest one, which is always requested. Raises `RegistryFailed`."""
-        if version is not None and (cached := self._versions.get((subject, version))):
-            return cached
+    def _version(self, subject: str, version: int | None) -> RegisteredSchema:
         number = {"LatestVersion": True} if version is None else {"VersionNumber": version}
-        schema = self._get(
+        return self._get(
             f"version {version or 'latest'} of the schema {subject}",
-            _NO_SUBJECT if version is None else _NO_VERSION,
+            NO_SUBJECT if version is None else NO_VERSION,
             subject,
             SchemaId=self._schema_id(subject),
             SchemaVersionNumber=number,
         )
-        if schema.version is not None:
-            self._versions[subject, schema.version] = schema
-        return schema
 
     def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
         """Return the version of a schema that has this text. Raises `RegistryFailed` if there is none."""
         what, schema_id = f"the version with this text of the schema {subject}", self._schema_id(subject)
         request = {"SchemaId": schema_id, "SchemaDefinition": schema.text}
-        reply = self._call("get_schema_by_definition", what, _NO_SCHEMA, request)
+        reply = self._call("get_schema_by_definition", what, NO_SCHEMA, request)
         return _registered({"SchemaDefinition": schema.text, **reply}, what, subject)
 
     def _get(self, what: str, code: int, subject: str | None = None, **request: Any) -> RegisteredSchema:
@@ -242,7 +233,7 @@ class GlueRegistry(SchemaRegistry):
                 kind, reason = response.get("Error", {}).get("Code"), error_text(error)
                 if kind == "EntityNotFoundException":
                     named = f"check {PREFIX}glue.registry.name, which is {self.config.glue_registry_name}"
-                    raise self._failed(what, reason, named, status=_NOT_FOUND, error_code=code) from None
+                    raise self._failed(what, reason, named, status=NOT_FOUND, error_code=code) from None
                 if kind == "AccessDeniedException":
                     action = operation.title().replace("_", "")
                     raise self._failed(what, reason, f"allow glue:{action} to the role of this process") from None

@@ -46,7 +46,9 @@ _UNKNOWN_S = 10.0
 _MAX_UNKNOWN = 1_000
 _TOKEN_SHARE = 0.8
 _TOKEN_S = 300.0
-_NOT_FOUND = 404
+NOT_FOUND = 404
+# Error codes of Confluent's registry: no such subject, version of it, or schema. AWS Glue's errors have them, too.
+NO_SUBJECT, NO_VERSION, NO_SCHEMA = 40401, 40402, 40403
 
 
 @dataclass(frozen=True)
@@ -135,11 +137,14 @@ class SchemaRegistry:
         """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`."""
         if version is not None and (cached := self._versions.get((subject, version))):
             return cached
-        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}"
-        schema = _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
+        schema = self._version(subject, version)
         if schema.version is not None:
             self._versions[subject, schema.version] = schema
         return schema
+
+    def _version(self, subject: str, version: int | None) -> RegisteredSchema:
+        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}"
+        return _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that a schema uses, by name, in the order of their dependencies."""
@@ -364,7 +369,7 @@ class SchemaRegistry:
 def is_unknown(error: RegistryFailed) -> bool:
     """Return True if the registry does not have the schema or subject; False for a 404 of another server."""
     status, code = error.context.get("status"), error.context.get("error_code")
-    return status == _NOT_FOUND and code not in (None, _NOT_FOUND)
+    return status == NOT_FOUND and code not in (None, NOT_FOUND)
 
 
 @hide_variables

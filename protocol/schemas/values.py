@@ -45,7 +45,7 @@ T = TypeVar("T")
 _Key = int | str | bytes | None
 
 
-def registered(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
+def as_reader_schema(format: Format, registry: SchemaRegistry, schema: RegisteredSchema) -> ReaderSchema:
     """Return a registered schema as reader's schema. Raises `RegistryFailed` and `ConfigurationError`."""
     spec = FORMATS[format]
     if schema.kind != spec.language:
@@ -84,7 +84,7 @@ def choose_schema(
     if text is not None or not spec.registered or registry is None:
         schema = ReaderSchema(format, text or "")
     else:
-        schema = registered(format, registry, registry.version(subject, version))
+        schema = as_reader_schema(format, registry, registry.version(subject, version))
     schema = replace(schema, fields=fields, protobuf=protobuf)
     try:
         schema.type  # noqa: B018 - raises what no column can have
@@ -283,33 +283,33 @@ class ColumnDecoder:
     def _add(self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions) -> None:
         decoder = self._decoder(key)
         if isinstance(decoder, str):
-            pieces.refuse(rows, decoder, _shown(key))
+            pieces.refuse(rows, decoder, _schema_id_of(key))
         else:
-            pieces.add(decoder, data, at, ends, rows, _shown(key))
+            pieces.add(decoder, data, at, ends, rows, _schema_id_of(key))
 
     def _add_types(
         self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions
     ) -> None:
         names = self._names(key)
         if isinstance(names, str):
-            return pieces.refuse(rows, names, _shown(key))
+            return pieces.refuse(rows, names, _schema_id_of(key))
         for name, numbers in names.of_rows(data, at[rows], ends[rows]):
             of_name = rows[numbers]
             field = self._field_of(name) if name else None
             if name is None:
                 reason = "the number of its message or branch is truncated, or not in its schema"
-                pieces.refuse(of_name, reason, _shown(key))
+                pieces.refuse(of_name, reason, _schema_id_of(key))
             elif field is None:
                 local_name = name.rpartition(".")[2]
                 types = [schema.names.name if field == local_name else field for field, schema in self._types]
                 reason = f"its type {name or '(without a name)'} is none of {listed(types)}"
-                pieces.refuse(of_name, reason, _shown(key), unknown_type=True)
+                pieces.refuse(of_name, reason, _schema_id_of(key), unknown_type=True)
             elif self.type.get_field_index(field) < 0:
                 continue  # not to be decoded
             elif isinstance(decoder := self._decoder(key, field), str):
-                pieces.refuse(of_name, decoder, _shown(key))
+                pieces.refuse(of_name, decoder, _schema_id_of(key))
             else:
-                pieces.add(_InField(decoder, self.type, field), data, at, ends, of_name, _shown(key))
+                pieces.add(_InField(decoder, self.type, field), data, at, ends, of_name, _schema_id_of(key))
 
     @property
     def _types(self) -> tuple[tuple[str, ReaderSchema], ...]:
@@ -336,7 +336,7 @@ class ColumnDecoder:
         reader = dict(self._types)[field] if field else self.schema
 
         def make(schema: RegisteredSchema, references: Mapping[str, str], message: bytes | None) -> ValueDecoder:
-            owner = f"the schema with the id {_shown(key)}"
+            owner = f"the schema with the id {_schema_id_of(key)}"
             refuse_rules(schema.rules, ("READ",) if schema.text == reader.text else ("READ", "DOWNGRADE"), owner)
             return language_of(reader.format).resolver(schema.text, references, reader, message)
 
@@ -377,12 +377,12 @@ class ColumnDecoder:
 
     def _writer_schema(self, key: _Key) -> tuple[RegisteredSchema, Mapping[str, str]]:
         """Return a writer's schema and the texts of its references. Raises `RegistryFailed`."""
-        shown = _shown(key)
-        if shown is None:
+        schema_id = _schema_id_of(key)
+        if schema_id is None:
             language = FORMATS[self.schema.format].language
             return RegisteredSchema(self.schema.text, language or ""), dict(self.schema.references)
         assert self._registry is not None
-        schema = self._registry.by_id(shown) if isinstance(shown, int) else self._registry.by_guid(shown)
+        schema = self._registry.by_id(schema_id) if isinstance(schema_id, int) else self._registry.by_guid(schema_id)
         return schema, {name: reference.text for name, reference in self._registry.references(schema).items()}
 
 
@@ -506,7 +506,7 @@ def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:
     return gathered
 
 
-def _shown(key: _Key) -> int | str | None:
+def _schema_id_of(key: _Key) -> int | str | None:
     """Return the id or GUID of a writer's schema; None: it has none."""
     if not isinstance(key, bytes):
         return key

@@ -9,12 +9,11 @@ from typing import IO
 import click
 
 from protocol.errors import RegistryFailed
-from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry
+from protocol.schemas.registry import NOT_FOUND, RegisteredSchema, SchemaReference, SchemaRegistry
 from spark_kafka_source.cli.connection import asks_registry
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.values import Parsed
 
-_NOT_FOUND = 404
 _KINDS = ("AVRO", "PROTOBUF", "JSON")
 _KIND_OF_SUFFIX = {".avsc": "AVRO", ".proto": "PROTOBUF"}
 
@@ -142,7 +141,7 @@ def _registered(registry: SchemaRegistry, subject: str, schema: RegisteredSchema
     try:
         return registry.lookup(subject, schema)
     except RegistryFailed as error:
-        if error.context.get("status") != _NOT_FOUND:
+        if error.context.get("status") != NOT_FOUND:
             raise
         return None
 

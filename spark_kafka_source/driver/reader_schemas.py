@@ -19,6 +19,7 @@ from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
 from protocol.schemas.formats import FORMATS
 from protocol.schemas.reader_schema import Part, ReaderSchema
+from protocol.schemas.registry import NO_SUBJECT, NO_VERSION
 from protocol.schemas.values import choose_schema, choose_types, with_union_types
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.options.selection import VALUE_TYPE
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from protocol.schemas.formats import Format
 
 _READER_VERSION = "schema.registry.reader.version"
-# Error codes of Confluent's registry.
-_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND = 40401, 40402
 
 
 @with_remedies()
@@ -166,9 +165,9 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
     try:
         yield
     except RegistryFailed as error:
-        if error.context.get("error_code") == _SUBJECT_NOT_FOUND:
+        if error.context.get("error_code") == NO_SUBJECT:
             error.message += f"; set {part}Subject if its name is another one"
-        elif error.context.get("error_code") == _VERSION_NOT_FOUND:
+        elif error.context.get("error_code") == NO_VERSION:
             error.message += f"; set {_READER_VERSION} to one that the subject has"
         raise
     except ConfigurationError as error:

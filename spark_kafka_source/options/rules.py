@@ -193,12 +193,12 @@ def _check_registry(options: SourceOptions, part: str, format: str, *, has_subje
 
 def _warn_ineffective(options: SourceOptions, texts: Mapping[str, str]) -> None:
     """Warn of options that only have an effect together with others."""
-    for name, applies, reason in _needs(options):
+    for name, applies, reason in _option_effects(options):
         if name.lower() in texts and not applies:
             warn_once(f"{name} has no effect{reason}")
 
 
-def _needs(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
+def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]:
     """Yield names of options, whether each has an effect, and why not."""
     parts = _parts(options)
     languages = {FORMATS[format].language for format, _, _ in parts.values()} - {None}

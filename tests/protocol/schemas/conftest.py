@@ -12,7 +12,7 @@ from protocol.records.record_fields import HEADERS_TYPE
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, registered
+from protocol.schemas.values import ColumnDecoder, as_reader_schema
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 
@@ -40,7 +40,7 @@ def client(url: str, clock: Any = None, **more: object) -> SchemaRegistry:
 
 def decoder(format: Any, registry: SchemaRegistry, **more: Any) -> ColumnDecoder:
     """Return a decoder with the latest version of the subject; `more` changes fields of its `ReaderSchema`."""
-    schema = registered(format, registry, registry.version(SUBJECT))
+    schema = as_reader_schema(format, registry, registry.version(SUBJECT))
     return ColumnDecoder(ReaderSchema(**{**vars(schema), **more}), registry)
 
 

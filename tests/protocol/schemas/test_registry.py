@@ -23,7 +23,7 @@ from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas import registry as registry_module
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
 from protocol.schemas.registry_config import parse_registry
-from protocol.schemas.values import ColumnDecoder, registered
+from protocol.schemas.values import ColumnDecoder, as_reader_schema
 from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
@@ -422,7 +422,7 @@ def test_apicurio_is_used_below_its_path(apicurio: CloudEndpoint, slash: str) ->
 
 def test_values_with_ids_of_apicurio_are_decoded(apicurio: CloudEndpoint) -> None:
     registry = client(f"{apicurio.url}{APICURIO}")
-    schema = registered("confluent-avro", registry, registry.version("parcels-value"))
+    schema = as_reader_schema("confluent-avro", registry, registry.version("parcels-value"))
     framed, unknown = b"\0\0\0\0\7\x08Kiel", b"\0\0\0\0\x63\x08Kiel"
     assert decoded(ColumnDecoder(schema, registry), [framed, unknown]) == (
         [{"to": {"city": "Kiel"}}, None],
