@@ -14,7 +14,6 @@ import pyarrow as pa
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.formats import FORMATS
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
 # Passes of `read_valid` over all values, before it searches for invalid ones by halves.
@@ -110,7 +109,7 @@ def fields_of_types(format: str, names: Mapping[str, RecordNames]) -> list[str]:
     """
     for subject, of_type in names.items():
         if not of_type.name:
-            what = "title" if FORMATS[format].language == "JSON" else "record at its top"
+            what = "title" if format.endswith("json") else "record at its top"  # the end of a format is its language
             raise ConfigurationError(f"the schema of the subject {subject} has no {what}, and so no name")
     local_names = Counter(of_type.local_name for of_type in names.values())
     fields = [
@@ -145,6 +144,9 @@ class OneName:
 
 class SchemaText(Protocol):
     """A schema as it is written, with what it uses; see `reader_schema.ReaderSchema`."""
+
+    def __hash__(self) -> int:
+        """Schemas are keys of caches."""
 
     @property
     def text(self) -> str:

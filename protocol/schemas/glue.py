@@ -29,9 +29,9 @@ _VERSION, _PLAIN, _ZLIB = 3, 0, 5
 _VERSION_ID_AT, _VERSION_ID_BYTES = 2, 16
 # As max.decompressed.batch.bytes by default.
 _MAX_VALUE_BYTES = 128 << 20
-# Values are decompressed in parts of so many bytes, as the source's batches have, whatever the size of the column.
+# Bytes of values that are decompressed together, whatever the size of the column: as the source's batches have.
 _PART_BYTES = 16 << 20
-# Every payload may be so many times as large as its value. What exceeds that is limited for all values of a part, so
+# Every payload may be 16 times as large as its value. The bytes beyond that have one limit for all values of a part, so
 # that a hostile value cannot make ordinary ones behind it invalid.
 _SURE_GROWTH = 16
 _MAX_EXCESS_BYTES = 256 << 20

@@ -199,7 +199,7 @@ def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int])
     if not moved:
         return
     name, version = next(iter(moved.items()))
-    pairs = {**fixed, **{own[name].subject: version for name, version in moved.items()}}
+    pairs = {**fixed, **{str(own[name].subject): version for name, version in moved.items()}}
     has_one_subject = len({schema.subject for schema in own.values()}) == 1
     setting = f"{version}" if has_one_subject else ",".join(f"{subject}={number}" for subject, number in pairs.items())
     raise ConfigurationError(

@@ -20,6 +20,7 @@ import protocol
 from protocol.errors import ConfigurationError
 from protocol.schemas import protobuf_language, values
 from protocol.schemas.protobuf_settings import ProtobufSettings
+from protocol.schemas.protobuf_source import parse_protobuf
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
@@ -218,8 +219,7 @@ def test_messages_in_headers_that_differ_in_each_record_are_neither_parsed_nor_k
     records = decoder("confluent-protobuf", registry, protobuf=settings)
     monkeypatch.setattr(values, "_MAX_WITH_MESSAGE", 8)
     parsed: list[str] = []
-    parse = protobuf_language.parse_protobuf
-    monkeypatch.setattr(protobuf_language, "parse_protobuf", lambda *texts: parsed.append("") or parse(*texts))
+    monkeypatch.setattr(protobuf_language, "parse_protobuf", lambda *texts: parsed.append("") or parse_protobuf(*texts))
     inputs = header_column([[("__value_schema_id", prefix + header)] for header in headers])
     column, invalid = records.decode(pa.array([payload] * len(headers)), inputs)
     assert column.to_pylist() == [{"id": 7}] * 40 + [None] * 38

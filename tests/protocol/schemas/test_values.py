@@ -18,6 +18,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 import protocol
 from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.schemas import avro_language
+from protocol.schemas.avro_schema import parse_avro
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
@@ -155,8 +156,7 @@ def test_bytes_behind_ids_in_headers_that_differ_in_each_record_are_not_kept(
 ) -> None:
     serialize(FIRST, {"id": 1})
     parsed: list[str] = []
-    parse = avro_language.parse_avro
-    monkeypatch.setattr(avro_language, "parse_avro", lambda *texts: parsed.append("") or parse(*texts))
+    monkeypatch.setattr(avro_language, "parse_avro", lambda *texts: parsed.append("") or parse_avro(*texts))
     headers = header_column([[("__value_schema_id", struct.pack(">bII", 0, 1, number))] for number in range(40)])
     records = decoder("confluent-avro", registry)
     parsed.clear()
