@@ -175,7 +175,11 @@ class _Output:
     help="With --decode: the schema to read values with: of Avro, JSON Schema, a .proto file or a file of protoc "
     "--descriptor_set_out. Formats without ids of schemas need no registry.",
 )
-@click.option("--value-format", type=click.Choice(_FORMATS), help="The format of these values.")
+@click.option(
+    "--value-format",
+    type=click.Choice(_FORMATS),
+    help="The format of these values: avro, protobuf, json, or one with ids of schemas, such as glue-avro.",
+)
 @click.option("--value-message", metavar="NAME", help="The message of a Protobuf schema.  [default: its first one]")
 @schema_registry_option
 @click.option("--key", help="Only records with this key.")
