@@ -406,8 +406,9 @@ def _java_integers(numbers: Numbers, target: np.dtype[Any]) -> Numbers:
 def _integer(text: bytes, pattern: re.Pattern[bytes], bounds: np.iinfo[Any]) -> int | None:
     if not pattern.fullmatch(text):
         return None
-    integral = text.partition(b".")[0]
-    number = int(integral) if integral.strip(b"+-") else 0
+    digits = text.partition(b".")[0].lstrip(b"+-0")
+    # 20 digits are out of every range; Python raises for more than 4,300.
+    number = int(digits[:20] or b"0") * (-1 if text.startswith(b"-") else 1)
     return number if bounds.min <= number <= bounds.max else None
 
 

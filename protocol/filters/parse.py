@@ -208,7 +208,7 @@ class _Parser:
         if part.is_string:
             return _literal(text, _STRING)
         if re.fullmatch(r"\d+", text):
-            return self._integer(part, int(text))
+            return self._integer(part, text)
         if not re.fullmatch(r"\d*\.?\d*", text):
             return _literal(float(text), _DOUBLE)
         number = Decimal(text)
@@ -218,10 +218,11 @@ class _Parser:
             _refuse(part, f"it has more than {_MAX_DIGITS} digits")
         return _literal(number, pa.decimal128(digits, scale))
 
-    def _integer(self, part: exp.Expr, number: int) -> Node:
+    def _integer(self, part: exp.Expr, text: str) -> Node:
+        number = Decimal(text)  # `int` raises for more than 4,300 digits
         for kind, bits in ((_INT, 31), (_LONG, 63)):
             if -(1 << bits) <= number < 1 << bits:
-                return _literal(number, kind)
+                return _literal(int(number), kind)
         _refuse(part, "it exceeds the range of bigint")
 
     def _rawstring_node(self, part: exp.Expr) -> Node:
@@ -379,7 +380,7 @@ class _Parser:
     def _neg_node(self, part: exp.Expr) -> Node:
         if isinstance(part.this, exp.Literal) and not part.this.is_string:
             if re.fullmatch(r"\d+", part.this.this):
-                return self._integer(part, -int(part.this.this))
+                return self._integer(part, f"-{part.this.this}")
             number = self._literal_node(part.this)
             return _literal(-number.value, number.type)
         node = self._number(part, part.this)
