@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from protocol.filters import texts
 from protocol.filters.condition import Node
 from protocol.records.arrow_numpy import (
     binaries,
-    nullable_binaries,
     nullable_integers,
     numpy_type,
     take_rows,
@@ -130,11 +129,12 @@ class _Evaluation:
         return self._guarded(node, pc.or_kleene, lambda left: ~_is_true(left))
 
     def _guarded(self, node: Node, combine: Callable[..., pa.Array], undecided: Callable[[pa.Array], Mask]) -> pa.Array:
-        left, guard = self.array(node.operands[0]), self.guard
-        if self._ansi and node.operands[1].may_fail:
-            self.guard = guard & undecided(left)
-        right, self.guard = self.array(node.operands[1]), guard
-        return combine(left, right)
+        result, guard = self.array(node.operands[0]), self.guard
+        for operand in node.operands[1:]:
+            if self._ansi and operand.may_fail:
+                self.guard = guard & undecided(result)
+            result, self.guard = combine(result, self.array(operand)), guard
+        return result
 
     def coalesce(self, node: Node) -> pa.Array:
         result, guard = self.array(node.operands[0]), self.guard
@@ -153,13 +153,12 @@ class _Evaluation:
 
     def is_in(self, node: Node) -> pa.Array:
         column = self.array(node.operands[0])
-        literals = [literal_column(value, node.operands[0].type, 1) for value in node.value]
-        return _masked(pc.is_in(column, value_set=pa.concat_arrays(literals)), valid(column))
+        return _masked(pc.is_in(column, value_set=_literals(node.value, node.operands[0].type)), valid(column))
 
     def _compared(self, node: Node, op: str) -> pa.Array:
         kernel, of_order = _COMPARISONS[op]
         if node.operands[1].op == "literal" and not pa.types.is_floating(node.operands[0].type):
-            return kernel(self.array(node.operands[0]), _scalar(node.operands[1]))
+            return kernel(self.array(node.operands[0]), _literals([node.operands[1].value], node.operands[1].type)[0])
         left, right = self._pair(*node.operands)
         if pa.types.is_floating(left.type):
             (a, present_a), (b, present_b) = _numbers(left), _numbers(right)
@@ -352,22 +351,21 @@ def header_values(headers: pa.Array, name: str) -> pa.Array:
 
 def literal_column(value: object, kind: pa.DataType, count: int) -> pa.Array:
     """Return a value, repeated."""
-    return pa.repeat(_scalar(Node("literal", kind, value=value)), count)
+    return pa.repeat(_literals([value], kind)[0], count)
 
 
-def _scalar(node: Node) -> pa.Scalar:
-    """Return a literal without `pa.scalar`, which imports pandas."""
-    kind, value = node.type, node.value
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return nullable_binaries([value.encode() if isinstance(value, str) else value])[0]
-    if value is None:
-        return pa.nulls(1, _PLAIN_TYPES.get(kind, kind))[0]
+def _literals(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values of literals without `pa.array` and `pa.scalar`, which import pandas."""
+    if pa.types.is_string(kind):
+        return binaries([value.encode() for value in values])
+    if pa.types.is_binary(kind):
+        return binaries(values)
     if pa.types.is_boolean(kind):
-        return _booleans(np.array([value]))[0]
+        return _booleans(np.array(values))
     if pa.types.is_decimal(kind):
-        unscaled = int(value.scaleb(kind.scale)).to_bytes(16, "little", signed=True)
-        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(unscaled)])[0]
-    return to_arrow(np.array([value], numpy_type(_PLAIN_TYPES.get(kind, kind))))[0]
+        unscaled = [int(value.scaleb(kind.scale)).to_bytes(16, "little", signed=True) for value in values]
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(b"".join(unscaled))])
+    return to_arrow(np.array(values, numpy_type(_PLAIN_TYPES.get(kind, kind))))
 
 
 _PLAIN_TYPES = {pa.timestamp("us", tz="UTC"): pa.int64(), pa.date32(): pa.int32()}

@@ -32,6 +32,8 @@ _STRING, _BINARY, _DATE, _TIMESTAMP = pa.string(), pa.binary(), pa.date32(), COL
 _INTEGERS = (pa.int8(), pa.int16(), _INT, _LONG)
 _DIGITS = dict(zip(_INTEGERS, (3, 5, 10, 20), strict=True))  # of the decimals that Spark casts integers to
 _MAX_DIGITS = 38
+# Pickling and evaluating a node need a few frames of Python's stack for each level.
+_MAX_DEPTH = 100
 _EXACT_IN_FLOAT = 2**24
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UTC = re.compile(r"(.*\d)\s*(?:Z|UTC|GMT|\+00:?00)")
@@ -104,19 +106,21 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
     ConfigurationError
         The text is no condition, or has a part whose result could differ from Spark's.
     """
-    try:
-        statements = sqlglot.parse(text, dialect="spark")
-    except (sqlglot.errors.SqlglotError, RecursionError) as error:
-        raise ConfigurationError(f"filter is {text!r}, which is no condition of Spark's SQL: {error}") from None
-    if len(statements) != 1 or statements[0] is None:
-        raise ConfigurationError(f"filter is {text!r}, which is not one condition of Spark's SQL")
     decoded = dict(types or {})
     parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in (*COLUMN_TYPES, HEADERS, *decoded)})
     try:
+        statements = sqlglot.parse(text, dialect="spark")
+        if len(statements) != 1 or statements[0] is None:
+            raise ConfigurationError(f"filter is {text!r}, which is not one condition of Spark's SQL")
         root = parser.boolean(statements[0])
-        conjuncts = tuple(_conjuncts(root))
+        too_deep = _depth(root) > _MAX_DEPTH
+    except sqlglot.errors.SqlglotError as error:
+        raise ConfigurationError(f"filter is {text!r}, which is no condition of Spark's SQL: {error}") from None
     except RecursionError:
-        raise ConfigurationError("filter is nested too deeply; use where") from None
+        too_deep = True
+    if too_deep:
+        raise ConfigurationError("filter is nested too deeply; use where", name="filter")
+    conjuncts = tuple(_conjuncts(root))
     read = frozenset().union(*(conjunct.columns for conjunct in conjuncts))
     return Condition(text, conjuncts, frozenset(decoded) & read)
 
@@ -124,6 +128,10 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
 # What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
 _ARGUMENTS = {"this", "expression", "expressions", "is_string", "db", "table", "low", "high", "symmetric", "query"}
 _ARGUMENTS |= {"unnest", "field", "flag", "to", "safe", "start", "length", "substr", "position", "occurrence"}
+
+
+def _depth(node: Node) -> int:
+    return 1 + max(map(_depth, node.operands), default=0)
 
 
 def _conjuncts(node: Node) -> list[Node]:
@@ -244,10 +252,10 @@ class _Parser:
     # -- conditions ---------------------------------------------------------------------------
 
     def _and_node(self, part: exp.Expr) -> Node:
-        return Node("and_", _BOOLEAN, (self.boolean(part.this), self.boolean(part.expression)))
+        return Node("and_", _BOOLEAN, tuple(map(self.boolean, part.flatten(unnest=False))))
 
     def _or_node(self, part: exp.Expr) -> Node:
-        return Node("or_", _BOOLEAN, (self.boolean(part.this), self.boolean(part.expression)))
+        return Node("or_", _BOOLEAN, tuple(map(self.boolean, part.flatten(unnest=False))))
 
     def _not_node(self, part: exp.Expr) -> Node:
         return _negated(self.boolean(part.this))
@@ -274,13 +282,12 @@ class _Parser:
             _refuse(part, "IN takes a list")
         value = self.node(part.this)
         pairs = [self._aligned(value, self.node(choice), part) for choice in part.expressions]
-        same = all(left == value and right.op == "literal" for left, right in pairs)
-        if same and not pa.types.is_floating(value.type) and not pa.types.is_decimal(value.type):
-            return Node("is_in", _BOOLEAN, (value,), tuple(dict.fromkeys(right.value for _, right in pairs)))
-        node, *further = [Node("equal", _BOOLEAN, pair) for pair in pairs]
-        for equality in further:
-            node = Node("or_", _BOOLEAN, (node, equality))
-        return node
+        aligned = pairs[0][0]
+        same = all(left == aligned and right.op == "literal" for left, right in pairs)
+        if same and not pa.types.is_floating(aligned.type) and not pa.types.is_decimal(aligned.type):
+            return Node("is_in", _BOOLEAN, (aligned,), tuple(dict.fromkeys(right.value for _, right in pairs)))
+        equalities = tuple(Node("equal", _BOOLEAN, pair) for pair in pairs)
+        return Node("or_", _BOOLEAN, equalities) if len(equalities) > 1 else equalities[0]
 
     def _is_node(self, part: exp.Is) -> Node:
         _require_parentheses(part, part.this)
@@ -501,7 +508,7 @@ def _like(text: Node, pattern: str, escape: str) -> Node:
                 long_enough = Node("greater_equal", _BOOLEAN, (length, _literal(len(first) + len(last), _INT)))
                 begins = Node("starts_with", _BOOLEAN, (text,), first)
                 ends = Node("ends_with", _BOOLEAN, (text,), last)
-                return Node("and_", _BOOLEAN, (long_enough, Node("and_", _BOOLEAN, (begins, ends))))
+                return Node("and_", _BOOLEAN, (long_enough, begins, ends))
     special = re.escape(escape)
     pieces = re.findall(f"(?s){special}.|.", pattern)
     regex = "".join({"_": ".", "%": ".*"}.get(piece, re.escape(piece[-1])) for piece in pieces)
@@ -520,6 +527,8 @@ def _cast(node: Node, kind: pa.DataType, text: str = "") -> Node:
     """Return the node as another type; `text` if the cast may fail in ANSI mode."""
     if node.type == kind:
         return node
+    if node.op == "literal" and (node.type, kind) == (_STRING, _BINARY):
+        return _literal(node.value.encode(), kind)
     if node.op == "literal" and not text and isinstance(node.value, (int, float, Decimal)):
         convert: Callable[[Any], Any] = {True: float, False: int}[pa.types.is_floating(kind)]
         return _literal(Decimal(node.value) if pa.types.is_decimal(kind) else convert(node.value), kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -37,3 +38,44 @@ def test_cast_of_more_digits_than_python_parses_is_null_or_fails_in_ansi_mode() 
 def test_literal_outside_bigint_is_refused(number: str) -> None:
     with pytest.raises(ConfigurationError, match="exceeds the range of bigint"):
         parse_condition(f"offset > {number}")
+
+
+# -- many and nested parts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["key", "headers['type']", "cast(key AS string)", "topic"])
+def test_in_with_thousands_of_texts_is_one_node(source: str) -> None:
+    choices = ", ".join(f"'k{number}'" for number in range(5_000))
+    condition = parse_condition(f"{source} IN ({choices})")
+    assert [node.op for node in condition.conjuncts] == ["is_in"]
+    assert pickle.loads(pickle.dumps(condition)) == condition
+
+
+def test_in_with_thousands_of_texts_keeps_their_records() -> None:
+    choices = ", ".join(f"'k{number}'" for number in range(5_000))
+    assert kept(f"key IN ({choices}, X'FF')", [b"k0", b"x", None, b"k4999", b"k5000", b"\xff"]) == [0, 3, 5]
+    assert kept(f"key NOT IN ({choices})", [b"k0", b"x", None, b"k4999"]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("part", "joint", "expected"),
+    [
+        ("key = 'k{}'", "OR", [1, 2]),
+        ("key <> 'k{}'", "AND", [0]),
+        ("length(key) IN (7.5, {}.5, {})", "OR", [0, 1, 2]),
+        ("cast(cast(key AS string) AS int) < {}", "AND", []),
+    ],
+)
+def test_condition_of_hundreds_of_parts_is_pickled_and_evaluated(part: str, joint: str, expected: list[int]) -> None:
+    text = f" {joint} ".join(part.format(number, number) for number in range(600))
+    condition = pickle.loads(pickle.dumps(parse_condition(text)))
+    assert kept(condition.text, [b"x", b"k7", b"k599", None], ansi=False) == expected
+
+
+def test_deepest_condition_is_pickled_and_evaluated_and_deeper_ones_are_refused() -> None:
+    deepest = "NOT " * 98 + "key = 'a'"
+    assert pickle.loads(pickle.dumps(parse_condition(deepest))).text == deepest
+    assert kept(deepest, [b"a", b"b", None]) == [0]
+    for levels in (99, 500, 5_000):
+        with pytest.raises(ConfigurationError, match="nested too deeply"):
+            parse_condition("NOT " * levels + "key = 'a'")
