@@ -127,7 +127,8 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
 
 # What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
 _ARGUMENTS = {"this", "expression", "expressions", "is_string", "db", "table", "low", "high", "symmetric", "query"}
-_ARGUMENTS |= {"unnest", "field", "flag", "to", "safe", "start", "length", "substr", "position", "occurrence"}
+_ARGUMENTS |= {"unnest", "field", "flag", "to", "safe", "start", "length", "substr"}
+_ARGUMENTS |= {"catalog", "position", "occurrence"}
 
 
 def _depth(node: Node) -> int:

@@ -79,3 +79,15 @@ def test_deepest_condition_is_pickled_and_evaluated_and_deeper_ones_are_refused(
     for levels in (99, 500, 5_000):
         with pytest.raises(ConfigurationError, match="nested too deeply"):
             parse_condition("NOT " * levels + "key = 'a'")
+
+
+# -- columns and errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", range(1, 8))
+def test_field_at_any_depth_is_a_column(depth: int) -> None:
+    kind, names = pa.int32(), [f"f{level}" for level in range(depth)]
+    for name in reversed(names):
+        kind = pa.struct([(name, kind)])
+    (conjunct,) = parse_condition(f"value.{'.'.join(names)} = 1", {"value": kind}).conjuncts
+    assert conjunct.operands[0].value == ("value", *names)
