@@ -115,7 +115,8 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
         root = parser.boolean(statements[0])
         too_deep = _depth(root) > _MAX_DEPTH
     except sqlglot.errors.SqlglotError as error:
-        raise ConfigurationError(f"filter is {text!r}, which is no condition of Spark's SQL: {error}") from None
+        reason = str(error).partition("\n")[0]  # then the SQL, underlined with escapes of a terminal
+        raise ConfigurationError(f"filter is {text!r}, which is no condition of Spark's SQL: {reason}") from None
     except RecursionError:
         too_deep = True
     if too_deep:

@@ -91,3 +91,10 @@ def test_field_at_any_depth_is_a_column(depth: int) -> None:
         kind = pa.struct([(name, kind)])
     (conjunct,) = parse_condition(f"value.{'.'.join(names)} = 1", {"value": kind}).conjuncts
     assert conjunct.operands[0].value == ("value", *names)
+
+
+@pytest.mark.parametrize("text", ["key = = 'a'", "(key = 'a'", "key = 'a')", "key = 'a"])
+def test_error_of_the_parser_has_one_line_without_escapes_of_a_terminal(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="no condition of Spark") as refused:
+        parse_condition(text)
+    assert str(refused.value).isprintable()
