@@ -108,7 +108,7 @@ class _Evaluation:
         if node.op in ("column", "header"):
             return plain(self._source(node))
         if node.op in _COMPARISONS:
-            return self._compared(node, node.op)
+            return self._compared(node)
         if node.op in _TEXTS:
             return _TEXTS[node.op](self.array(node.operands[0]), node.value)
         if node.op in _ARITHMETIC:
@@ -155,21 +155,16 @@ class _Evaluation:
         column = self.array(node.operands[0])
         return _masked(pc.is_in(column, value_set=_literals(node.value, node.operands[0].type)), valid(column))
 
-    def _compared(self, node: Node, op: str) -> pa.Array:
-        kernel, of_order = _COMPARISONS[op]
-        if node.operands[1].op == "literal" and not pa.types.is_floating(node.operands[0].type):
-            return kernel(self.array(node.operands[0]), _literals([node.operands[1].value], node.operands[1].type)[0])
-        left, right = self._pair(*node.operands)
-        if pa.types.is_floating(left.type):
-            (a, present_a), (b, present_b) = _numbers(left), _numbers(right)
-            # In Spark, NaN equals NaN and is larger than all other numbers.
-            order = np.where(np.isnan(a), np.where(np.isnan(b), 0, 1), np.where(np.isnan(b), -1, (a > b) * 1 - (a < b)))
-            return _masked(_booleans(of_order(order, 0)), present_a & present_b)
-        return kernel(left, right)
+    def _compared(self, node: Node) -> pa.Array:
+        left, right = node.operands
+        if right.op == "literal" and not pa.types.is_floating(left.type):
+            kernel, _ = _COMPARISONS[node.op]
+            return kernel(self.array(left), _literals([right.value], right.type)[0])
+        return _compare(node.op, *self._pair(left, right))
 
     def null_safe_equal(self, node: Node) -> pa.Array:
-        left, right = (valid(self.array(operand)) for operand in node.operands)
-        return _booleans(_is_true(self._compared(node, "equal")) | ~(left | right))
+        left, right = map(self.array, node.operands)
+        return _booleans(_is_true(_compare("equal", left, right)) | ~(valid(left) | valid(right)))
 
     # -- numbers ------------------------------------------------------------------------------
 
@@ -273,6 +268,16 @@ class _Evaluation:
 
 def _numbers(column: pa.Array) -> tuple[Numbers, Mask]:
     return to_numpy(column), valid(column)
+
+
+def _compare(op: str, left: pa.Array, right: pa.Array) -> pa.Array:
+    kernel, of_order = _COMPARISONS[op]
+    if not pa.types.is_floating(left.type):
+        return kernel(left, right)
+    (a, present_a), (b, present_b) = _numbers(left), _numbers(right)
+    # In Spark, NaN equals NaN and is larger than all other numbers.
+    order = np.where(np.isnan(a), np.where(np.isnan(b), 0, 1), np.where(np.isnan(b), -1, (a > b) * 1 - (a < b)))
+    return _masked(_booleans(of_order(order, 0)), present_a & present_b)
 
 
 def _product_overflows(left: Numbers, right: Numbers, product: Numbers) -> Mask:

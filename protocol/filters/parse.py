@@ -302,7 +302,7 @@ class _Parser:
     def _like_node(self, part: exp.Expr, escape: str = "\\", *, lower: bool = False) -> Node:
         _require_parentheses(part, part.this)
         pattern = self._constant(part, part.expression)
-        text = self._text(part, part.this)
+        text = self._text(part)
         if lower:
             pattern, text = pattern.lower(), Node("lower", _STRING, (text,))
         if not re.fullmatch(f"(?s:[^{re.escape(escape)}]|{re.escape(escape)}[_%{re.escape(escape)}])*", pattern):
@@ -328,35 +328,33 @@ class _Parser:
             compiled = compile_java(pattern, any_text=True)
         except ValueError as error:
             _refuse(part, str(error))
-        return Node("matches", _BOOLEAN, (self._text(part, part.this),), compiled)
+        return Node("matches", _BOOLEAN, (self._text(part),), compiled)
 
     # -- functions ----------------------------------------------------------------------------
 
     def _startswith_node(self, part: exp.Expr) -> Node:
-        return Node("starts_with", _BOOLEAN, (self._text(part, part.this),), self._constant(part, part.expression))
+        return Node("starts_with", _BOOLEAN, (self._text(part),), self._constant(part, part.expression))
 
     def _endswith_node(self, part: exp.Expr) -> Node:
-        return Node("ends_with", _BOOLEAN, (self._text(part, part.this),), self._constant(part, part.expression))
+        return Node("ends_with", _BOOLEAN, (self._text(part),), self._constant(part, part.expression))
 
     def _contains_node(self, part: exp.Expr) -> Node:
-        return Node("contains", _BOOLEAN, (self._text(part, part.this),), self._constant(part, part.expression))
+        return Node("contains", _BOOLEAN, (self._text(part),), self._constant(part, part.expression))
 
     def _strposition_node(self, part: exp.Expr) -> Node:
         if any(part.args.get(name) for name in ("position", "occurrence")):
             _refuse(part, "it has a start")
-        return Node("instr", _INT, (self._text(part, part.this),), self._constant(part, part.args["substr"]))
+        return Node("instr", _INT, (self._text(part),), self._constant(part, part.args["substr"]))
 
     def _length_node(self, part: exp.Expr) -> Node:
-        node = self.node(part.this)
-        if node.type == _BINARY:
-            return Node("byte_length", _INT, (node,))
-        return Node("length", _INT, (self._text(part, part.this),))
+        node = self._characters(part)
+        return Node("byte_length" if node.type == _BINARY else "length", _INT, (node,))
 
     def _lower_node(self, part: exp.Expr) -> Node:
-        return Node("lower", _STRING, (self._text(part, part.this),))
+        return Node("lower", _STRING, (self._text(part),))
 
     def _upper_node(self, part: exp.Expr) -> Node:
-        return Node("upper", _STRING, (self._text(part, part.this),))
+        return Node("upper", _STRING, (self._text(part),))
 
     def _substring_node(self, part: exp.Expr) -> Node:
         bounds = [part.args.get(name) for name in ("start", "length")]
@@ -364,10 +362,8 @@ class _Parser:
         if bounds[0] is None or any(node and (node.op != "literal" or node.type != _INT) for node in numbers):
             _refuse(part, "its start and length must be integers")
         position, count = (None if node is None else node.value for node in numbers)
-        node = self.node(part.this)
-        if node.type == _BINARY:
-            return Node("byte_substring", _BINARY, (node,), (position, count))
-        return Node("substring", _STRING, (self._text(part, part.this),), (position, count))
+        node = self._characters(part)
+        return Node("byte_substring" if node.type == _BINARY else "substring", node.type, (node,), (position, count))
 
     def _coalesce_node(self, part: exp.Expr) -> Node:
         nodes = [self.node(argument) for argument in (part.this, *part.expressions)]
@@ -382,9 +378,8 @@ class _Parser:
         return Node("coalesce", kind, tuple(nodes))
 
     def _abs_node(self, part: exp.Expr) -> Node:
-        return Node(
-            "abs_", self._number(part, part.this).type, (self._number(part, part.this),), text=part.sql("spark")
-        )
+        node = self._number(part, part.this)
+        return Node("abs_", node.type, (node,), text=part.sql("spark"))
 
     def _neg_node(self, part: exp.Expr) -> Node:
         if isinstance(part.this, exp.Literal) and not part.this.is_string:
@@ -474,11 +469,15 @@ class _Parser:
             _refuse(part, f"{_name(left.type)} and {_name(right.type)} have no common type here; cast one of them")
         return _cast(left, kind), _cast(right, kind)
 
-    def _text(self, part: exp.Expr, operand: exp.Expr) -> Node:
-        node = self.node(operand)
+    def _characters(self, part: exp.Expr) -> Node:
+        """Return the argument of a function of strings or bytes."""
+        node = self.node(part.this)
         if node.type not in (_STRING, _BINARY):
-            _refuse(part, f"a string is needed, and {operand.sql('spark')} is of type {_name(node.type)}; cast it")
-        return _cast(node, _STRING)
+            _refuse(part, f"a string is needed, and {part.this.sql('spark')} is of type {_name(node.type)}; cast it")
+        return node
+
+    def _text(self, part: exp.Expr) -> Node:
+        return _cast(self._characters(part), _STRING)
 
     def _constant(self, part: exp.Expr, operand: exp.Expr) -> str:
         node = self.node(operand)

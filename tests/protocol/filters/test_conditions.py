@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError, FilterFailed
 from protocol.fetch.log_offsets import Range
+from protocol.filters import parse
+from protocol.filters.condition import Node
+from protocol.filters.evaluate import rows_where
 from protocol.filters.parse import parse_condition
 from protocol.filters.record_filter import RecordFilter
 
@@ -79,6 +83,36 @@ def test_deepest_condition_is_pickled_and_evaluated_and_deeper_ones_are_refused(
     for levels in (99, 500, 5_000):
         with pytest.raises(ConfigurationError, match="nested too deeply"):
             parse_condition("NOT " * levels + "key = 'a'")
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("abs(", ")"),
+        ("length(cast(", " AS string))"),
+        ("cast(substring(cast(", " AS string), 1) AS int)"),
+        ("cast((1 <=> ", ") AS int)"),
+    ],
+)
+def test_operand_of_nested_functions_is_parsed_and_evaluated_once(
+    monkeypatch: pytest.MonkeyPatch, begin: str, end: str
+) -> None:
+    resolved: list[str] = []
+    evaluated: list[Node] = []
+    matching = parse._matching
+
+    def resolve(name: str, *arguments: Any) -> str:
+        resolved.append(name)
+        return matching(name, *arguments)
+
+    def source(node: Node) -> pa.Array:
+        evaluated.append(node)
+        return pa.array([0, 1, 7], pa.int32())
+
+    monkeypatch.setattr(parse, "_matching", resolve)
+    condition = parse_condition(f"{begin * 6}partition{end * 6} = 1")
+    rows_where(condition.conjuncts, source, 3, ansi=False)
+    assert (len(resolved), len(evaluated)) == (1, 1)
 
 
 # -- columns and errors -------------------------------------------------------------------------------
