@@ -6,6 +6,7 @@ Imported only for a read that decodes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from protocol.cluster.client import Client
     from protocol.fetch.log_offsets import Range
     from protocol.filters.record_filter import RecordFilter
+    from protocol.schemas.reader_schema import ReaderSchema
+    from protocol.schemas.registry import SchemaRegistry
 
 VALUE_TYPE = "value_type"
 _ARGUMENTS = TypeOptionNames("value_types", "value_subject", "value_subject_name_strategy", "value_schema")
@@ -71,21 +74,21 @@ def column_decoders(
     on_unknown_type: str,
     fields: tuple[str, ...],
     protobuf: ProtobufSettings | None,
-) -> dict[str, ColumnDecoder]:
+) -> dict[str, PartDecoder]:
     """Return the decoder of each column that has another format than binary."""
     _check_types(types, on_unknown_type, topics, value_format, text)
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
     config = parse_registry(properties)
     registry = None if config is None else open_registry(config)
-    decoders: dict[str, ColumnDecoder] = {}
+    decoders: dict[str, PartDecoder] = {}
     for part, format in formats.items():
         if format == "binary":
             continue
         own = part == "value"
         if own and (versions := dict.fromkeys(types.subjects(topics[0]))):
             schema = choose_types(format, registry, versions, messages=types.names, fields=fields, protobuf=protobuf)
-            decoders[part] = ColumnDecoder(schema, registry)
+            decoders[part] = PartDecoder(schema, registry)
             continue
         subject = types.one_subject if own else None
         if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
@@ -99,7 +102,7 @@ def column_decoders(
             fields=fields if own else (),
             protobuf=protobuf if own else DEFAULT_SETTINGS,
         )
-        decoders[part] = ColumnDecoder(schema, registry, part)
+        decoders[part] = PartDecoder(schema, registry, part)
     return decoders
 
 
@@ -110,29 +113,46 @@ def column_types(decoders: Mapping[str, ColumnDecoder]) -> dict[str, pa.DataType
     return types | ({VALUE_TYPE: pa.string()} if has_types else {})
 
 
+class PartDecoder(ColumnDecoder):
+    """Decodes keys or values; makes decoders of some of their fields."""
+
+    def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None, part: Part = "value") -> None:
+        super().__init__(schema, registry, part)
+        self._source: tuple[SchemaRegistry | None, Part] = (registry, part)
+
+    def of_fields(self, fields: tuple[str, ...]) -> ColumnDecoder:
+        """Return a decoder of these fields; without any, this one."""
+        return ColumnDecoder(replace(self.schema, fields=fields), *self._source) if fields else self
+
+
 class RowDecoder:
     """Decodes the keys and values of a read, and leaves out rows by its filter and by the types of values.
 
-    `used`: the columns of the reader and of its filter; others are not decoded.
+    `columns`: the columns of the reader; others are decoded for the filter only.
     `stored_columns`: the columns of `protocol.records.decode` that `rows` needs.
     """
 
     def __init__(
         self,
         client: Client,
-        decoders: Mapping[str, ColumnDecoder],
-        used: Collection[str],
+        decoders: Mapping[str, PartDecoder],
+        columns: Collection[str],
         on_unknown_type: str,
         record_filter: RecordFilter | None,
     ) -> None:
         self._client = client
-        self._decoders = {part: decoder for part, decoder in decoders.items() if part in used}
+        self._decoders = {part: decoder for part, decoder in decoders.items() if part in columns}
         self._on_unknown_type = on_unknown_type
         self._filter = record_filter if record_filter is not None and record_filter.decoded_columns else None
-        has_types = VALUE_TYPE in used or (self._filter is not None and self._filter.reads_types)
+        self._filter_decoders: dict[str, ColumnDecoder] = {}
+        if self._filter is not None:
+            condition = self._filter.condition
+            of_filter = {part: decoder for part, decoder in decoders.items() if part in condition.decoded}
+            self._filter_decoders = {part: d.of_fields(condition.fields(part)) for part, d in of_filter.items()}
+        has_types = VALUE_TYPE in columns or (self._filter is not None and self._filter.reads_types)
         self._types = decoders["value"] if has_types else None
-        of_filter = frozenset() if self._filter is None else self._filter.decoded_columns
-        self.stored_columns = {"offset", *self._decoders, *of_filter, *(("value",) if has_types else ())}
+        stored = frozenset() if self._filter is None else self._filter.decoded_columns
+        self.stored_columns = {"offset", *self._decoders, *stored, *(("value",) if has_types else ())}
 
     def rows(self, arrays: dict[str, pa.Array], source_range: Range) -> dict[str, pa.Array]:
         """Return the columns of the rows to return. Raises `DecodeFailed`, `FilterFailed` and `RegistryFailed`."""
@@ -140,17 +160,27 @@ class RowDecoder:
             arrays[VALUE_TYPE] = self._types.type_names(arrays["value"])
             if self._filter is not None:
                 arrays = _selected(arrays, self._filter.rows_of_types(for_filter(arrays), source_range))
+        if self._filter is not None:
+            arrays, decoded = self._decoded(self._filter_decoders, arrays, source_range)
+            arrays = _selected(arrays, self._filter.decoded_rows(for_filter(arrays | decoded), source_range))
+        arrays, decoded = self._decoded(self._decoders, arrays, source_range)
+        return arrays | decoded
+
+    def _decoded(
+        self, decoders: Mapping[str, ColumnDecoder], arrays: dict[str, pa.Array], source_range: Range
+    ) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
+        """Return the stored and the decoded columns, without the rows of unknown types if these are skipped."""
+        decoded: dict[str, pa.Array] = {}
         unknown_types: set[int] = set()
-        for part, decoder in self._decoders.items():
-            arrays[part], invalid = decoder.decode(arrays[part])
+        for part, decoder in decoders.items():
+            decoded[part], invalid = decoder.decode(arrays[part])
             if invalid:
                 unknown_types |= self._unknown_types(part, arrays["offset"], invalid, source_range)
         if unknown_types and self._on_unknown_type == "skip":
             self._client.sensors.filtered[source_range.topic].record((self._client.clock.now_s(), len(unknown_types)))
-            arrays = _selected(arrays, ~np.isin(np.arange(len(arrays["offset"])), list(unknown_types)))
-        if self._filter is not None:
-            arrays = _selected(arrays, self._filter.decoded_rows(for_filter(arrays), source_range))
-        return arrays
+            known = ~np.isin(np.arange(len(arrays["offset"])), list(unknown_types))
+            return _selected(arrays, known), _selected(decoded, known)
+        return arrays, decoded
 
     def _unknown_types(
         self, part: str, offsets: pa.Array, invalid: list[InvalidValue], source_range: Range

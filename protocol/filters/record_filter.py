@@ -41,6 +41,7 @@ class RecordFilter:
 
     Attributes
     ----------
+    condition : Condition
     decoded_columns : frozenset of str
         Stored columns that the conditions on decoded keys and values need; empty without such conditions.
     reads_types : bool
@@ -48,6 +49,7 @@ class RecordFilter:
     """
 
     def __init__(self, condition: Condition, *, ansi: bool, client: Client | None = None) -> None:
+        self.condition = condition
         self._ansi = ansi
         self._client = client
         stages = condition.stages(ansi=ansi)

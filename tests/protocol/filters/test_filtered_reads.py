@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import protocol
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
-from protocol.errors import ConfigurationError, FilterFailed
+from protocol.errors import ConfigurationError, DecodeFailed, FilterFailed
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.log_offsets import Range
 from protocol.filters.parse import parse_condition
@@ -71,6 +71,23 @@ def test_read_refuses_what_is_no_condition_and_raises_a_failed_cast(fake: FakeKa
         read(fake, "nope = 1")
     with pytest.raises(FilterFailed, match="offset 0 of orders-"):
         read(fake, "cast(cast(key AS string) AS int) = 1")
+
+
+def test_read_decodes_other_fields_for_the_rows_of_the_filter_only(fake: FakeKafka) -> None:
+    def offsets(condition: str, **more: Any) -> list[int]:
+        json_format = {"value_format": "json", "value_schema": "id BIGINT, items INT"}
+        return [row["offset"] for row in read(fake, condition, **json_format, **more)]
+
+    fake.produce("orders", json.dumps({"id": 20, "items": "many"}), partition=1)
+    fake.produce("orders", json.dumps({"id": 21, "items": 2}), partition=1)
+    assert offsets("value.id = 21") == [11]
+    with pytest.raises(DecodeFailed, match="orders-1, offset 10: the value does not decode"):
+        offsets("value.id > 19")
+    # A column that only the filter names is not decoded for the rows.
+    assert offsets("value.id > 19", columns=["offset"]) == [10, 11]
+    fake.produce("orders", "no json", partition=1)
+    with pytest.raises(DecodeFailed, match="orders-1, offset 12: the value does not decode"):
+        offsets("value.id = 21")
 
 
 def test_consume_prints_the_records_of_the_condition(fake: FakeKafka) -> None:
