@@ -159,10 +159,10 @@ class RowDecoder:
         if self._types is not None:
             arrays[VALUE_TYPE] = self._types.type_names(arrays["value"])
             if self._filter is not None:
-                arrays = _selected(arrays, self._filter.rows_of_types(for_filter(arrays), source_range))
+                arrays = _selected(arrays, self._filter.rows_of_types(with_filter_names(arrays), source_range))
         if self._filter is not None:
             arrays, decoded = self._decoded(self._filter_decoders, arrays, source_range)
-            arrays = _selected(arrays, self._filter.decoded_rows(for_filter(arrays | decoded), source_range))
+            arrays = _selected(arrays, self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range))
         arrays, decoded = self._decoded(self._decoders, arrays, source_range)
         return arrays | decoded
 
@@ -194,8 +194,8 @@ class RowDecoder:
         return {failure.row for failure in invalid}
 
 
-def for_filter(columns: Mapping[str, T]) -> dict[str, T]:
-    """Return what is given by column, with the filter's name for the type of values."""
+def with_filter_names(columns: Mapping[str, T]) -> dict[str, T]:
+    """Rename `value_type` to `valueType`."""
     return {_FILTER_VALUE_TYPE if name == VALUE_TYPE else name: column for name, column in columns.items()}
 
 

@@ -212,9 +212,9 @@ def _parsed(text: str, decoders: Mapping[str, PartDecoder]) -> Condition:
 
     if not decoders:
         return parse_condition(text)
-    from protocol.decoded_columns import column_types, for_filter
+    from protocol.decoded_columns import column_types, with_filter_names
 
-    return parse_condition(text, for_filter(column_types(decoders)))
+    return parse_condition(text, with_filter_names(column_types(decoders)))
 
 
 def _read(
