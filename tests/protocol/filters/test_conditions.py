@@ -44,6 +44,24 @@ def test_literal_outside_bigint_is_refused(number: str) -> None:
         parse_condition(f"offset > {number}")
 
 
+# -- texts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a_b", ["a\U0001f600b", "a\u00e9b"]),
+        ("a__b", []),
+        ("a\U0001f600_", ["a\U0001f600b", "a\U0001f600\U0001f600"]),
+        ("a\U0001f600%_", ["a\U0001f600b", "a\U0001f600\U0001f600"]),
+        ("a\U0001f600%\U0001f600", ["a\U0001f600\U0001f600"]),
+    ],
+)
+def test_like_counts_code_points(pattern: str, expected: list[str]) -> None:
+    texts = ["a\U0001f600b", "a\u00e9b", "a\U0001f600", "a\U0001f600\U0001f600"]
+    assert [texts[row] for row in kept(f"key LIKE '{pattern}'", [text.encode() for text in texts])] == expected
+
+
 # -- many and nested parts ----------------------------------------------------------------------------
 
 
