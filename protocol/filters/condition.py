@@ -22,7 +22,7 @@ COLUMN_TYPES = {
 HEADERS = "headers"
 # A column is read only for the rows that conditions on columns of lower cost have kept.
 _COSTS = {"topic": 0, "partition": 0, "offset": 0, "timestamp": 0, "timestampType": 0, "key": 1, HEADERS: 2, "value": 3}
-# The type of a value, of several ones, needs no more of it than the id of its schema.
+# `valueType` needs only the schema id of a value.
 VALUE_TYPE = "valueType"
 _COSTS[VALUE_TYPE] = OF_TYPE = 4
 DECODED = 5
@@ -39,7 +39,15 @@ class Node:
     type : pyarrow.DataType
     operands : tuple of Node
     value : object
-        A literal's value, a column's path, a header's name, or the constant arguments of a function.
+        Constants of the operation:
+
+        * literal: the value; of a timestamp microseconds, of a date days
+        * column: the names from the column to the field; header: its name
+        * cast: the type before it
+        * is_in: the values of the list
+        * matches: the compiled pattern
+        * substring, byte_substring: start and length, None without one
+        * starts_with, ends_with, contains, instr: the text
     text : str
         The operation as SQL, if it may fail on a row.
     """
@@ -99,8 +107,8 @@ class Condition:
     def stages(self, *, ansi: bool) -> list[tuple[int, tuple[Node, ...]]]:
         """Return the conjuncts by the cost of their columns, cheapest first.
 
-        Spark evaluates conjuncts from left to right. In ANSI mode one that may fail stays after those before it, which
-        leave out rows, and before those after it.
+        Spark evaluates conjuncts from left to right. In ANSI mode a conjunct that may fail keeps its place: earlier
+        ones have dropped rows, later ones run after it.
         """
         stages: dict[int, list[Node]] = {}
         least = highest = 0

@@ -525,7 +525,10 @@ def _comparable(kind: pa.DataType) -> bool:
 
 
 def _cast(node: Node, kind: pa.DataType, text: str = "") -> Node:
-    """Return the node as another type; `text` if the cast may fail in ANSI mode."""
+    """Return the node as another type; `text` if the cast may fail in ANSI mode.
+
+    Literals stay literals where possible: `is_in` and pruning need them.
+    """
     if node.type == kind:
         return node
     if node.op == "literal" and (node.type, kind) == (_STRING, _BINARY):

@@ -31,6 +31,7 @@ def pruned(condition: Condition, ranges: Sequence[Range]) -> list[Range]:
         except RowFailed:
             is_true = True
         if begin < end and is_true:
+            # `until_epoch` is the newest epoch known, at any end; the epoch at another begin is unknown.
             epoch = source_range.from_epoch if begin == source_range.from_offset else NO_LEADER_EPOCH
             remaining.append(replace(source_range, from_offset=begin, until_offset=end, from_epoch=epoch))
     return remaining
@@ -67,5 +68,5 @@ def _comparisons(conjuncts: Sequence[Node], column: str) -> Iterator[tuple[str, 
             continue
         left, right = node.operands
         for operand, literal, op in ((left, right, node.op), (right, left, _MIRRORED.get(node.op, node.op))):
-            if operand.op == "column" and operand.value == (column,) and isinstance(literal.value, int):
+            if operand.op == "column" and operand.value == (column,) and literal.op == "literal":
                 yield op, literal.value

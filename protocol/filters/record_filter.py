@@ -73,7 +73,10 @@ class RecordFilter:
         )
 
     def rows_of_types(self, columns: Columns, source_range: Range) -> Mask:
-        """Return a mask of the rows to keep by their types, before `decoded_rows`; `columns` has `valueType`."""
+        """Return a mask of the rows to keep by their types; `columns` has `valueType`.
+
+        Call it before `decoded_rows`, and only if `reads_types`.
+        """
         return self._rows(self._of_type, columns, source_range)
 
     def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:

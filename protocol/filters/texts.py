@@ -67,17 +67,13 @@ def _position(pieces: list[bytes], part: bytes) -> int:
     return 0
 
 
-def substring(column: pa.Array, start: int | None, count: int | None) -> pa.Array:
-    """Return Spark's substring by characters; null if an argument is null."""
-    if start is None:
-        return _binaries(column, lambda raw: None)
+def substring(column: pa.Array, start: int, count: int | None) -> pa.Array:
+    """Return Spark's substring by characters."""
     return _binaries(column, lambda raw: _slice(raw if raw.isascii() else characters(raw), start, count))
 
 
-def byte_substring(column: pa.Array, start: int | None, count: int | None) -> pa.Array:
+def byte_substring(column: pa.Array, start: int, count: int | None) -> pa.Array:
     """Return Spark's substring of binary values."""
-    if start is None:
-        return _binaries(column, lambda raw: None)
     return _binaries(column, lambda raw: _slice(raw, start, count))
 
 
@@ -134,5 +130,5 @@ def _integers(column: pa.Array, function: Callable[[bytes], int]) -> pa.Array:
     return nullable_integers([None if raw is None else function(raw) for raw in column.to_pylist()], np.int32)
 
 
-def _binaries(column: pa.Array, function: Callable[[bytes], bytes | None]) -> pa.Array:
+def _binaries(column: pa.Array, function: Callable[[bytes], bytes]) -> pa.Array:
     return nullable_binaries([None if raw is None else function(raw) for raw in column.to_pylist()])
