@@ -230,8 +230,8 @@ class _Parser:
 
     def _integer(self, part: exp.Expr, text: str) -> Node:
         number = Decimal(text)  # `int` raises for more than 4,300 digits
-        for kind, bits in ((_INT, 31), (_LONG, 63)):
-            if -(1 << bits) <= number < 1 << bits:
+        for kind in (_INT, _LONG):
+            if _fits(number, kind):
                 return _literal(int(number), kind)
         _refuse(part, "it exceeds the range of bigint")
 
@@ -421,8 +421,11 @@ class _Parser:
             _refuse(part, "it is not a type that filters cast to")
         if node.op == "literal" and node.type == _STRING and kind in (_TIMESTAMP, _DATE):
             return self._moment(part, node.value, kind)
-        if node.op == "literal" and pa.types.is_decimal(node.type) and kind == _DOUBLE:
-            return _cast(node, kind)
+        if node.op == "literal" and (
+            (pa.types.is_decimal(node.type) and kind == _DOUBLE)
+            or (node.type in _INTEGERS and kind in _INTEGERS and _fits(node.value, kind))
+        ):
+            return _cast(node, kind)  # 1.5D, 5L
         if node.op == "header" and kind != _BINARY:
             node = _cast(node, _STRING)
         if kind != node.type and kind not in _CASTS.get(node.type, ()):
@@ -514,6 +517,11 @@ def _like(text: Node, pattern: str, escape: str) -> Node:
     pieces = re.findall(f"(?s){special}.|.", pattern)
     regex = "".join({"_": ".", "%": ".*"}.get(piece, re.escape(piece[-1])) for piece in pieces)
     return Node("matches", _BOOLEAN, (text,), re.compile(rf"(?s)\A{regex}\Z"))
+
+
+def _fits(number: int | Decimal, kind: pa.DataType) -> bool:
+    limit: int = 1 << kind.bit_width - 1
+    return -limit <= number < limit
 
 
 def _negated(node: Node) -> Node:

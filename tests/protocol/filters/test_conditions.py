@@ -15,6 +15,7 @@ from protocol.filters import parse
 from protocol.filters.condition import Node
 from protocol.filters.evaluate import rows_where
 from protocol.filters.parse import parse_condition
+from protocol.filters.pruning import pruned
 from protocol.filters.record_filter import RecordFilter
 
 
@@ -42,6 +43,11 @@ def test_cast_of_more_digits_than_python_parses_is_null_or_fails_in_ansi_mode() 
 def test_literal_outside_bigint_is_refused(number: str) -> None:
     with pytest.raises(ConfigurationError, match="exceeds the range of bigint"):
         parse_condition(f"offset > {number}")
+
+
+def test_integer_with_a_suffix_is_a_literal_that_prunes_offsets() -> None:
+    (source_range,) = pruned(parse_condition("offset IN (3L, 5, 7Y) AND offset < 6S"), [Range("orders", 0, 0, 20)])
+    assert (source_range.from_offset, source_range.until_offset) == (3, 6)
 
 
 # -- texts --------------------------------------------------------------------------------------------
