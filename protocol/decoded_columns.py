@@ -147,8 +147,12 @@ class RowDecoder:
         self._filter_decoders: dict[str, ColumnDecoder] = {}
         if self._filter is not None:
             condition = self._filter.condition
-            of_filter = {part: decoder for part, decoder in decoders.items() if part in condition.decoded}
-            self._filter_decoders = {part: d.of_fields(condition.fields(part)) for part, d in of_filter.items()}
+            self._filter_decoders = {
+                part: decoder.of_fields(condition.fields(part))
+                for part, decoder in decoders.items()
+                if part in condition.decoded
+            }
+        self._keeps_most = False
         has_types = VALUE_TYPE in columns or (self._filter is not None and self._filter.reads_types)
         self._types = decoders["value"] if has_types else None
         stored = frozenset() if self._filter is None else self._filter.decoded_columns
@@ -161,10 +165,28 @@ class RowDecoder:
             if self._filter is not None:
                 arrays = _selected(arrays, self._filter.rows_of_types(with_filter_names(arrays), source_range))
         if self._filter is not None:
-            arrays, decoded = self._decoded(self._filter_decoders, arrays, source_range)
-            arrays = _selected(arrays, self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range))
+            once = self._decoded_once(arrays)
+            arrays, decoded = (arrays, once) if once else self._decoded(self._filter_decoders, arrays, source_range)
+            kept = self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range)
+            self._keeps_most = bool(kept.sum() * 2 > len(kept))
+            arrays = _selected(arrays, kept)
+            if once:
+                return arrays | _selected(once, kept)
         arrays, decoded = self._decoded(self._decoders, arrays, source_range)
         return arrays | decoded
+
+    def _decoded_once(self, arrays: dict[str, pa.Array]) -> dict[str, pa.Array]:
+        """Decode for the filter and the rows if most rows are kept; nothing if a value is invalid.
+
+        The filter may drop the row of an invalid value.
+        """
+        columns: dict[str, pa.Array] = {}
+        if self._keeps_most and self._filter_decoders.keys() <= self._decoders.keys():
+            for part, decoder in self._decoders.items():
+                columns[part], invalid = decoder.decode(arrays[part])
+                if invalid:
+                    return {}
+        return columns
 
     def _decoded(
         self, decoders: Mapping[str, ColumnDecoder], arrays: dict[str, pa.Array], source_range: Range

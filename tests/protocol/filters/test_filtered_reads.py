@@ -6,20 +6,25 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
+from confluent_kafka.schema_registry import SchemaRegistryClient
 
 import protocol
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
+from protocol.decoded_columns import RowDecoder, column_decoders, column_types
 from protocol.errors import ConfigurationError, DecodeFailed, FilterFailed
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.log_offsets import Range
 from protocol.filters.parse import parse_condition
 from protocol.filters.record_filter import RecordFilter
-from protocol.testing import FakeKafka
+from protocol.schemas.formats import ValueTypes
+from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.pykafka import pykafka
+from tests.support.value_types import LOGIN, ORDER, REFUND, avro_value
 
 
 @pytest.fixture
@@ -88,6 +93,65 @@ def test_read_decodes_other_fields_for_the_rows_of_the_filter_only(fake: FakeKaf
     fake.produce("orders", "no json", partition=1)
     with pytest.raises(DecodeFailed, match="orders-1, offset 12: the value does not decode"):
         offsets("value.id = 21")
+
+
+def test_read_decodes_once_while_the_filter_keeps_most_rows() -> None:
+    schema = "id BIGINT, items INT"
+    types = ValueTypes((), None, "TopicRecordNameStrategy")
+    decoders = column_decoders({}, ["orders"], "binary", "json", schema, types, "fail", (), None)
+    condition = parse_condition("value.id < 3", column_types(decoders))
+    decoder = RowDecoder(None, decoders, {"value", "offset"}, "fail", RecordFilter(condition, ansi=True))  # type: ignore[arg-type]
+
+    def ids(*records: tuple[int, object]) -> list[int]:
+        texts = [json.dumps({"id": number, "items": items}).encode() for number, items in records]
+        offsets = pa.array(range(len(texts)), pa.int64())
+        rows = decoder.rows({"value": pa.array(texts, pa.binary()), "offset": offsets}, Range("orders", 0, 0, 9))
+        assert len(rows["offset"]) == len(rows["value"])
+        return [value["id"] for value in rows["value"].to_pylist()]
+
+    for _ in range(2):
+        assert ids((1, 1), (5, 1), (2, 1)) == [1, 2]
+    # Decoded once, the invalid value of a dropped row must not matter.
+    assert ids((1, 1), (5, "many"), (2, 1)) == [1, 2]
+    with pytest.raises(DecodeFailed, match="offset 1"):
+        ids((1, 1), (2, "many"), (0, 1))
+
+
+def test_read_of_several_types_decodes_other_types_and_keys_for_the_rows_of_the_filter_only(fake: FakeKafka) -> None:
+    fake.create_topic("events", 1)
+    with FakeSchemaRegistry("NONE") as registry:
+        serializers = SchemaRegistryClient({"url": registry.url})
+
+        def produce(schema: dict[str, Any], value: dict[str, Any], key: bytes | None) -> None:
+            fake.produce("events", avro_value(serializers, schema, value), key=key, partition=0)
+
+        key_of_order = avro_value(serializers, ORDER, {"id": 3}, "RecordNameStrategy")
+        registry.register("events-key", json.dumps(ORDER))
+        produce(ORDER, {"id": 1}, b"no key")
+        produce(LOGIN, {"user": "ann"}, None)
+        produce(REFUND, {"reason": "late"}, None)
+        produce(ORDER, {"id": 2}, key_of_order)
+
+        def rows(condition: str, **more: Any) -> list[Any]:
+            properties = {"bootstrap.servers": fake.bootstrap_servers, "schema.registry.url": registry.url}
+            types = {"value_types": ["shop.Order", "shop.Refund"], "on_unknown_type": "skip", **more}
+            formats = {"key_format": "confluent-avro", "value_format": "confluent-avro"}
+            columns = ["key", "value", "value_type"]
+            table = protocol.read(properties, "events", columns=columns, filter=condition, **formats, **types)
+            return [tuple(row.values()) for row in table.read_all().to_pylist()]
+
+        order, refund = {"Order": {"id": 2}, "Refund": None}, {"Order": None, "Refund": {"reason": "late"}}
+        assert rows("value.Order.id = 2 OR value.Refund.reason = 'late'") == [
+            (None, refund, "Refund"),
+            ({"id": 3}, order, "Order"),
+        ]
+        assert rows("valueType = 'Refund'") == [(None, refund, "Refund")]
+        assert rows("value.Order.id > 1", on_unknown_type="null") == [({"id": 3}, order, "Order")]
+        assert rows("key.id IS NULL AND valueType <> 'Order'") == [(None, refund, "Refund")]
+        with pytest.raises(DecodeFailed, match="offset 0: the key does not decode"):
+            rows("value.Order.id = 1")
+        with pytest.raises(DecodeFailed, match=r"offset 1: .*Login is none of Order, Refund"):
+            rows("value.Order.id = 2", on_unknown_type="fail")
 
 
 def test_consume_prints_the_records_of_the_condition(fake: FakeKafka) -> None:
