@@ -449,10 +449,13 @@ class SourceOptions:
 
     @property
     def registered_schemas(self) -> dict[str, ReaderSchema]:
-        """The schemas from a registry, by column; those of several subjects also by field, as in `value.Order`."""
+        """The schemas from a registry, by column; those of several subjects also by field, as in `value.Order`.
+
+        Those of columns that only the filter names are among them.
+        """
         schemas = {
             name: schema
-            for part, column in self.schemas
+            for part, column in (dict(self.condition_schemas) | dict(self.schemas)).items()
             for name, schema in (
                 [(f"{part}.{field}", schema) for field, schema in column.types]
                 if column.types and column.version is None

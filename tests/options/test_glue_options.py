@@ -63,7 +63,10 @@ def test_values_that_the_sink_writes_are_read_by_the_source(format: Format, endp
             writer.commit([writer.write(iter([pa.record_batch({"value": values})]))])
         read = options(endpoint, subscribe="orders", valueFormat=format, **message, **servers)
         parsed = with_schemas(parse_source_options(read, streaming=False))
-        assert parsed.schema_versions == {"value": 1}
+        filtered = with_schemas(
+            parse_source_options({**read, "columns": "offset", "filter": "value IS NULL"}, streaming=False)
+        )
+        assert parsed.schema_versions == filtered.schema_versions == {"value": 1}
         reader = KafkaBatchReader(parsed)
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         assert pa.Table.from_batches(batches)["value"].to_pylist() == [{"id": 7}, None]
