@@ -6,6 +6,7 @@ planned; tasks receive the `Condition`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
@@ -220,6 +221,8 @@ class _Parser:
         if re.fullmatch(r"\d+", text):
             return self._integer(part, text)
         if not re.fullmatch(r"\d*\.?\d*", text):
+            if math.isinf(float(text)):
+                _refuse(part, "it exceeds the range of double")
             return _literal(float(text), _DOUBLE)
         number = Decimal(text)
         scale = -int(number.as_tuple().exponent)
@@ -421,11 +424,12 @@ class _Parser:
             _refuse(part, "it is not a type that filters cast to")
         if node.op == "literal" and node.type == _STRING and kind in (_TIMESTAMP, _DATE):
             return self._moment(part, node.value, kind)
-        if node.op == "literal" and (
-            (pa.types.is_decimal(node.type) and kind == _DOUBLE)
-            or (node.type in _INTEGERS and kind in _INTEGERS and _fits(node.value, kind))
-        ):
-            return _cast(node, kind)  # 1.5D, 5L
+        if node.op == "literal" and node.type in _INTEGERS and kind in _INTEGERS:  # 5L
+            if not _fits(node.value, kind):
+                _refuse(part, f"it exceeds the range of {_name(kind)}")
+            return _cast(node, kind)
+        if node.op == "literal" and pa.types.is_decimal(node.type) and kind == _DOUBLE:  # 1.5D
+            return _cast(node, kind)
         if node.op == "header" and kind != _BINARY:
             node = _cast(node, _STRING)
         if kind != node.type and kind not in _CASTS.get(node.type, ()):
