@@ -161,7 +161,9 @@ class RowDecoder:
     def rows(self, arrays: dict[str, pa.Array], source_range: Range) -> dict[str, pa.Array]:
         """Return the columns of the rows to return. Raises `DecodeFailed`, `FilterFailed` and `RegistryFailed`."""
         if self._types is not None:
-            arrays[VALUE_TYPE] = self._types.type_names(arrays["value"])
+            arrays[VALUE_TYPE], invalid = self._types.type_names(arrays["value"])
+            if invalid:
+                raise decode_failed(source_range.topic, source_range.partition, "value", arrays["offset"], invalid)
             if self._filter is not None:
                 arrays = _selected(arrays, self._filter.rows_of_types(with_filter_names(arrays), source_range))
         if self._filter is not None:

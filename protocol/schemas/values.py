@@ -200,20 +200,21 @@ class ColumnDecoder:
             invalid = [replace(value, reason=f"{value.reason}; {_OTHER_SCHEMA}") for value in invalid]
         return pieces.column(), invalid
 
-    def type_names(self, column: pa.Array, headers: pa.Array | None = None) -> pa.Array:
+    def type_names(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Return the type of each record, without decoding it: the field that has it, or the name of another type.
 
-        The parameters and errors are those of `decode`. Null for null, and for values whose type is not known.
+        The parameters and errors are those of `decode`. Types are null for null, for records whose schema has no name,
+        and for the values that are returned as invalid: their type cannot be told, and `decode` refuses them, too.
         """
         pieces = _Pieces(self.type, len(column))
         texts, codes = dict[str, int](), np.full(len(column), -1, np.int64)
         for at, ends, data, rows in self._values(column, pieces, only_heads=True):
             for key, start, of_key in self._by_schema(data, at, ends, rows, headers, pieces):
-                names = self._names(key)
-                for name, numbers in () if isinstance(names, str) else names.of_rows(data, start[of_key], ends[of_key]):
+                for name, of_name in self._by_name(pieces, key, data, start, ends, of_key):
                     if name:
-                        codes[of_key[numbers]] = texts.setdefault(self._field_of(name) or name, len(texts))
-        return take_rows(binaries([text.encode() for text in texts]).cast(pa.string()), codes)
+                        codes[of_name] = texts.setdefault(self._field_of(name) or name, len(texts))
+        names = take_rows(binaries([text.encode() for text in texts]).cast(pa.string()), codes)
+        return names, pieces.invalid
 
     @cached_property
     def _fixed(self) -> ValueDecoder:
@@ -290,16 +291,9 @@ class ColumnDecoder:
     def _add_types(
         self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions
     ) -> None:
-        names = self._names(key)
-        if isinstance(names, str):
-            return pieces.refuse(rows, names, _schema_id_of(key))
-        for name, numbers in names.of_rows(data, at[rows], ends[rows]):
-            of_name = rows[numbers]
+        for name, of_name in self._by_name(pieces, key, data, at, ends, rows):
             field = self._field_of(name) if name else None
-            if name is None:
-                reason = "the number of its message or branch is truncated, or not in its schema"
-                pieces.refuse(of_name, reason, _schema_id_of(key))
-            elif field is None:
+            if field is None:
                 local_name = name.rpartition(".")[2]
                 types = [schema.names.name if field == local_name else field for field, schema in self._types]
                 reason = f"its type {name or '(without a name)'} is none of {listed(types)}"
@@ -310,6 +304,21 @@ class ColumnDecoder:
                 pieces.refuse(of_name, decoder, _schema_id_of(key))
             else:
                 pieces.add(_InField(decoder, self.type, field), data, at, ends, of_name, _schema_id_of(key))
+
+    def _by_name(
+        self, pieces: _Pieces, key: _Key, data: Bytes, at: Positions, ends: Positions, rows: Positions
+    ) -> Iterator[tuple[str, Positions]]:
+        """Yield the name of each type of a writer's schema, and its rows; tell `pieces` of values without a type."""
+        names = self._names(key)
+        if isinstance(names, str):
+            pieces.refuse(rows, names, _schema_id_of(key))
+            return
+        for name, numbers in names.of_rows(data, at[rows], ends[rows]):
+            if name is None:
+                reason = "the number of its message or branch is truncated, or not in its schema"
+                pieces.refuse(rows[numbers], reason, _schema_id_of(key))
+            else:
+                yield name, rows[numbers]
 
     @property
     def _types(self) -> tuple[tuple[str, ReaderSchema], ...]:

@@ -59,7 +59,7 @@ class RecordDecoder:
             if as_text:
                 columns[part] = json_column(typed)
             if decoder.schema.types:
-                columns[VALUE_TYPE] = decoder.type_names(stored, headers)
+                columns[VALUE_TYPE], _ = decoder.type_names(stored, headers)  # `invalid` has these failures
             for failure in invalid:
                 if not failure.unknown_type:
                     errors.setdefault(failure.row, f"{part}: {failure}")

@@ -6,7 +6,7 @@ Runs in the executors' Python workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 
 if TYPE_CHECKING:
-    from protocol.filters.record_filter import RecordFilter
+    from protocol.filters.record_filter import Columns, Mask, RecordFilter
     from protocol.producer.producer import Producer
     from protocol.schemas.decoding import InvalidValue
 
@@ -84,8 +84,8 @@ class TaskDecoder:
     def filtered(self, batch: pa.RecordBatch, source_range: Range) -> pa.RecordBatch:
         """Return the records that the conditions on decoded keys and values, and on types, keep.
 
-        `onDecodeError` applies to those that do not decode: they fail, are judged as null, or become dead letters;
-        `onUnknownType` to those of other types.
+        `onDecodeError` applies to those that do not decode, or whose type cannot be told: they fail, are judged as
+        null, or become dead letters; `onUnknownType` to those of other types.
 
         Raises
         ------
@@ -96,14 +96,15 @@ class TaskDecoder:
         """
         if self._filter is None:
             return batch
-        types = self._type_names(batch) if self._filter.reads_types else None
-        if types is not None:
-            of_types = self._filter.rows_of_types({**_columns(batch), VALUE_TYPE: types}, source_range)
-            if not of_types.all():
-                rows = to_arrow(np.flatnonzero(of_types))
-                batch, types = batch.take(rows), types.take(rows)
+        columns: dict[str, pa.Array] = {}
+        if self._filter.reads_types:
+            problems = _Problems()
+            columns[VALUE_TYPE], invalid = self._type_names(batch)
+            self._judge("value", batch, source_range, invalid, problems)
+            rows = self._rows_where(self._filter.rows_of_types, batch, source_range, columns, problems)
+            if rows is not None:
+                batch, columns = batch.take(rows), _taken(columns, rows)
         headers = batch.column("headers") if self._headers else None
-        columns = _columns(batch) | ({} if types is None else {VALUE_TYPE: types})
         problems = _Problems()
         decoded = self._decode_for_rows(batch, headers)
         columns.update(decoded)
@@ -111,22 +112,34 @@ class TaskDecoder:
             if part not in decoded:
                 columns[part], invalid = decoder.decode(batch.column(part), headers)
                 self._judge(part, batch, source_range, invalid, problems)
+        rows = self._rows_where(self._filter.decoded_rows, batch, source_range, columns, problems)
+        kept = batch if rows is None else batch.take(rows)
+        self._decoded = decoded if rows is None else _taken(decoded, rows)
+        self._keeps_most = kept.num_rows * 2 > batch.num_rows
+        return kept
+
+    def _rows_where(
+        self,
+        rows_where: Callable[[Columns, Range], Mask],
+        batch: pa.RecordBatch,
+        source_range: Range,
+        columns: Mapping[str, pa.Array],
+        problems: _Problems,
+    ) -> pa.Array | None:
+        """Return the rows that a part of the filter keeps, None: all; write the dead letters, which it does not see.
+
+        `columns`: those that the records in `batch` were decoded to.
+        """
         self._dead_letters.send(batch, source_range, problems.letters)
+        columns = {**_columns(batch), **columns}
         valid_rows = problems.kept_rows(batch.num_rows)
         if valid_rows is None:
-            valid_rows = np.arange(batch.num_rows)
-        else:
-            columns = {name: column.take(to_arrow(valid_rows)) for name, column in columns.items()}
-        kept = self._filter.decoded_rows(columns, source_range)
-        self._keeps_most = bool(kept.sum() * 2 > len(kept))
-        self._decoded = decoded
-        if kept.all() and len(kept) == batch.num_rows:
-            return batch
-        rows = to_arrow(valid_rows[kept])
-        self._decoded = {part: column.take(rows) for part, column in decoded.items()}
-        return batch.take(rows)
+            kept = rows_where(columns, source_range)
+            return None if kept.all() else to_arrow(np.flatnonzero(kept))
+        kept = rows_where(_taken(columns, to_arrow(valid_rows)), source_range)
+        return to_arrow(valid_rows[kept])
 
-    def _type_names(self, batch: pa.RecordBatch) -> pa.Array:
+    def _type_names(self, batch: pa.RecordBatch) -> tuple[pa.Array, list[InvalidValue]]:
         assert self._types is not None
         return self._types.type_names(batch.column("value"), batch.column("headers") if self._headers else None)
 
@@ -165,7 +178,7 @@ class TaskDecoder:
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             self._judge(part, batch, source_range, invalid, problems)
         if self._wants_types:
-            columns[VALUE_TYPE] = self._type_names(batch)
+            columns[VALUE_TYPE], _ = self._type_names(batch)
         if self._wants_errors:
             rows = np.array(sorted(problems.errors), np.int64)
             texts = binaries([problems.errors[row].encode() for row in rows.tolist()])
@@ -279,6 +292,10 @@ class DeadLetters:
 
 def _columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _taken(columns: Mapping[str, pa.Array], rows: pa.Array) -> dict[str, pa.Array]:
+    return {name: column.take(rows) for name, column in columns.items()}
 
 
 def _scattered(values: pa.Array, rows: npt.NDArray[np.int64], count: int) -> pa.Array:

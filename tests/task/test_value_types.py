@@ -141,6 +141,28 @@ def test_filter_on_the_type_decodes_no_other(write: Write, read: Read) -> None:
     assert read(filter="value.Order.id IS NOT NULL AND offset <> 1") == EXPECTED[:1]
 
 
+UNKNOWN_ID = b"\0\0\0\x03\xe7\2"  # a valid order, whose schema the registry does not have yet
+TYPE_CONDITIONS = ("valueType = 'Order'", "valueType <> 'Refund'", "valueType = 'Order' AND value.Order.id > 0")
+
+
+@pytest.mark.parametrize("condition", TYPE_CONDITIONS)
+@pytest.mark.parametrize("value", [UNKNOWN_ID, b"no schema"])
+def test_filter_on_a_type_that_cannot_be_told_leaves_the_record_to_on_decode_error(
+    fake: FakeKafka, write: Write, read: Read, caplog: pytest.LogCaptureFixture, value: bytes, condition: str
+) -> None:
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    fake.produce("events", value, partition=0)
+    with pytest.raises(DecodeFailed, match=r"offset 2: .*onDecodeError=null"):
+        read(filter=condition)
+    assert read(filter=condition, onDecodeError="dead-letter", deadLetterTopic="dead") == EXPECTED[:1]
+    assert [letter.value for letter in fake.records("dead")] == [value]
+    assert read(filter=condition, onDecodeError="null") == EXPECTED[:1]  # as with where: the type is null
+    assert "offset 2: the value does not decode" in caplog.text
+    assert read(filter="valueType IS NULL", onDecodeError="null") == [{"value": None}]
+    assert read(filter=f"offset < 2 AND {condition}") == EXPECTED[:1]
+
+
 def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
     write_json_and_protobuf(fake, registry)
     by_record = {"valueSubjectNameStrategy": "RecordNameStrategy"}

@@ -113,6 +113,15 @@ def test_type_is_a_column_only_if_asked_for(write: Write, read: Read) -> None:
     assert values(read(value_fields=["Refund"], on_unknown_type="skip")) == [None, {"Refund": {"reason": "late"}}]
 
 
+def test_filter_on_a_type_that_cannot_be_told_fails(fake: FakeKafka, write: Write, read: Read) -> None:
+    events(write)
+    fake.produce("events", b"\0\0\0\x03\xe7\2", partition=0)
+    for condition in ("valueType = 'Order'", "valueType <> 'Refund'", pc.field("value_type") == "Order"):
+        with pytest.raises(DecodeFailed, match=r"events-0, offset 3: .*schema id 999: the registry does not have it"):
+            read(filter=condition, on_unknown_type="skip")
+    assert values(read(filter="offset < 3 AND valueType = 'Order'")) == [FIRST]
+
+
 def test_records_of_other_types_fail_are_null_or_are_skipped(
     fake: FakeKafka, write: Write, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
