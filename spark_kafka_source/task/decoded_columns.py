@@ -178,7 +178,9 @@ class TaskDecoder:
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             self._judge(part, batch, source_range, invalid, problems)
         if self._wants_types:
-            columns[VALUE_TYPE], _ = self._type_names(batch)
+            columns[VALUE_TYPE], invalid = self._type_names(batch)
+            if "value" not in self._decoders:  # else judged above
+                self._judge("value", batch, source_range, invalid, problems)
         if self._wants_errors:
             rows = np.array(sorted(problems.errors), np.int64)
             texts = binaries([problems.errors[row].encode() for row in rows.tolist()])

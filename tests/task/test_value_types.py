@@ -163,6 +163,25 @@ def test_filter_on_a_type_that_cannot_be_told_leaves_the_record_to_on_decode_err
     assert read(filter=f"offset < 2 AND {condition}") == EXPECTED[:1]
 
 
+@pytest.mark.parametrize("condition", ["", "valueType IS NULL OR offset >= 0"])
+def test_column_of_a_type_that_cannot_be_told_is_left_to_on_decode_error(
+    fake: FakeKafka, write: Write, read: Read, condition: str
+) -> None:
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    fake.produce("events", UNKNOWN_ID, partition=0)
+    options = {"columns": "offset,valueType", "filter": condition}
+    with pytest.raises(DecodeFailed, match=r"offset 2: .*schema id 999: the registry does not have it"):
+        read(**options)
+    told = [{"offset": 0, "valueType": "Order"}, {"offset": 1, "valueType": "Refund"}]
+    assert read(**options, onDecodeError="dead-letter", deadLetterTopic="dead") == told
+    assert [letter.value for letter in fake.records("dead")] == [UNKNOWN_ID]
+    options["columns"] += ",_error,_raw"
+    row = read(**options, onDecodeError="null")[2]
+    assert (row["valueType"], row["_raw"]) == (None, UNKNOWN_ID)
+    assert row["_error"] == "value: schema id 999: the registry does not have it"
+
+
 def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
     write_json_and_protobuf(fake, registry)
     by_record = {"valueSubjectNameStrategy": "RecordNameStrategy"}

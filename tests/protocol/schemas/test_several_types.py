@@ -104,13 +104,16 @@ def test_rows_are_those_of_the_source(
     assert read(value_types=(), value_subject=[f"{prefix}{name}" for name in TYPES]) == table.select(["value"])
 
 
-def test_type_is_a_column_only_if_asked_for(write: Write, read: Read) -> None:
+def test_type_is_a_column_only_if_asked_for(fake: FakeKafka, write: Write, read: Read) -> None:
     events(write)
     table = read(columns=["value_type", "offset"])
     assert table.to_pydict() == {"offset": [0, 1, 2], "value_type": ["Order", "shop.Login", "Refund"]}
     assert read(columns=None, on_unknown_type="null").column_names == tables.READ_SCHEMA.names
     assert values(read(value_types="shop.Order", on_unknown_type="skip")) == [{"Order": {"id": 1}}]
     assert values(read(value_fields=["Refund"], on_unknown_type="skip")) == [None, {"Refund": {"reason": "late"}}]
+    fake.produce("events", b"no schema", partition=0)
+    with pytest.raises(DecodeFailed, match="offset 3"):
+        read(columns=["value_type", "offset"])
 
 
 def test_filter_on_a_type_that_cannot_be_told_fails(fake: FakeKafka, write: Write, read: Read) -> None:
