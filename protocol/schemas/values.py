@@ -204,7 +204,7 @@ class ColumnDecoder:
         """Return the type of each record, without decoding it: the field that has it, or the name of another type.
 
         The parameters and errors are those of `decode`. Types are null for null, for records whose schema has no name,
-        and for the values that are returned as invalid: their type cannot be told, and `decode` refuses them, too.
+        and for invalid values, whose type cannot be determined; `decode` returns them as invalid, too.
         """
         pieces = _Pieces(self.type, len(column))
         texts, codes = dict[str, int](), np.full(len(column), -1, np.int64)

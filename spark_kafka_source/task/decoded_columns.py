@@ -84,8 +84,8 @@ class TaskDecoder:
     def filtered(self, batch: pa.RecordBatch, source_range: Range) -> pa.RecordBatch:
         """Return the records that the conditions on decoded keys and values, and on types, keep.
 
-        `onDecodeError` applies to those that do not decode, or whose type cannot be told: they fail, are judged as
-        null, or become dead letters; `onUnknownType` to those of other types.
+        `onDecodeError` applies to those that do not decode, or whose type cannot be determined: they fail, are judged
+        as null, or become dead letters; `onUnknownType` to those of other types.
 
         Raises
         ------
@@ -170,6 +170,7 @@ class TaskDecoder:
         headers = batch.column("headers") if self._headers else None
         columns: dict[str, pa.Array] = {}
         problems = _Problems()
+        nulls: dict[str, set[int]] = {}
         decoded, self._decoded = self._decoded, {}
         for part, decoder in self._decoders.items():
             if part in decoded:
@@ -177,6 +178,8 @@ class TaskDecoder:
                 continue
             columns[part], invalid = decoder.decode(batch.column(part), headers)
             self._judge(part, batch, source_range, invalid, problems)
+            nulls[part] = {failure.row for failure in invalid}
+        problems.skipped |= self._dropped_by_nulls(batch, source_range, nulls, problems)
         if self._wants_types:
             columns[VALUE_TYPE], invalid = self._type_names(batch)
             if "value" not in self._decoders:  # else judged above
@@ -188,6 +191,29 @@ class TaskDecoder:
             columns[RAW] = _scattered(batch.column("value").take(to_arrow(rows)), rows, batch.num_rows)
         self._dead_letters.send(batch, source_range, problems.letters)
         return columns, problems.kept_rows(batch.num_rows)
+
+    def _dropped_by_nulls(
+        self, batch: pa.RecordBatch, source_range: Range, nulls: Mapping[str, set[int]], problems: _Problems
+    ) -> set[int]:
+        """Return the rows that the filter has kept by its fields, and drops with null for a key or value.
+
+        `nulls`: the rows of each part that do not decode to the fields of the rows.
+        """
+        rows = sorted(set().union(*nulls.values()) - problems.letters.keys() - problems.skipped)
+        if self._filter is None or not self._filter_decoders or not rows:
+            return set()
+        numbers = np.array(rows, np.int64)
+        batch = batch.take(to_arrow(numbers))
+        headers = batch.column("headers") if self._headers else None
+        columns = _columns(batch)
+        if self._filter.reads_types:
+            columns[VALUE_TYPE], _ = self._type_names(batch)
+        for part, decoder in self._filter_decoders.items():
+            is_null = np.isin(numbers, list(nulls.get(part, ())))
+            stored = take_rows(batch.column(part), np.where(is_null, -1, np.arange(len(rows))))
+            columns[part], _ = decoder.decode(stored, headers)
+        kept = self._filter.decoded_rows(columns, source_range)
+        return set(numbers[~kept].tolist())
 
     def __enter__(self) -> TaskDecoder:
         return self

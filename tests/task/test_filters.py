@@ -138,6 +138,54 @@ def test_values_that_do_not_decode_become_dead_letters_though_the_filter_cannot_
     assert len(fake.records("dead")) == 1
 
 
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("value.id = 40", []),
+        ("value.id <> 9 AND offset > 9", []),
+        ("value.id <=> 40 OR key = 'k4'", [4]),
+        ("value.id = 40 OR key = 'bad'", [30]),
+        ("coalesce(value.id, 40) = 40", [30, 31]),
+        ("value.id = 40 OR value.id IS NULL", [30, 31]),
+        ("key.n = 1 AND coalesce(value.id, 40) = 40", [30]),
+    ],
+)
+@pytest.mark.parametrize("fields", ["", "city"])
+def test_row_whose_value_turns_out_null_is_judged_with_null(
+    fake: FakeKafka, condition: str, expected: list[int], fields: str
+) -> None:
+    """The filter has decoded `id` alone, and the rows need `city`."""
+    key = {"keyFormat": "json", "keySchema": "n BIGINT"} if "key.n" in condition else {}
+    bad_city = json.dumps({"id": 40, "city": 7})
+    fake.produce("orders", bad_city, key='{"n": 1}' if key else "bad", partition=0)
+    fake.produce("orders", "no json", key='{"n": 2}' if key else None, partition=1)
+    chosen = {"valueFields": fields} if fields else {}
+    rows = read(fake, f"partition < 2 AND ({condition})", **JSON, **key, **chosen, onDecodeError="null")
+    assert numbers(rows) == expected
+    assert all(row["value"] is None for row in rows if row["offset"] == 10)
+
+
+def test_row_that_the_filter_drops_by_its_fields_is_not_decoded_further(fake: FakeKafka) -> None:
+    fake.produce("orders", json.dumps({"id": 40, "city": 7}), partition=0)
+    letters = {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+    for more in ({}, {"onDecodeError": "null"}, letters):
+        assert numbers(read(fake, "value.id = 9", **JSON, **more)) == [9]
+        assert read(fake, "value.id IS NULL", **JSON, **more) == []
+    assert fake.records("dead") == []
+    assert read(fake, "value.id = 40", **JSON, **letters) == []
+    assert len(fake.records("dead")) == 1
+
+
+def test_rows_that_null_drops_are_counted_as_filtered(fake: FakeKafka) -> None:
+    fake.produce("orders", json.dumps({"id": 40, "city": 7}), partition=0)
+    options = options_of(fake, "value.id = 40 AND offset = 10 AND partition = 0", **JSON, onDecodeError="null")
+    client = PROCESS.client(options.client)
+    reader = KafkaBatchReader(options)
+    assert not any(batch.num_rows for task in reader.partitions() for batch in reader.read(task))
+    totals = {metric.name: metric.value for metric in client.metrics() if metric.tags.get("topic") == "orders"}
+    assert totals["records-filtered-total"] == 1
+
+
 # -- failures -----------------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ TYPE_CONDITIONS = ("valueType = 'Order'", "valueType <> 'Refund'", "valueType = 
 
 @pytest.mark.parametrize("condition", TYPE_CONDITIONS)
 @pytest.mark.parametrize("value", [UNKNOWN_ID, b"no schema"])
-def test_filter_on_a_type_that_cannot_be_told_leaves_the_record_to_on_decode_error(
+def test_filter_on_a_type_that_cannot_be_determined_leaves_the_record_to_on_decode_error(
     fake: FakeKafka, write: Write, read: Read, caplog: pytest.LogCaptureFixture, value: bytes, condition: str
 ) -> None:
     write(ORDER, {"id": 1})
@@ -164,7 +164,7 @@ def test_filter_on_a_type_that_cannot_be_told_leaves_the_record_to_on_decode_err
 
 
 @pytest.mark.parametrize("condition", ["", "valueType IS NULL OR offset >= 0"])
-def test_column_of_a_type_that_cannot_be_told_is_left_to_on_decode_error(
+def test_column_of_a_type_that_cannot_be_determined_is_left_to_on_decode_error(
     fake: FakeKafka, write: Write, read: Read, condition: str
 ) -> None:
     write(ORDER, {"id": 1})

@@ -224,7 +224,9 @@ def test_type_of_a_compressed_value_is_told_by_its_first_bytes(monkeypatch: pyte
     decoder = ColumnDecoder(with_union_types(ReaderSchema("glue-avro", union)), fixed({ID: union}))
     assert decoder.decode(pa.array(values))[0].to_pylist()[1] == {"R": None, "S": {"t": b"x" * 1_000}}
     monkeypatch.setattr(glue, "_decompress", lambda *_: pytest.fail("decompresses the whole value"))
-    assert decoder.type_names(pa.array(values)).to_pylist() == ["R", "S", None, None]
+    names, invalid = decoder.type_names(pa.array(values))
+    assert names.to_pylist() == ["R", "S", None, None]
+    assert [value.row for value in invalid] == [3]
 
 
 def test_bomb_allocates_no_more_than_the_limit() -> None:

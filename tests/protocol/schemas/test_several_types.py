@@ -116,7 +116,7 @@ def test_type_is_a_column_only_if_asked_for(fake: FakeKafka, write: Write, read:
         read(columns=["value_type", "offset"])
 
 
-def test_filter_on_a_type_that_cannot_be_told_fails(fake: FakeKafka, write: Write, read: Read) -> None:
+def test_filter_on_a_type_that_cannot_be_determined_fails(fake: FakeKafka, write: Write, read: Read) -> None:
     events(write)
     fake.produce("events", b"\0\0\0\x03\xe7\2", partition=0)
     for condition in ("valueType = 'Order'", "valueType <> 'Refund'", pc.field("value_type") == "Order"):
