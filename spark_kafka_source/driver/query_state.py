@@ -82,7 +82,7 @@ class QueryState:
         return self.client.deadline(self.options.offsets_timeout_ms)
 
     def require_own_checkpoint(self, offsets: Offsets, deadline: Deadline) -> None:
-        """Raise `ConfigurationError` if the checkpoint has offsets of another cluster, or of other topics only.
+        """Raise `ConfigurationError` if the checkpoint has another cluster, other schema versions or only other topics.
 
         With `failOnDataLoss=false`, the first trigger warns of other topics.
         """
@@ -98,6 +98,10 @@ class QueryState:
             self.client.brokers(deadline)
             servers = listed([f"{host}:{port}" for host, port in self.client.config.bootstrap_servers], separator=",")
             offsets.require_cluster(self.client.cluster_id, servers)
+        if offsets.schemas:
+            from spark_kafka_source.driver.reader_schemas import require_same_versions
+
+            require_same_versions(self.options, offsets.schemas)
 
     @property
     def member(self) -> GroupMember:

@@ -200,10 +200,6 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         completed = Offsets({}) if is_new else query.offsets.parse(start)
         if not query.running:
             query.require_own_checkpoint(completed, deadline)
-        if not query.running and completed.schemas:
-            from spark_kafka_source.driver.reader_schemas import require_same_versions
-
-            require_same_versions(self._options, completed.schemas)
         if is_new or (is_member and not completed.ends):
             resolved_start = query.starting_offsets(deadline)
             start = (Offsets({}) if is_member else resolved_start).to_json_dict()

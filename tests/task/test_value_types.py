@@ -18,6 +18,7 @@ from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import declared_versions, spark_schema
@@ -265,6 +266,23 @@ def test_one_version_suffices_if_the_other_column_is_not_read(events: dict[str, 
     options = {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "value"}
     parsed = with_schemas(parse_source_options({**events, **options}, streaming=True))
     assert parsed.schema_versions == {"value.Order": 1}
+
+
+def test_batch_is_replayed_with_the_pinned_version_only(events: dict[str, str], write: Write) -> None:
+    def reader(**more: str) -> KafkaStreamReader:
+        chosen = {**events, **{name.replace("__", "."): text for name, text in more.items()}}
+        return KafkaStreamReader(with_schemas(parse_source_options(chosen, streaming=True)))
+
+    write(ORDER, {"id": 1})
+    write(REFUND, {"reason": "late"})
+    first = reader(startingOffsets="earliest")
+    start, end = first.initialOffset(), first.latestOffset(first.initialOffset(), first.getDefaultReadLimit())
+    first.stop()
+    write(NEWER_ORDER, {"id": 2, "note": "fragile"})
+    with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
+        reader().partitions(start, end)
+    for version in ("latest", "events-shop.Order=1"):
+        assert reader(schema__registry__reader__version=version).partitions(start, end)
 
 
 @pytest.mark.parametrize(
