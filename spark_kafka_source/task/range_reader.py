@@ -139,9 +139,9 @@ def _record_filter(options: SourceOptions, client: Client) -> RecordFilter | Non
     from protocol.filters.record_filter import RecordFilter
 
     context = TaskContext.get()
-    # Spark passes the session's settings; in Spark 4 this one is true by default.
-    ansi = None if context is None else context.getLocalProperty("spark.sql.ansi.enabled")
-    return RecordFilter(options.condition, ansi=ansi != "false", client=client)
+    # Spark passes the settings that the session has set, as their text; in Spark 4 this one is true by default.
+    ansi = (context and context.getLocalProperty("spark.sql.ansi.enabled")) or "true"
+    return RecordFilter(options.condition, ansi=ansi.strip().lower() != "false", client=client)
 
 
 def _on_loss(options: SourceOptions, loss: DataLoss, skipped: Range) -> None:

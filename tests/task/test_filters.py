@@ -21,6 +21,7 @@ from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.decoded_columns import TaskDecoder
+from tests.support.spark_task import spark_task
 
 JSON = {"valueFormat": "json", "valueSchema": "id BIGINT, country STRING, city STRUCT<name: STRING>"}
 
@@ -195,6 +196,19 @@ def test_failed_cast_fails_the_task_and_names_the_record(fake: FakeKafka) -> Non
         read(fake, "offset > 9 AND cast(cast(value AS string) AS int) > 3")
     assert read(fake, "offset > 10 AND cast(cast(value AS string) AS int) > 3") == []
     assert read(fake, "startswith(value, 'y') AND cast(cast(key AS string) AS int) > 3") == []  # the key is read first
+
+
+@pytest.mark.parametrize("ansi", ["false", "False", " FALSE ", "true", " True", None])
+def test_ansi_mode_is_that_of_the_session(fake: FakeKafka, ansi: str | None) -> None:
+    """Spark trims a boolean setting, and ignores its case; without the property ANSI mode is Spark 4's default."""
+    condition = "partition = 1 AND cast(cast(key AS string) AS int) > 0"  # other keys are k1, k4 and so on
+    fake.produce("orders", "x", key="7", partition=1)
+    with spark_task(**({} if ansi is None else {"spark_sql_ansi_enabled": ansi})):
+        if ansi is None or "true" in ansi.lower():
+            with pytest.raises(FilterFailed, match="offset 0 of orders-1"):
+                read(fake, condition)
+        else:
+            assert numbers(read(fake, condition)) == [31]
 
 
 @pytest.mark.parametrize(
