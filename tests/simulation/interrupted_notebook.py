@@ -338,8 +338,8 @@ def produce_transactions(servers: str, keyboard: Keyboard, result: dict[str, Any
     """Write transactions; an interrupted call is repeated, or its transaction aborted."""
     result["committed"], result["aborted"] = [], []
     producer = TransactionalProducer({"bootstrap.servers": servers, "transactional.id": "id", "linger.ms": "2"})
-    while not keyboard.run(producer.init_transactions):
-        pass
+    while producer.transaction_state is TransactionState.UNINITIALIZED:
+        keyboard.run(producer.init_transactions)
     for number in range(12):
         while producer.transaction_state is TransactionState.READY:
             keyboard.run(producer.begin_transaction)
