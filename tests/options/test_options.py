@@ -170,6 +170,14 @@ def test_options_for_managed_clusters_are_accepted(caplog: pytest.LogCaptureFixt
     assert caplog.messages == []
 
 
+def test_options_of_glue_are_accepted() -> None:
+    names: dict[str, dict[str, str]] = {}
+    exec(block("schemas.md", "glue_orders = {").text, {}, names)
+    (options,) = names.values()
+    assert parse_source_options({**options, "subscribe": "orders"}, streaming=True).value_subject == "orders"
+    assert parse_sink_options({**options, "topic": "orders"})
+
+
 def test_private_key_visible_in_spark_ui_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     key = {"kafka.security.protocol": "SSL", "kafka.ssl.keystore.certificate.chain": "PEM"}
     stream(**key, **{"kafka.ssl.keystore.key": "${dir:/run/secrets:key}"})

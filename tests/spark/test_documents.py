@@ -55,6 +55,7 @@ PYTHON = {
     "test_example_of_the_page_writes_and_reads_messages",
     ("schemas.md", "from_registry("): "tests/spark/test_functions.py::"
     "test_example_of_the_page_decodes_columns_and_writes_from_foreach_batch",
+    ("schemas.md", "glue_orders = {"): "tests/options/test_options.py::test_options_of_glue_are_accepted",
     ("migrating.md", 'mode("append")'): HERE + "test_migrating_examples_write_batches_and_updates",
     ("migrating.md", "foreach_batch_writer("): HERE + "test_migrating_examples_write_batches_and_updates",
     ("troubleshooting.md", "ThreadPoolExecutor(2"): "tests/spark/sink/test_new_threads.py::"
@@ -191,6 +192,8 @@ COMMANDS: dict[str, str] = {
     "make bench": HERE + "test_benchmarks_of_the_docs_run",
     "python -m spark_kafka_source.options": OPTIONS_TESTS + "test_module_prints_the_docs_page",
     "python -m spark_kafka_source.options > docs/options.md": OPTIONS_TESTS + "test_docs_page_of_options_is_current",
+    "python -m tests.test_public_names > tests/public_names.txt": "tests/test_public_names.py::"
+    "test_public_names_are_those_of_the_list",
     "python -m protocol.property_page > docs/properties.md": "tests/protocol/test_property_page.py::"
     "test_docs_page_of_properties_is_current",
     "python -m tests.protocol.metrics.metrics_page > docs/metrics.md": "tests/protocol/metrics/test_metrics_page.py::"

@@ -163,7 +163,8 @@ def test_bytes_behind_ids_in_headers_that_differ_in_each_record_are_not_kept(
     column = pa.array([b"\2"] * 40)
     _, invalid = records.decode(column, headers)
     assert [failure.reason for failure in invalid] == ["the header has more bytes than a schema's id or GUID"] * 40
-    assert records.type_names(column, headers).to_pylist() == [None] * 40
+    names, untyped = records.type_names(column, headers)
+    assert names.null_count == len(untyped) == 40
     assert parsed == []
     assert not records._decoders
     assert not records._writer_names
@@ -233,7 +234,7 @@ from protocol.schemas.values import ColumnDecoder, with_union_types
 union = '[{"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": "string"}}]}]'
 decoder = ColumnDecoder(with_union_types(ReaderSchema("avro", union)))
 column = nullable_binaries([b"\\0\\2\\2a\\0", None])
-assert decoder.type_names(column).to_pylist() == ["R", None]
+assert decoder.type_names(column)[0].to_pylist() == ["R", None]
 assert decoder.decode(column)[0].to_pylist() == [{"R": {"a": ["a"]}}, None]
 
 texts = nullable_binaries([b"a", None]).cast(pa.string())
