@@ -41,6 +41,7 @@ _NO_HEADER = (
     "it does not begin with a byte 3 and the rest of AWS Glue's header; use a format such as confluent-avro for values "
     "that begin with a zero byte and an id, one such as avro for values without a header"
 )
+_NOT_ZLIB = "its payload is not compressed by zlib, as its header says"
 # For the import of botocore, which also looks for credentials.
 _START_S = 10.0
 _SETTINGS = (f"{PREFIX}glue.region", f"{PREFIX}glue.endpoint", f"{PREFIX}glue.registry.name")
@@ -94,45 +95,60 @@ def decompressed_values(
         packed.tolist(), (at[packed] + HEADER_BYTES).tolist(), ends[packed].tolist(), strict=True
     ):
         sure_bytes = _SURE_GROWTH * (end - begin)
-        try:
-            if only_heads:
-                payload = _inflate(zlib.decompressobj(), view[begin:end], _HEAD_BYTES)
-            else:
-                payload = _decompress(view[begin:end], min(sure_bytes + free_bytes, _MAX_VALUE_BYTES))
-        except ValueError as error:
-            failures.setdefault(str(error), []).append(row)
+        if only_heads:
+            payload, reason = _decompressed_head(view[begin:end])
+        else:
+            payload, reason = _decompress(view[begin:end], sure_bytes, min(sure_bytes + free_bytes, _MAX_VALUE_BYTES))
+        payload_bytes = sum(map(len, payload))
+        # Also for a payload that is refused, which took as long.
+        free_bytes -= min(free_bytes, max(0, payload_bytes - sure_bytes))
+        if reason:
+            failures.setdefault(reason, []).append(row)
             continue
         copy += view[copied:begin]
-        copy += payload
+        for piece in payload:
+            copy += piece
         copied = end
-        growth[row] = len(payload) - (end - begin)
-        free_bytes -= max(0, len(payload) - sure_bytes)
+        growth[row] = payload_bytes - (end - begin)
     copy += view[copied : int(ends[last])]
     refused |= {reason: np.array(of_reason, np.int64) for reason, of_reason in failures.items()}
     shift = np.cumsum(growth) - at[first]
     return np.frombuffer(copy, np.uint8), at + shift - growth, ends + shift, refused
 
 
-def _decompress(packed: memoryview, max_bytes: int) -> bytes:
-    """Return a payload; raise `ValueError` with the reason if it is invalid, or has more than `max_bytes`."""
-    stream = zlib.decompressobj()
-    payload = _inflate(stream, packed, max_bytes + 1)
-    if len(payload) > max_bytes:
-        raise ValueError(
-            f"its payload exceeds {_MAX_VALUE_BYTES >> 20} MiB decompressed, or those that are more than "
-            f"{_SURE_GROWTH} times as large as their values exceed {_MAX_EXCESS_BYTES >> 20} MiB together"
-        )
-    if not stream.eof:
-        raise ValueError("its compressed payload is truncated")
-    return payload
+def _decompress(packed: memoryview, sure_bytes: int, max_bytes: int) -> tuple[list[bytes], str]:
+    """Return a payload in pieces, and the reason if it is invalid or has more than `max_bytes`: then its beginning.
 
-
-def _inflate(stream: Any, packed: memoryview, max_bytes: int) -> bytes:
+    `sure_bytes`: the size of the first piece. The next ones double the whole, so that the piece in which zlib finds an
+    error, and which is not returned, is no larger than the others together.
+    """
+    stream, payload, payload_bytes = zlib.decompressobj(), list[bytes](), 0
+    rest: memoryview | bytes = packed
+    piece_bytes = min(sure_bytes, max_bytes) + 1
     try:
-        payload: bytes = stream.decompress(packed, max_bytes)
+        while True:
+            payload.append(stream.decompress(rest, piece_bytes))
+            payload_bytes += len(payload[-1])
+            rest = stream.unconsumed_tail
+            if payload_bytes > max_bytes:
+                return payload, (
+                    f"its payload exceeds {_MAX_VALUE_BYTES >> 20} MiB decompressed, or those that are more than "
+                    f"{_SURE_GROWTH} times as large as their values exceed {_MAX_EXCESS_BYTES >> 20} MiB together"
+                )
+            if stream.eof:
+                return payload, ""
+            if not rest:
+                return payload, "its compressed payload is truncated"
+            piece_bytes = min(payload_bytes, max_bytes + 1 - payload_bytes)
     except zlib.error:
-        raise ValueError("its payload is not compressed by zlib, as its header says") from None
-    return payload
+        return payload, _NOT_ZLIB
+
+
+def _decompressed_head(packed: memoryview) -> tuple[list[bytes], str]:
+    try:
+        return [zlib.decompressobj().decompress(packed, _HEAD_BYTES)], ""
+    except zlib.error:
+        return [], _NOT_ZLIB
 
 
 def version_ids(data: Bytes, at: Positions) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:

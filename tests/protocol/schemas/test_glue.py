@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -202,6 +203,35 @@ def test_large_payloads_of_a_column_have_a_common_limit_that_spares_the_others(m
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff\xff\xff\xff"])
+def test_payloads_that_are_refused_count_against_the_common_limit(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of them would take minutes. `end`: what a payload has instead of its last bytes."""
+    monkeypatch.setattr(glue, "_MAX_EXCESS_BYTES", 1 << 20)
+    monkeypatch.setattr(glue, "_MAX_VALUE_BYTES", 400_000)
+    inflated: list[int] = []
+
+    class Counting:
+        def __init__(self) -> None:
+            self._stream: Any = zlib.decompressobj()
+
+        def decompress(self, packed: Any, max_bytes: int) -> bytes:
+            inflated.append(max_bytes)
+            part: bytes = self._stream.decompress(packed, max_bytes)
+            inflated[-1] = len(part)
+            return part
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+    bomb = frame(ID, bytes(399_000), 5)[:-8] + end if end else frame(ID, bytes(500_000), 5)
+    decoder = ColumnDecoder(ReaderSchema("glue-avro", BYTES), fixed({ID: BYTES}))
+    zlib_counting = types.SimpleNamespace(decompressobj=Counting, error=zlib.error)
+    monkeypatch.setattr(glue, "zlib", zlib_counting)
+    column, errors = decoded(decoder, [bomb] * 100)
+    assert (column, len(errors)) == ([None] * 100, 100)
+    assert sum(inflated) < 2 * (1 << 20) + 17 * 100 * len(bomb)
 
 
 def test_limits_do_not_depend_on_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
