@@ -35,6 +35,8 @@ _PART_BYTES = 16 << 20
 # that a hostile value cannot make ordinary ones behind it invalid.
 _SURE_GROWTH = 16
 _MAX_EXCESS_BYTES = 256 << 20
+# Schema version ids of a part. Each may be requested: more are garbage, whose requests Glue would throttle.
+_MAX_VERSION_IDS = 1_000
 # More than the number of a message or of a branch has.
 _HEAD_BYTES = 64
 _NO_HEADER = (
@@ -82,6 +84,11 @@ def decompressed_values(
     is_known = (compression == _PLAIN) | (compression == _ZLIB)
     if not is_known.all():
         refused["the compression in its header of AWS Glue is neither 0 (none) nor 5 (zlib)"] = rows[~is_known]
+        rows, compression = rows[is_known], compression[is_known]
+    if (is_rare := _with_rare_id(data, at[rows])).any():
+        reason = f"it and the values near it have more than {_MAX_VERSION_IDS} schema version ids, and its id is rare"
+        refused[reason] = rows[is_rare]
+        rows, compression = rows[~is_rare], compression[~is_rare]
     packed = rows[compression == _ZLIB]
     if not len(packed):
         return data, at, ends, refused
@@ -151,15 +158,30 @@ def _decompressed_head(packed: memoryview) -> tuple[list[bytes], str]:
         return [], _NOT_ZLIB
 
 
-def version_ids(data: Bytes, at: Positions) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    """Yield the schema version ids of the headers that begin at these places, each with a mask of the places."""
+def version_ids(data: Bytes, at: Positions) -> Iterator[tuple[str, Positions]]:
+    """Yield the schema version ids of the headers that begin at these places, each with the numbers of its places."""
+    ids = _ids(data, at)
+    numbers = to_numpy(ids.indices)
+    order = np.argsort(numbers, kind="stable")
+    of_ids = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    for version_id, places in zip(ids.dictionary.to_pylist(), of_ids, strict=True):
+        yield str(uuid.UUID(bytes=version_id)), places
+
+
+def _with_rare_id(data: Bytes, at: Positions) -> npt.NDArray[np.bool_]:
+    """Return a mask of the headers whose version id is none of the `_MAX_VERSION_IDS` that most of them have."""
+    if len(at) <= _MAX_VERSION_IDS or len((ids := _ids(data, at)).dictionary) <= _MAX_VERSION_IDS:
+        return np.zeros(len(at), np.bool_)
+    numbers = to_numpy(ids.indices)
+    by_count = np.argsort(-np.bincount(numbers), kind="stable")
+    return np.isin(numbers, by_count[_MAX_VERSION_IDS:])
+
+
+def _ids(data: Bytes, at: Positions) -> pa.DictionaryArray:
     count = len(data) - HEADER_BYTES + 1
     raw = np.ndarray((count,), f"V{_VERSION_ID_BYTES}", np.ascontiguousarray(data[_VERSION_ID_AT:]), 0, (1,))[at]
     buffers = [None, pa.py_buffer(raw.view(np.uint8))]
-    ids = pa.Array.from_buffers(pa.binary(_VERSION_ID_BYTES), len(at), buffers).dictionary_encode()
-    numbers = to_numpy(ids.indices)
-    for number, version_id in enumerate(ids.dictionary.to_pylist()):
-        yield str(uuid.UUID(bytes=version_id)), numbers == number
+    return pa.Array.from_buffers(pa.binary(_VERSION_ID_BYTES), len(at), buffers).dictionary_encode()
 
 
 # -- the client -----------------------------------------------------------------------------------

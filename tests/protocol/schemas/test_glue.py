@@ -234,6 +234,28 @@ def test_payloads_that_are_refused_count_against_the_common_limit(end: bytes, mo
     assert sum(inflated) < 2 * (1 << 20) + 17 * 100 * len(bomb)
 
 
+def test_garbage_with_random_ids_is_refused_beyond_a_number_of_requests(
+    endpoint: GlueEndpoint, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of most values are requested, and none of the others is remembered as unknown."""
+    monkeypatch.setattr(glue, "_MAX_VERSION_IDS", 3)
+    known = endpoint.add("orders", LONG)
+    decoder = ColumnDecoder(choose_schema("glue-avro", registry, "orders"), registry)
+    requests = len(endpoint.requests)
+    garbage = [frame(str(uuid.UUID(int=number)), b"\x02") for number in range(1, 10)]
+    valid = [frame(known.version_id, b"\x04"), frame(known.version_id, b"\x06", 5)]
+    column, errors = decoded(decoder, [*garbage, None, *valid])
+    assert column == [None] * 10 + [{"id": 2}, {"id": 3}]
+    assert len(endpoint.requests) == requests + 3
+    assert sorted(text.partition(": ")[2] or text for text in errors) == [
+        *["it and the values near it have more than 3 schema version ids, and its id is rare"] * 7,
+        *["the registry does not have it"] * 2,
+    ]
+    for number in range(5, 8):
+        endpoint.add("orders", LONG, version_id=str(uuid.UUID(int=number)))
+    assert decoded(decoder, garbage[4:7]) == ([{"id": 1}] * 3, [])
+
+
 def test_limits_do_not_depend_on_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """`from_registry` gets Spark's batches, which may be far larger than those of the source."""
     monkeypatch.setattr(glue, "_MAX_EXCESS_BYTES", 2_000)
