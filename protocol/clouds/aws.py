@@ -11,6 +11,15 @@ from protocol.errors import AuthenticationFailed, ConfigurationError
 _SIGNER = "aws-msk-iam-sasl-signer-python"
 _SESSION_NAME = "spark-kafka-source"
 _TRANSIENT_CODES = frozenset(("ServiceUnavailable", "InternalFailure", "Throttling", "ThrottlingException"))
+_CREDENTIALS_CODES = frozenset(
+    (
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "UnrecognizedClientException",
+    )
+)
 CREDENTIALS_REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE in this process, or run it with the role of an "
     "instance, a container or a web identity"
@@ -185,3 +194,12 @@ def is_transient(error: BaseException) -> bool:
         return status >= 500 or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
     names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"HTTPClientError", "MetadataRetrievalError", "ResponseParserError"})
+
+
+def is_of_credentials(error: BaseException) -> bool:
+    """Return True if there are no credentials, or AWS refuses them: they may have been replaced."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return response.get("Error", {}).get("Code") in _CREDENTIALS_CODES
+    names = {base.__name__ for base in type(error).__mro__}
+    return bool(names & {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})

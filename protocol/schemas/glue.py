@@ -255,15 +255,22 @@ class GlueRegistry(SchemaRegistry):
                 f"{PREFIX}glue.schemas has schemas by version id only, not {what}; give the schema to read with: "
                 "valueSchema or keySchema, value_schema of protocol.read, --value-schema of pykafka"
             )
-        from protocol.clouds.aws import is_transient
+        from protocol.clouds.aws import is_of_credentials, is_transient
         from protocol.clouds.library_call import call_library, error_text
 
         remedy = self._remedy()
 
         def ask() -> dict[str, Any]:
+            is_new = self._glue is None
             try:
-                reply: dict[str, Any] = getattr(self._client(), operation)(**request)
-                return reply
+                try:
+                    return self._ask(operation, request)
+                except Exception as error:
+                    if is_new or not is_of_credentials(error):
+                        raise
+                # A client looks for credentials once. They may be others now, such as those of a file.
+                self._glue = None
+                return self._ask(operation, request)
             except KafkaError:
                 raise
             except Exception as error:
@@ -283,9 +290,14 @@ class GlueRegistry(SchemaRegistry):
         except ConnectFailed:
             raise self._no_response(what, f"no response within {timeout_s:.1f} s") from None
 
+    def _ask(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        reply: dict[str, Any] = getattr(self._client(), operation)(**request)
+        return reply
+
     def _client(self) -> Any:
         """Return botocore's client, which may be used by several threads."""
-        if self._glue is None:
+        client = self._glue
+        if client is None:
             from protocol.clouds.library_call import import_library
 
             purpose = "valueFormat or keyFormat glue-avro, glue-json or glue-protobuf"
@@ -296,10 +308,10 @@ class GlueRegistry(SchemaRegistry):
                 read_timeout=wait_s,
                 retries={"total_max_attempts": self.config.max_retries + 1, "mode": "standard"},
             )
-            self._glue = session.create_client(
+            client = self._glue = session.create_client(
                 "glue", region_name=self.config.glue_region, endpoint_url=self.config.glue_endpoint, config=options
             )
-        return self._glue
+        return client
 
 
 def open_registry(config: RegistryConfig) -> SchemaRegistry:

@@ -401,6 +401,38 @@ def test_process_without_credentials_is_told_how_to_give_them(
         registry.version("orders")
 
 
+def test_credentials_that_are_replaced_are_taken_when_the_old_ones_expire(
+    endpoint: GlueEndpoint, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    answer, valid = endpoint.answers["POST /"], ["FIRST"]
+
+    def answer_if_valid(request: Any) -> Any:
+        credentials = request.headers["authorization"].partition("Credential=")[2]
+        is_valid = credentials.startswith(f"{valid[0]}/")
+        return answer(request) if is_valid else error("ExpiredTokenException", "The token is expired")
+
+    def replace_file(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {SECRET}\n")
+
+    endpoint.answers["POST /"] = answer_if_valid
+    endpoint.add("orders", LONG)
+    replace_file("FIRST")
+    assert registry.version("orders").text == LONG
+    valid[0] = "SECOND"
+    with pytest.raises(RegistryFailed, match=r"ExpiredTokenException.*set AWS_ACCESS_KEY_ID"):
+        registry.version("orders")
+    assert len(endpoint.requests) == 3  # once more, with the same credentials
+    replace_file("SECOND")
+    assert registry.version("orders").text == LONG
+    assert len(endpoint.requests) == 5
+    assert registry.version("orders").text == LONG
+    assert len(endpoint.requests) == 6
+
+
 def test_missing_botocore_names_the_extra(registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigurationError, match=r"requires the package boto3 .*'spark-kafka-source\[aws\]'"):
