@@ -11,6 +11,7 @@ from protocol.errors import AuthenticationFailed, ConfigurationError
 _SIGNER = "aws-msk-iam-sasl-signer-python"
 _SESSION_NAME = "spark-kafka-source"
 _TRANSIENT_CODES = frozenset(("ServiceUnavailable", "InternalFailure", "Throttling", "ThrottlingException"))
+_TOO_MANY_REQUESTS = 429
 _CREDENTIALS_CODES = frozenset(
     (
         "ExpiredToken",
@@ -191,7 +192,9 @@ def is_transient(error: BaseException) -> bool:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= 500 or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
+        return (
+            status >= 500 or status == _TOO_MANY_REQUESTS or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
+        )
     names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"HTTPClientError", "MetadataRetrievalError", "ResponseParserError"})
 

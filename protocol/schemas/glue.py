@@ -46,7 +46,11 @@ _NO_HEADER = (
 _NOT_ZLIB = "its payload is not compressed by zlib, as its header says"
 # For the import of botocore, which also looks for credentials.
 _START_S = 10.0
-_SETTINGS = (f"{PREFIX}glue.region", f"{PREFIX}glue.endpoint", f"{PREFIX}glue.registry.name")
+_GLUE = tuple(f"{PREFIX}glue.{name}" for name in ("region", "endpoint", "registry.name"))
+_TIMEOUT, _RETRIES = f"{PREFIX}request.timeout.ms", f"{PREFIX}max.retries"
+_SETTINGS = (*_GLUE, _TIMEOUT, _RETRIES)
+# botocore waits up to 1, 2, 4, 8, 16 s before it repeats a request, then up to 20 s each time.
+_DOUBLED_WAITS, _LONGEST_WAIT_S = 5, 20
 
 
 # -- the header of values -------------------------------------------------------------------------
@@ -231,18 +235,43 @@ class GlueRegistry(SchemaRegistry):
     def _schema_id(self, subject: str) -> dict[str, str]:
         return {"SchemaName": subject, "RegistryName": self.config.glue_registry_name}
 
+    def _longest_request_ms(self) -> int:
+        tries, doubled = self.config.max_retries + 1, min(self.config.max_retries, _DOUBLED_WAITS)
+        waits_s = (1 << doubled) - 1 + _LONGEST_WAIT_S * (self.config.max_retries - doubled)
+        return tries * self.config.request_timeout_ms + 1_000 * waits_s
+
     def _no_response(self, subject: str, reason: str) -> RegistryFailed:
-        return self._failed(subject, reason, self._remedy())
+        slow = f"an endpoint that is slow may need a higher {_TIMEOUT}, which is {self.config.request_timeout_ms}"
+        return self._failed(subject, reason, f"check {_GLUE[0]} and {_GLUE[1]}; {slow}")
 
     def _failed(self, subject: str, reason: str, remedy: str, **context: object) -> RegistryFailed:
         message = f"AWS Glue in {self.config.glue_region} has not returned {subject}: {reason}; {remedy}"
         return RegistryFailed(message, settings=_SETTINGS, **context)
 
-    @staticmethod
-    def _remedy() -> str:
-        from protocol.clouds.aws import CREDENTIALS_REMEDY
+    def _failure(self, error: Exception, what: str, operation: str, code: int) -> RegistryFailed:
+        """Return the error for an exception of botocore; `code` is its error code if Glue has no such schema."""
+        from protocol.clouds.aws import CREDENTIALS_REMEDY, is_transient
+        from protocol.clouds.library_call import error_text
 
-        return f"check {PREFIX}glue.region and {PREFIX}glue.endpoint, and {CREDENTIALS_REMEDY}"
+        response = getattr(error, "response", None) or {}  # None: Glue has not responded
+        kind, reason = response.get("Error", {}).get("Code"), error_text(error)
+        names = {base.__name__ for base in type(error).__mro__}
+        if kind == "EntityNotFoundException":
+            remedy = f"check {_GLUE[2]}, which is {self.config.glue_registry_name}"
+            return self._failed(what, reason, remedy, status=NOT_FOUND, error_code=code)
+        if kind == "AccessDeniedException":
+            action = operation.title().replace("_", "")
+            return self._failed(what, reason, f"allow glue:{action} to the role of this process")
+        if "ResponseParserError" in names or type(error).__module__.partition(".")[0] != "botocore":
+            # Such as JSON of another type, in which botocore searches for the fields of a response.
+            reason = f"the response is not one of AWS Glue ({type(error).__name__})"
+            return self._failed(what, reason, f"check {_GLUE[1]}")
+        if names & {"ConnectionError", "HTTPClientError"}:
+            return self._no_response(what, reason)
+        if is_transient(error):
+            more = f"a higher {_RETRIES}, which is {self.config.max_retries}, repeats the request more often"
+            return self._failed(what, reason, f"AWS Glue is overloaded, or limits the requests of this account: {more}")
+        return self._failed(what, reason, f"check {_GLUE[0]} and {_GLUE[1]}, and {CREDENTIALS_REMEDY}")
 
     def _request(self, method: str, path: str, subject: str, body: Mapping[str, Any] | None = None) -> Any:
         raise ConfigurationError(f"this client does not request {subject} from AWS Glue; use the aws command: aws glue")
@@ -256,9 +285,7 @@ class GlueRegistry(SchemaRegistry):
                 "valueSchema or keySchema, value_schema of protocol.read, --value-schema of pykafka"
             )
         from protocol.clouds.aws import is_of_credentials, is_transient
-        from protocol.clouds.library_call import call_library, error_text
-
-        remedy = self._remedy()
+        from protocol.clouds.library_call import call_library
 
         def ask() -> dict[str, Any]:
             is_new = self._glue is None
@@ -274,19 +301,12 @@ class GlueRegistry(SchemaRegistry):
             except KafkaError:
                 raise
             except Exception as error:
-                response = getattr(error, "response", None) or {}  # None: Glue has not responded
-                kind, reason = response.get("Error", {}).get("Code"), error_text(error)
-                if kind == "EntityNotFoundException":
-                    named = f"check {PREFIX}glue.registry.name, which is {self.config.glue_registry_name}"
-                    raise self._failed(what, reason, named, status=NOT_FOUND, error_code=code) from None
-                if kind == "AccessDeniedException":
-                    action = operation.title().replace("_", "")
-                    raise self._failed(what, reason, f"allow glue:{action} to the role of this process") from None
-                raise self._failed(what, reason, remedy) from None
+                raise self._failure(error, what, operation, code) from None
 
-        key, timeout_s = ("glue", id(self), operation, str(request)), _START_S + self._longest_request_ms() / 1000
+        key, timeout_s = ("glue", id(self), operation, str(request)), self._longest_request_ms() / 1_000
+        timeout_s += _START_S if self._glue is None else 0
         try:
-            return call_library(key, ask, timeout_s, source="AWS Glue", remedy=remedy, transient=is_transient)
+            return call_library(key, ask, timeout_s, source="AWS Glue", remedy="", transient=is_transient)
         except ConnectFailed:
             raise self._no_response(what, f"no response within {timeout_s:.1f} s") from None
 
@@ -333,4 +353,5 @@ def _registered(reply: Mapping[str, Any], what: str, subject: str | None) -> Reg
             version=reply.get("VersionNumber"),
         )
     except (KeyError, TypeError, ValueError):
-        raise RegistryFailed(f"the response of AWS Glue for {what} has no schema") from None
+        message = f"the response of AWS Glue for {what} has no schema; check {_GLUE[1]}"
+        raise RegistryFailed(message, settings=_SETTINGS) from None

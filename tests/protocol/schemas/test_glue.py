@@ -365,16 +365,31 @@ def test_unknown_schema_is_an_error_with_the_remedy(registry: SchemaRegistry, en
         registry.subjects()
 
 
+OVERLOADED = r"AWS Glue is overloaded, .* a higher schema\.registry\.max\.retries, which is 0, .* more often"
+NOT_GLUE = r"orders: the response is not one of AWS Glue \([A-Za-z]+Error\); check schema\.registry\.glue\.endpoint$"
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (error("AccessDeniedException", f"{KEY} is not authorized"), "allow glue:GetSchemaVersion to the role"),
         (error("UnrecognizedClientException", "invalid token"), "check schema.registry.glue.region and .*AWS_PROFILE"),
-        (error("InternalServiceException", "later", 500), "InternalServiceException"),
-        ((200, {}, b"{}"), "the response of AWS Glue for version latest of the schema orders has no schema"),
+        (error("InternalServiceException", "later", 500), f"InternalServiceException.*later; {OVERLOADED}$"),
+        ((503, {}, b""), f"{OVERLOADED}$"),
+        (error("ThrottlingException", "Rate exceeded"), f"Rate exceeded; {OVERLOADED}$"),
+        (error("TooManyRequestsException", "slow", 429), f"slow; {OVERLOADED}$"),
+        ((200, {}, b"{}"), "the response of AWS Glue for version latest of the schema orders has no schema; check "),
         ((200, {}, b"no json"), "version latest of the schema orders"),
+        ((200, {}, b"null"), NOT_GLUE),
+        ((200, {}, b"[]"), NOT_GLUE),
+        ((200, {}, b"\xff"), NOT_GLUE),
+        ((200, {}, b"[" * 100_000), NOT_GLUE),
         (echo, "has not returned version latest of the schema orders"),
-        (None, r"has not returned .* check schema\.registry\.glue\.region and schema\.registry\.glue\.endpoint"),
+        (
+            None,
+            r"has not returned .* check schema\.registry\.glue\.region and schema\.registry\.glue\.endpoint; .* may "
+            r"need a higher schema\.registry\.request\.timeout\.ms, which is 200$",
+        ),
     ],
 )
 def test_failure_of_glue_names_the_remedy_and_no_secret(
@@ -388,6 +403,20 @@ def test_failure_of_glue_names_the_remedy_and_no_secret(
     shown += "".join(capsys.readouterr())
     for secret in (KEY, SECRET, TOKEN):
         assert secret not in shown
+
+
+def test_request_ends_after_its_timeouts_and_the_waits_between_them(endpoint: GlueEndpoint) -> None:
+    registry: Any = client(endpoint, request_timeout_ms="100")
+    ended = threading.Event()
+    registry._glue = types.SimpleNamespace(get_schema_version=lambda **_: ended.wait(60))
+    with pytest.raises(RegistryFailed, match=r"no response within 0\.1 s; .*request\.timeout\.ms, which is 100$"):
+        registry.version("orders")
+    ended.set()
+    longest = [
+        client(endpoint, request_timeout_ms="700", max_retries=retries)._longest_request_ms()
+        for retries in ("0", "1", "3", "6")
+    ]
+    assert longest == [700, 2_400, 9_800, 55_900]
 
 
 def test_process_without_credentials_is_told_how_to_give_them(
