@@ -65,16 +65,31 @@ def _schemas_by_id(text: str) -> tuple[tuple[str, str], ...]:
             text = Path(text.removeprefix("file:")).read_text("utf-8-sig")
         except OSError as error:
             raise ValueError(f"the file cannot be read: {error}") from None
+    pairs: list[tuple[str, Any]] = []
+
+    def as_object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        pairs[:] = members  # at last those of the outermost object
+        return dict(members)
+
     try:
-        schemas = json.loads(text)
+        document = json.loads(text, object_pairs_hook=as_object, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-    if not isinstance(schemas, dict) or not schemas:
+    if not isinstance(document, dict) or not document:
         raise ValueError("no JSON object with schemas")
-    return tuple(
-        (str(uuid.UUID(version_id)), schema if isinstance(schema, str) else json.dumps(schema))
-        for version_id, schema in schemas.items()
-    )
+    schemas: dict[str, str] = {}
+    for name, schema in pairs:
+        version_id = str(uuid.UUID(name))
+        if version_id in schemas:
+            raise ValueError(f"{version_id} is there twice")
+        schemas[version_id] = schema if isinstance(schema, str) else json.dumps(schema)
+        if not schemas[version_id].strip() or not isinstance(schema, str | dict | list | bool):
+            raise ValueError(f"{version_id} has no schema")
+    return tuple(schemas.items())
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _user_info(text: str) -> Secret:
