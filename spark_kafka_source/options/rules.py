@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TYPE_OPTIONS = TypeOptionNames(
     "valueTypes", "valueSubject", "valueSubjectNameStrategy", "valueSchema", "valueUnionNames"
 )
+_GLUE_SCHEMAS = "schema.registry.glue.schemas"
 _FOR_PROTOBUF = (
     "recursive.fields.max.depth",
     "emit.default.values",
@@ -168,26 +169,52 @@ def check_sink_types(options: SinkOptions) -> None:
 def _require_registry(registry: RegistryConfig | None, part: str, format: str, *, writes: bool = False) -> None:
     """Raise `ConfigurationError` if there is no registry of the format's kind; a sink needs more than schemas by id."""
     kind = FORMATS[format].registry
-    if registry is None or registry.kind != kind or (writes and registry.glue_schemas):
-        assert kind is not None
-        setting = REGISTRY_SETTINGS[kind]
-        if registry is not None and registry.kind == kind:
-            raise ConfigurationError(
-                f"{part}Format is {format}, but schema.registry.glue.schemas has schemas for reading only; set "
-                f"{setting} instead.",
-                name=setting,
-            )
+    assert kind is not None
+    setting = REGISTRY_SETTINGS[kind]
+    if registry is None:
         raise ConfigurationError(f"{part}Format is {format}, but there is no {setting}; set it.", name=setting)
+    if registry.kind != kind:
+        own_setting = _GLUE_SCHEMAS if registry.glue_schemas else REGISTRY_SETTINGS[registry.kind]
+        function = "encode the column with to_registry" if writes else "decode the column with from_registry"
+        raise ConfigurationError(
+            f"{part}Format is {format}, but {own_setting} is set, and one query uses one registry. Set {setting} "
+            f"instead; or, if another column needs {own_setting}, set {part}Format to binary, and {function}.",
+            name=f"{part}Format",
+        )
+    if writes and registry.glue_schemas:
+        raise ConfigurationError(
+            f"{part}Format is {format}, but {_GLUE_SCHEMAS} has schemas for reading only; set {setting} instead.",
+            name=setting,
+        )
 
 
 def _check_registry(options: SourceOptions, part: str, format: str, *, has_subject: bool) -> None:
     _require_registry(options.registry, part, format)
+    if options.registry is not None and options.registry.glue_schemas:
+        _check_glue_schemas(options, part, format)
     topics = options.subscribe or tuple(options.assign or ())
     if len(topics) != 1 and not has_subject:
         raise ConfigurationError(
             f"{part}Format is {format}, and the query reads {len(topics) or 'any number of'} topics: set "
             f"{part}Subject, the subject with the schema that all {part}s are resolved to.",
             name=f"{part}Subject",
+        )
+
+
+def _check_glue_schemas(options: SourceOptions, part: str, format: str) -> None:
+    """Check that schemas by version id suffice: the schema to read with must be given, and that of one type."""
+    if part == "value" and options.value_subjects:
+        raise ConfigurationError(
+            f"valueTypes or valueSubject names several types, whose schemas {_GLUE_SCHEMAS} does not have by name. Set "
+            "schema.registry.glue.region instead. Only the records of an Avro union can be read without it: set "
+            "valueSchema to the union, and valueUnionNames to types.",
+            name=_GLUE_SCHEMAS,
+        )
+    if (options.value_schema if part == "value" else options.key_schema) is None:
+        raise ConfigurationError(
+            f"{part}Format is {format}, and {_GLUE_SCHEMAS} has schemas by version id only; set {part}Schema to the "
+            "schema to read with.",
+            name=f"{part}Schema",
         )
 
 

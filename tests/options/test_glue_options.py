@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from spark_kafka_source.sink.value_schemas import encode_column, writer_schemas
 from tests.support.glue_endpoint import GlueEndpoint
 from tests.support.spark_task import spark_task
 
+ID = "ab000000-0000-0000-0000-000000000001"
 AVRO = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 PROTO = 'syntax = "proto3"; message R { message B { int64 id = 1; } map<string, int64> a = 1; }'
 OBJECT = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
@@ -46,6 +48,11 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[GlueEndpoint]:
 def options(endpoint: GlueEndpoint, **more: str) -> dict[str, str]:
     glue = {"schema.registry.glue.region": "eu-central-1", "schema.registry.glue.endpoint": endpoint.url}
     return {"kafka.bootstrap.servers": "unused:9092", "valueFormat": "glue-avro", **glue, **more}
+
+
+def by_id(text: str) -> dict[str, str]:
+    """Return the option with a schema by version id."""
+    return {"schema.registry.glue.schemas": json.dumps({ID: text})}
 
 
 @pytest.mark.parametrize("format", SCHEMAS)
@@ -91,7 +98,11 @@ def test_sink_writes_with_the_version_that_has_the_text_of_its_schema(endpoint: 
         ({"valueSubject": "a", "schema.registry.reader.version": "9"}, "set schema.registry.reader.version to one"),
         ({"valueSubject": "p"}, "type PROTOBUF, which glue-avro cannot read; use glue-protobuf"),
         ({"subscribe": "a,b"}, "the query reads 2 topics: set valueSubject"),
-        ({"valueFormat": "confluent-avro"}, "valueFormat is confluent-avro, but there is no schema.registry.url"),
+        (
+            {"keyFormat": "confluent-avro"},
+            r"keyFormat is confluent-avro, but schema\.registry\.glue\.region is set, .* Set schema\.registry\.url "
+            r"instead; or, .* needs schema\.registry\.glue\.region, set keyFormat to binary, and decode the column",
+        ),
         ({"schema.registry.url": "http://r:1"}, "schema.registry.url has no effect with schema.registry.glue.region"),
     ],
 )
@@ -115,6 +126,26 @@ def test_registry_is_missing_without_a_region_or_schemas() -> None:
         ConfigurationError, match=r"schemas for reading only; set schema\.registry\.glue\.region instead"
     ):
         parse_sink_options(sink)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "valueFormat is glue-avro, and .* by version id only; set valueSchema to the schema to read with"),
+        ({"valueSchema": AVRO, "keyFormat": "glue-json"}, "keyFormat is glue-json, and .*; set keySchema to"),
+        ({"valueTypes": "R,S"}, r"several types, .* Set schema\.registry\.glue\.region instead. .* valueUnionNames to"),
+        ({"valueTypes": "R,S", "valueSchema": AVRO}, r"several types, .* Set schema\.registry\.glue\.region instead"),
+        ({"valueSubject": "R,S"}, r"several types, .* Set schema\.registry\.glue\.region instead"),
+        (
+            {"valueFormat": "confluent-avro"},
+            r"but schema\.registry\.glue\.schemas is set, .* Set schema\.registry\.url",
+        ),
+    ],
+)
+def test_option_that_schemas_by_id_do_not_fit_is_refused_with_one_that_does(more: dict[str, str], message: str) -> None:
+    texts = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "glue-avro", **more}
+    with pytest.raises(ConfigurationError, match=message):
+        parse_source_options({**texts, **by_id(AVRO)}, streaming=True)
 
 
 @pytest.mark.parametrize(
