@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.base.once import warn_once
 from protocol.errors import ConfigurationError
-from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, TypeOptionNames
+from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, TypeOptionNames, language_of
 from protocol.settings.property_kinds import shown
 from spark_kafka_source import error_messages
 from spark_kafka_source.options import selection, start_positions
@@ -63,6 +63,7 @@ def _check_formats(options: SourceOptions) -> None:
                 f"{part}s begin with the id of a schema in a registry.",
                 name=f"{part}Schema",
             )
+    _check_glue_languages(options)
     topics = options.subscribe or tuple(options.assign or ())
     why_no_topic = "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
     _check_types(options, why_no_topic)
@@ -216,6 +217,30 @@ def _check_glue_schemas(options: SourceOptions, part: str, format: str) -> None:
             "schema to read with.",
             name=f"{part}Schema",
         )
+
+
+def _check_glue_languages(options: SourceOptions) -> None:
+    """Refuse a schema by version id that no value can have been written with: it is none of the formats' languages."""
+    formats = {format for format, _, _ in _parts(options).values() if FORMATS[format].registry == "glue"}
+    languages = {FORMATS[format].language for format in formats}
+    # Values of JSON are read whatever the schema that they were written with.
+    if options.registry is None or "JSON" in languages:
+        return
+    for version_id, text in options.registry.glue_schemas:
+        problems = list(filter(None, (_problem_of(format, text) for format in sorted(formats))))
+        if len(problems) == len(formats):
+            raise ConfigurationError(
+                f"{_GLUE_SCHEMAS}: the schema {version_id} cannot be that of a value. {'; '.join(problems)}.",
+                name=_GLUE_SCHEMAS,
+            )
+
+
+def _problem_of(format: str, text: str) -> str:
+    try:
+        language_of(format).writer_names(text, {}, None)
+    except ConfigurationError as error:
+        return f"{format}: {error}"
+    return ""
 
 
 def _warn_ineffective(options: SourceOptions, texts: Mapping[str, str]) -> None:

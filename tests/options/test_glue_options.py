@@ -149,6 +149,21 @@ def test_option_that_schemas_by_id_do_not_fit_is_refused_with_one_that_does(more
 
 
 @pytest.mark.parametrize(
+    "text", [PROTO, '{"type": "recrod"}', "{", "[5]", '{"type": "record", "name": "R", "fields": 5}']
+)
+def test_schema_by_id_that_is_none_of_the_language_is_refused_with_its_id(text: str) -> None:
+    texts = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueSchema": AVRO, **by_id(text)}
+    with pytest.raises(
+        ConfigurationError, match=f"glue.schemas: the schema {ID} cannot be that of a value. glue-avro: "
+    ):
+        parse_source_options({**texts, "valueFormat": "glue-avro"}, streaming=True)
+    if text == PROTO:
+        parse_source_options({**texts, "valueFormat": "glue-protobuf", "valueSchema": PROTO}, streaming=True)
+        both = {"valueFormat": "glue-avro", "keyFormat": "glue-protobuf", "keySchema": PROTO}
+        parse_source_options({**texts, **both}, streaming=True)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"schema.registry.auto.register.schemas": "true"}, "schemas are not registered in AWS Glue: leave the option"),
