@@ -68,7 +68,7 @@ def _schemas_by_id(text: str) -> tuple[tuple[str, str], ...]:
     pairs: list[tuple[str, Any]] = []
 
     def as_object(members: list[tuple[str, Any]]) -> dict[str, Any]:
-        pairs[:] = members  # at last those of the outermost object
+        pairs[:] = members  # the outermost object comes last
         return dict(members)
 
     try:
