@@ -105,7 +105,6 @@ def differences(spark: SparkSession, seed: int, count: int, *, ansi: bool) -> It
     spark.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
     # docs/filters.md, "Failures": Spark may evaluate a part where a filter does not, or leave it out.
     spark.conf.set("spark.sql.subexpressionElimination.skipForShortcutExpr", "true")
-    spark.conf.set("spark.sql.codegen.wholeStage", str(not ansi).lower())
     spark.conf.set("spark.sql.inMemoryColumnarStorage.partitionPruning", "false")
     rules = ("InferFiltersFromConstraints", "SimplifyBinaryComparison", "UnwrapCastInBinaryComparison")
     spark.conf.set("spark.sql.optimizer.excludedRules", ",".join(f"{_OPTIMIZER}.{rule}" for rule in rules))
