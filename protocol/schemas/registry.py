@@ -197,7 +197,9 @@ class SchemaRegistry:
         response = self._request("POST", path, what, _body(schema))
         is_compatible = _field(bool, response, "is_compatible", what)
         messages = response.get("messages")
-        return is_compatible, [str(message) for message in messages] if isinstance(messages, list) else []
+        if not isinstance(messages, list):
+            messages = [response["reason"]] if response.get("reason") else []  # of Apicurio
+        return is_compatible, [str(message) for message in messages]
 
     def _cached(self, key: int | str, subject: str, request: Callable[[], RegisteredSchema]) -> RegisteredSchema:
         deadline = Deadline.after_ms(self._longest_request_ms())
