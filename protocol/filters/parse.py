@@ -307,7 +307,7 @@ class _Parser:
         pattern = self._constant(part, part.expression)
         text = self._text(part)
         if lower:
-            pattern, text = pattern.lower(), Node("lower", _STRING, (text,))
+            pattern, text = pattern.lower(), _cased("lower", text)
         if not re.fullmatch(f"(?s:[^{re.escape(escape)}]|{re.escape(escape)}[_%{re.escape(escape)}])*", pattern):
             _refuse(part, f"{escape} may only stand before _, % and itself")
         return _like(text, pattern, escape)
@@ -354,10 +354,10 @@ class _Parser:
         return Node("byte_length" if node.type == _BINARY else "length", _INT, (node,))
 
     def _lower_node(self, part: exp.Expr) -> Node:
-        return Node("lower", _STRING, (self._text(part),))
+        return _cased("lower", self._text(part))
 
     def _upper_node(self, part: exp.Expr) -> Node:
-        return Node("upper", _STRING, (self._text(part),))
+        return _cased("upper", self._text(part))
 
     def _substring_node(self, part: exp.Expr) -> Node:
         bounds = [part.args.get(name) for name in ("start", "length")]
@@ -551,6 +551,11 @@ def _cast(node: Node, kind: pa.DataType, text: str = "") -> Node:
     if {node.type, kind} <= {_STRING, _BINARY}:
         text = ""
     return Node("cast", kind, (node,), node.type, text)
+
+
+def _cased(op: str, text: Node) -> Node:
+    """Return `lower` or `upper` of a text. Of two, Spark leaves out the inner one, also where that is not the same."""
+    return Node(op, _STRING, text.operands if text.op in ("lower", "upper") else (text,))
 
 
 def _common_number(left: Node, right: Node) -> pa.DataType | None:

@@ -63,6 +63,12 @@ def test_integer_with_a_suffix_is_a_literal_that_prunes_offsets() -> None:
 # -- texts --------------------------------------------------------------------------------------------
 
 
+def test_case_is_changed_once_as_by_sparks_optimizer() -> None:
+    keys = ["\u0130x".encode(), b"ix"]
+    assert kept("upper(lower(cast(key AS string))) = '\u0130X'", keys) == [0]
+    assert kept("upper(cast(key AS string)) ILIKE 'i\u0307x'", keys) == [0]
+
+
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
