@@ -76,8 +76,8 @@ class TestBadBootstrapAddresses:
             with pytest.raises(DeadlineExceeded) as caught:
                 client.metadata(["orders"], client.deadline(3_000))
         text = str(caught.value)
-        assert re.search(r"\): (127\.0\.0\.1:\d+, ){2}127\.0\.0\.1:\d+ and 47 more: cannot connect", text), text
-        assert len(text) < 500, text
+        assert re.search(r"\): (127\.0\.0\.1:\d+, ){2}127\.0\.0\.1:\d+ and \d+ more: cannot connect", text), text
+        assert len(text) < 600, text  # the deadline may pass before the last ones are tried
 
 
 REPLIES_OF_A_STARTING_BROKER: dict[str, Callable[[dict[str, Any]], Any]] = {
