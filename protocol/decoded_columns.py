@@ -6,7 +6,6 @@ Imported only for a read that decodes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from protocol.cluster.client import Client
     from protocol.fetch.log_offsets import Range
     from protocol.filters.record_filter import RecordFilter
-    from protocol.schemas.reader_schema import ReaderSchema
-    from protocol.schemas.registry import SchemaRegistry
 
 VALUE_TYPE = "value_type"
 _ARGUMENTS = TypeOptionNames("value_types", "value_subject", "value_subject_name_strategy", "value_schema")
@@ -74,21 +71,21 @@ def column_decoders(
     on_unknown_type: str,
     fields: tuple[str, ...],
     protobuf: ProtobufSettings | None,
-) -> dict[str, PartDecoder]:
+) -> dict[str, ColumnDecoder]:
     """Return the decoder of each column that has another format than binary."""
     _check_types(types, on_unknown_type, topics, value_format, text)
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
     protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
     config = parse_registry(properties)
     registry = None if config is None else open_registry(config)
-    decoders: dict[str, PartDecoder] = {}
+    decoders: dict[str, ColumnDecoder] = {}
     for part, format in formats.items():
         if format == "binary":
             continue
         own = part == "value"
         if own and (versions := dict.fromkeys(types.subjects(topics[0]))):
             schema = choose_types(format, registry, versions, messages=types.names, fields=fields, protobuf=protobuf)
-            decoders[part] = PartDecoder(schema, registry)
+            decoders[part] = ColumnDecoder(schema, registry)
             continue
         subject = types.one_subject if own else None
         if FORMATS[format].registered and len(topics) != 1 and not (own and (subject or text)):
@@ -102,7 +99,7 @@ def column_decoders(
             fields=fields if own else (),
             protobuf=protobuf if own else DEFAULT_SETTINGS,
         )
-        decoders[part] = PartDecoder(schema, registry, part)
+        decoders[part] = ColumnDecoder(schema, registry, part)
     return decoders
 
 
@@ -111,18 +108,6 @@ def column_types(decoders: Mapping[str, ColumnDecoder]) -> dict[str, pa.DataType
     has_types = "value" in decoders and decoders["value"].schema.types
     types = {part: decoder.type for part, decoder in decoders.items()}
     return types | ({VALUE_TYPE: pa.string()} if has_types else {})
-
-
-class PartDecoder(ColumnDecoder):
-    """Decodes keys or values; makes decoders of some of their fields."""
-
-    def __init__(self, schema: ReaderSchema, registry: SchemaRegistry | None, part: Part = "value") -> None:
-        super().__init__(schema, registry, part)
-        self._source: tuple[SchemaRegistry | None, Part] = (registry, part)
-
-    def of_fields(self, fields: tuple[str, ...]) -> ColumnDecoder:
-        """Return a decoder of these fields; without any, this one."""
-        return ColumnDecoder(replace(self.schema, fields=fields), *self._source) if fields else self
 
 
 class RowDecoder:
@@ -135,7 +120,7 @@ class RowDecoder:
     def __init__(
         self,
         client: Client,
-        decoders: Mapping[str, PartDecoder],
+        decoders: Mapping[str, ColumnDecoder],
         columns: Collection[str],
         on_unknown_type: str,
         record_filter: RecordFilter | None,
@@ -169,11 +154,11 @@ class RowDecoder:
         if self._filter is not None:
             once = self._decoded_once(arrays)
             arrays, decoded = (arrays, once) if once else self._decoded(self._filter_decoders, arrays, source_range)
-            kept = self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range)
-            self._keeps_most = bool(kept.sum() * 2 > len(kept))
-            arrays = _selected(arrays, kept)
+            rows = self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range)
+            self._keeps_most = bool(rows.sum() * 2 > len(rows))
+            arrays = _selected(arrays, rows)
             if once:
-                return arrays | _selected(once, kept)
+                return arrays | _selected(once, rows)
         arrays, decoded = self._decoded(self._decoders, arrays, source_range)
         return arrays | decoded
 
@@ -202,8 +187,8 @@ class RowDecoder:
                 unknown_types |= self._unknown_types(part, arrays["offset"], invalid, source_range)
         if unknown_types and self._on_unknown_type == "skip":
             self._client.sensors.filtered[source_range.topic].record((self._client.clock.now_s(), len(unknown_types)))
-            known = ~np.isin(np.arange(len(arrays["offset"])), list(unknown_types))
-            return _selected(arrays, known), _selected(decoded, known)
+            rows = ~np.isin(np.arange(len(arrays["offset"])), list(unknown_types))
+            return _selected(arrays, rows), _selected(decoded, rows)
         return arrays, decoded
 
     def _unknown_types(
@@ -226,5 +211,5 @@ def with_filter_names(columns: Mapping[str, T]) -> dict[str, T]:
 def _selected(arrays: dict[str, pa.Array], rows: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
     if rows.all():
         return arrays
-    kept = to_arrow(np.flatnonzero(rows))
-    return {name: array.take(kept) for name, array in arrays.items()}
+    numbers = to_arrow(np.flatnonzero(rows))
+    return {name: array.take(numbers) for name, array in arrays.items()}

@@ -37,10 +37,10 @@ from protocol.settings.secret import hide_variables
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-    from protocol.decoded_columns import PartDecoder
     from protocol.filters.condition import Condition
     from protocol.schemas.formats import Format, SubjectNameStrategy
     from protocol.schemas.protobuf_settings import ProtobufSettings
+    from protocol.schemas.values import ColumnDecoder
 
 _REGISTRY = "schema.registry."
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
@@ -151,7 +151,7 @@ def read(
     """
     properties = named_properties(properties, {})
     names = [topics] if isinstance(topics, str) else list(topics)
-    decoders: dict[str, PartDecoder] = {}
+    decoders: dict[str, ColumnDecoder] = {}
     if {key_format, value_format} != {"binary"} or value_types:
         from protocol.decoded_columns import column_decoders
         from protocol.schemas.formats import ValueTypes
@@ -184,7 +184,7 @@ def read(
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _all_columns(decoders: Mapping[str, PartDecoder]) -> pa.Schema:
+def _all_columns(decoders: Mapping[str, ColumnDecoder]) -> pa.Schema:
     """Return the columns that a reader may have."""
     if not decoders:
         return READ_SCHEMA
@@ -207,7 +207,7 @@ def _chosen(all_columns: pa.Schema, columns: Collection[str] | None) -> pa.Schem
     return pa.schema([field for field in all_columns if field.name in names])
 
 
-def _parsed(text: str, decoders: Mapping[str, PartDecoder]) -> Condition:
+def _parsed(text: str, decoders: Mapping[str, ColumnDecoder]) -> Condition:
     from protocol.filters.parse import parse_condition
 
     if not decoders:
@@ -222,7 +222,7 @@ def _read(
     config: GroupConsumerConfig,
     ranges: list[Range],
     schema: pa.Schema,
-    decoders: Mapping[str, PartDecoder],
+    decoders: Mapping[str, ColumnDecoder],
     on_unknown_type: str,
     reporter: ProgressReporter,
     condition: Condition | None,

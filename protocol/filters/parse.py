@@ -554,7 +554,7 @@ def _cast(node: Node, kind: pa.DataType, text: str = "") -> Node:
 
 
 def _cased(op: str, text: Node) -> Node:
-    """Return `lower` or `upper` of a text. Of two, Spark leaves out the inner one, also where that is not the same."""
+    """Return `lower` or `upper` of a text. Spark ignores one inside another, although İ then becomes another text."""
     return Node(op, _STRING, text.operands if text.op in ("lower", "upper") else (text,))
 
 

@@ -134,13 +134,13 @@ def _decompress(packed: memoryview, sure_bytes: int, max_bytes: int) -> tuple[li
     error, and which is not returned, is no larger than the others together.
     """
     stream, payload, payload_bytes = zlib.decompressobj(), list[bytes](), 0
-    rest: memoryview | bytes = packed
+    unread: memoryview | bytes = packed
     piece_bytes = min(sure_bytes, max_bytes) + 1
     try:
         while True:
-            payload.append(stream.decompress(rest, piece_bytes))
+            payload.append(stream.decompress(unread, piece_bytes))
             payload_bytes += len(payload[-1])
-            rest = stream.unconsumed_tail
+            unread = stream.unconsumed_tail
             if payload_bytes > max_bytes:
                 return payload, (
                     f"its payload exceeds {_MAX_VALUE_BYTES >> 20} MiB decompressed, or those that are more than "
@@ -148,7 +148,7 @@ def _decompress(packed: memoryview, sure_bytes: int, max_bytes: int) -> tuple[li
                 )
             if stream.eof:
                 return payload, ""
-            if not rest:
+            if not unread:
                 return payload, "its compressed payload is truncated"
             piece_bytes = min(payload_bytes, max_bytes + 1 - payload_bytes)
     except zlib.error:
@@ -224,13 +224,13 @@ class GlueRegistry(SchemaRegistry):
 
     def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
         """Return the version of a schema that has this text. Raises `RegistryFailed` if there is none."""
-        what, schema_id = f"the version with this text of the schema {subject}", self._schema_id(subject)
+        requested, schema_id = f"the version with this text of the schema {subject}", self._schema_id(subject)
         request = {"SchemaId": schema_id, "SchemaDefinition": schema.text}
-        reply = self._call("get_schema_by_definition", what, NO_SCHEMA, request)
-        return _registered({"SchemaDefinition": schema.text, **reply}, what, subject)
+        reply = self._call("get_schema_by_definition", requested, NO_SCHEMA, request)
+        return _registered({"SchemaDefinition": schema.text, **reply}, requested, subject)
 
-    def _get(self, what: str, code: int, subject: str | None = None, **request: Any) -> RegisteredSchema:
-        return _registered(self._call("get_schema_version", what, code, request), what, subject)
+    def _get(self, requested: str, code: int, subject: str | None = None, **request: Any) -> RegisteredSchema:
+        return _registered(self._call("get_schema_version", requested, code, request), requested, subject)
 
     def _schema_id(self, subject: str) -> dict[str, str]:
         return {"SchemaName": subject, "RegistryName": self.config.glue_registry_name}
@@ -248,7 +248,7 @@ class GlueRegistry(SchemaRegistry):
         message = f"AWS Glue in {self.config.glue_region} has not returned {subject}: {reason}; {remedy}"
         return RegistryFailed(message, settings=_SETTINGS, **context)
 
-    def _failure(self, error: Exception, what: str, operation: str, code: int) -> RegistryFailed:
+    def _failure(self, error: Exception, requested: str, operation: str, code: int) -> RegistryFailed:
         """Return the error for an exception of botocore; `code` is its error code if Glue has no such schema."""
         from protocol.clouds.aws import CREDENTIALS_REMEDY, is_transient
         from protocol.clouds.library_call import error_text
@@ -258,30 +258,32 @@ class GlueRegistry(SchemaRegistry):
         names = {base.__name__ for base in type(error).__mro__}
         if kind == "EntityNotFoundException":
             remedy = f"check {_GLUE[2]}, which is {self.config.glue_registry_name}"
-            return self._failed(what, reason, remedy, status=NOT_FOUND, error_code=code)
+            return self._failed(requested, reason, remedy, status=NOT_FOUND, error_code=code)
         if kind == "AccessDeniedException":
             action = operation.title().replace("_", "")
-            return self._failed(what, reason, f"allow glue:{action} to the role of this process")
+            return self._failed(requested, reason, f"allow glue:{action} to the role of this process")
         if "ResponseParserError" in names or type(error).__module__.partition(".")[0] != "botocore":
             # Such as JSON of another type, in which botocore searches for the fields of a response.
             reason = f"the response is not one of AWS Glue ({type(error).__name__})"
-            return self._failed(what, reason, f"check {_GLUE[1]}")
+            return self._failed(requested, reason, f"check {_GLUE[1]}")
         if names & {"ConnectionError", "HTTPClientError"}:
-            return self._no_response(what, reason)
+            return self._no_response(requested, reason)
         if is_transient(error):
             more = f"a higher {_RETRIES}, which is {self.config.max_retries}, repeats the request more often"
-            return self._failed(what, reason, f"AWS Glue is overloaded, or limits the requests of this account: {more}")
-        return self._failed(what, reason, f"check {_GLUE[0]} and {_GLUE[1]}, and {CREDENTIALS_REMEDY}")
+            return self._failed(
+                requested, reason, f"AWS Glue is overloaded, or limits the requests of this account: {more}"
+            )
+        return self._failed(requested, reason, f"check {_GLUE[0]} and {_GLUE[1]}, and {CREDENTIALS_REMEDY}")
 
     def _request(self, method: str, path: str, subject: str, body: Mapping[str, Any] | None = None) -> Any:
         raise ConfigurationError(f"this client does not request {subject} from AWS Glue; use the aws command: aws glue")
 
     @hide_variables
-    def _call(self, operation: str, what: str, code: int, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, operation: str, requested: str, code: int, request: Mapping[str, Any]) -> dict[str, Any]:
         """Call an operation of Glue. Raises `RegistryFailed`; `code` is its error code if Glue has no such schema."""
         if self._fixed:
             raise ConfigurationError(
-                f"{PREFIX}glue.schemas has schemas by version id only, not {what}; give the schema to read with: "
+                f"{PREFIX}glue.schemas has schemas by version id only, not {requested}; give the schema to read with: "
                 "valueSchema or keySchema, value_schema of protocol.read, --value-schema of pykafka"
             )
         from protocol.clouds.aws import is_of_credentials, is_transient
@@ -301,14 +303,14 @@ class GlueRegistry(SchemaRegistry):
             except KafkaError:
                 raise
             except Exception as error:
-                raise self._failure(error, what, operation, code) from None
+                raise self._failure(error, requested, operation, code) from None
 
         key, timeout_s = ("glue", id(self), operation, str(request)), self._longest_request_ms() / 1_000
         timeout_s += _START_S if self._glue is None else 0
         try:
             return call_library(key, ask, timeout_s, source="AWS Glue", remedy="", transient=is_transient)
         except ConnectFailed:
-            raise self._no_response(what, f"no response within {timeout_s:.1f} s") from None
+            raise self._no_response(requested, f"no response within {timeout_s:.1f} s") from None
 
     def _ask(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = getattr(self._client(), operation)(**request)
@@ -339,11 +341,11 @@ def open_registry(config: RegistryConfig) -> SchemaRegistry:
     return GlueRegistry(config) if config.kind == "glue" else SchemaRegistry(config)
 
 
-def _registered(reply: Mapping[str, Any], what: str, subject: str | None) -> RegisteredSchema:
+def _registered(reply: Mapping[str, Any], requested: str, subject: str | None) -> RegisteredSchema:
     status = reply.get("Status", "AVAILABLE")
     # A version that is being deleted was valid when values were written with it.
     if status != "AVAILABLE" and subject is not None:
-        raise RegistryFailed(f"AWS Glue has {what} with the status {status}, not AVAILABLE")
+        raise RegistryFailed(f"AWS Glue has {requested} with the status {status}, not AVAILABLE")
     try:
         return RegisteredSchema(
             str(reply["SchemaDefinition"]),
@@ -353,5 +355,5 @@ def _registered(reply: Mapping[str, Any], what: str, subject: str | None) -> Reg
             version=reply.get("VersionNumber"),
         )
     except (KeyError, TypeError, ValueError):
-        message = f"the response of AWS Glue for {what} has no schema; check {_GLUE[1]}"
+        message = f"the response of AWS Glue for {requested} has no schema; check {_GLUE[1]}"
         raise RegistryFailed(message, settings=_SETTINGS) from None

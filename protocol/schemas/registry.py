@@ -172,8 +172,8 @@ class SchemaRegistry:
 
     def versions(self, subject: str) -> list[int]:
         """Return the versions of a subject. Raises `RegistryFailed`."""
-        what = f"the subject {subject}"
-        return _list_of(int, self._request("GET", f"/subjects/{_quoted(subject)}/versions", what), what)
+        requested = f"the subject {subject}"
+        return _list_of(int, self._request("GET", f"/subjects/{_quoted(subject)}/versions", requested), requested)
 
     def lookup(self, subject: str, schema: RegisteredSchema, *, normalize: bool = False) -> RegisteredSchema:
         """Return the registered version of a schema. Raises `RegistryFailed` if the subject does not have it."""
@@ -187,15 +187,15 @@ class SchemaRegistry:
         not respond.
         """
         path = f"/subjects/{_quoted(subject)}/versions{'?normalize=true' if normalize else ''}"
-        what = f"a new version of the subject {subject}"
-        return _field(int, self._request("POST", path, what, _body(schema)), "id", what)
+        requested = f"a new version of the subject {subject}"
+        return _field(int, self._request("POST", path, requested, _body(schema)), "id", requested)
 
     def compatible(self, subject: str, schema: RegisteredSchema) -> tuple[bool, list[str]]:
         """Return whether a schema may be registered as the next version of a subject, and the reasons if not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        what = f"the compatibility with the subject {subject}"
-        response = self._request("POST", path, what, _body(schema))
-        is_compatible = _field(bool, response, "is_compatible", what)
+        requested = f"the compatibility with the subject {subject}"
+        response = self._request("POST", path, requested, _body(schema))
+        is_compatible = _field(bool, response, "is_compatible", requested)
         messages = response.get("messages")
         if not isinstance(messages, list):
             messages = [response["reason"]] if response.get("reason") else []  # of Apicurio
@@ -395,22 +395,22 @@ def _body(schema: RegisteredSchema) -> dict[str, Any]:
     return {"schema": schema.text, **kind, **({"references": references} if references else {})}
 
 
-def _list_of(kind: type[T], document: Any, what: str) -> list[T]:
+def _list_of(kind: type[T], document: Any, requested: str) -> list[T]:
     if not isinstance(document, list) or any(type(member) is not kind for member in document):
-        raise _unexpected(what)
+        raise _unexpected(requested)
     return document
 
 
-def _field(kind: type[T], document: Any, name: str, what: str) -> T:
+def _field(kind: type[T], document: Any, name: str, requested: str) -> T:
     value = document.get(name) if isinstance(document, dict) else None
     if type(value) is not kind:
-        raise _unexpected(what)
+        raise _unexpected(requested)
     return value
 
 
-def _unexpected(what: str) -> RegistryFailed:
+def _unexpected(requested: str) -> RegistryFailed:
     return RegistryFailed(
-        f"the response to the request for {what} is not one of a schema registry; check {PREFIX}url",
+        f"the response to the request for {requested} is not one of a schema registry; check {PREFIX}url",
         settings=(f"{PREFIX}url",),
     )
 

@@ -168,10 +168,15 @@ class ColumnDecoder:
         self.schema = schema
         self.type = schema.type
         self._registry = registry
+        self._part: Part = part
         self._header = f"__{part}_schema_id"
         self._decoders: dict[tuple[_Key, str], ValueDecoder | str] = {}
         self._writer_names: dict[_Key, WriterNames | str] = {}
         self._lock = Lock()
+
+    def of_fields(self, fields: tuple[str, ...]) -> ColumnDecoder:
+        """Return a decoder of these fields; without any, this one."""
+        return ColumnDecoder(replace(self.schema, fields=fields), self._registry, self._part) if fields else self
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Decode a binary column.

@@ -17,7 +17,7 @@ import pyarrow as pa
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas.decoding import UnknownName
-from protocol.schemas.formats import FORMATS
+from protocol.schemas.formats import FORMATS, default_subject
 from protocol.schemas.reader_schema import Part, ReaderSchema
 from protocol.schemas.registry import NO_SUBJECT, NO_VERSION
 from protocol.schemas.values import choose_schema, choose_types, with_union_types
@@ -103,7 +103,7 @@ def reader_schema(
             return choose_types(
                 format, registry, versions, messages=options.value_types, fields=fields, protobuf=protobuf
             )
-        subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
+        subject = _subject(options, part)
         version = declared.get(subject) or _fixed_version(options, subject)
         if is_key or not options.has_union_types:
             return choose_schema(
@@ -120,8 +120,7 @@ def _subjects(options: SourceOptions, part: Part) -> tuple[str, ...]:
     text = options.key_schema if is_key else options.value_schema
     if not FORMATS[format].registered or text is not None:
         return ()
-    subject = (options.key_subject if is_key else options.value_subject) or f"{_topic(options)}-{part}"
-    return (not is_key and options.value_subjects) or (subject,)
+    return (not is_key and options.value_subjects) or (_subject(options, part),)
 
 
 def _check_reader_version(options: SourceOptions) -> None:
@@ -177,8 +176,13 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
         raise ConfigurationError(f"{prefix}{error}", name=f"{part}{option_suffix}") from None
 
 
-def _topic(options: SourceOptions) -> str:
-    return next(iter(options.subscribe or options.assign or ()))
+def _subject(options: SourceOptions, part: Part) -> str:
+    """Return the subject of keys or values of one type."""
+    subject, format = (
+        (options.key_subject, options.key_format) if part == "key" else (options.value_subject, options.value_format)
+    )
+    topic = next(iter(options.subscribe or options.assign or ()))
+    return subject or default_subject(FORMATS[format].registry, topic, part)
 
 
 def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from protocol.base.once import deferred_warnings, warn_once
 from protocol.config import parse_client, parse_consumer, parse_producer
 from protocol.errors import ConfigurationError
 from protocol.properties import BY_NAME
-from protocol.schemas.formats import FORMATS, default_subject
+from protocol.schemas.formats import FORMATS
 from protocol.settings.config_providers import is_reference
 from protocol.settings.property_kinds import BOOLEAN, Effect, Kind, Role, integer
 from protocol.settings.secret import hide_variables
@@ -152,7 +152,6 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     values, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
     if _uses_registry(options):
         values.update(_registry_options(options, _READER_VERSION))
-    _name_glue_schemas(values, list(values.get("subscribe") or values.get("assign") or ()))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
     if reset is None and not streaming:
@@ -170,7 +169,6 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     values, kafka = _read(options, Use.WRITE)
     if _uses_registry(options):
         values.update(_registry_options(options, _AUTO_REGISTER, _NORMALIZE))
-    _name_glue_schemas(values, [values["topic"]] if values.get("topic") else [])
     client = parse_client(kafka)
     guarantee = values.pop("delivery_guarantee", None)
     if guarantee == "none" and "acks" not in kafka:
@@ -225,14 +223,6 @@ def _registry_options(options: Mapping[str, str], *own: str) -> dict[str, Any]:
             "(docs/security.md#secrets). A reference such as ${env:NAME} instead of the value avoids that"
         )
     return read
-
-
-def _name_glue_schemas(values: dict[str, Any], topics: list[str]) -> None:
-    """Add the subjects of values and keys in a registry of AWS Glue, if they follow from the topic."""
-    for part in ("value", "key"):
-        registry = FORMATS[values.get(f"{part}_format", "binary")].registry
-        if registry == "glue" and len(topics) == 1 and not (part == "value" and values.get("value_types")):
-            values.setdefault(f"{part}_subject", default_subject(registry, topics[0], part))
 
 
 def _check_transactions(guarantee: str | None, values: Mapping[str, Any], kafka: Mapping[str, str]) -> None:

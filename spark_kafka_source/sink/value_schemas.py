@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, StructType
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
 from protocol.schemas.decoding import RecordNames, fields_of_types
-from protocol.schemas.formats import FORMATS, registered_format, written_language_of
+from protocol.schemas.formats import FORMATS, default_subject, registered_format, written_language_of
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from spark_kafka_source.error_messages import with_remedies
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from protocol.schemas.encoding import ColumnWriter
     from protocol.schemas.registry import RegisteredSchema, SchemaRegistry
 
-# Error codes of Confluent's registry: no such subject, no such schema in it.
-_NOT_REGISTERED = (40401, 40403)
 _MAX_ENCODERS = 64
 
 
@@ -78,8 +76,12 @@ def writer_schema(options: SinkOptions, part: Literal["key", "value"], type: Dat
     if part == "value" and options.value_subjects:
         made = _schema_of_types(options, column_type)
     else:
-        subject = (options.key_subject if part == "key" else options.value_subject) or f"{options.topic}-{part}"
-        message = options.key_message_name if part == "key" else options.value_message_name
+        subject, format, message = (
+            (options.key_subject, options.key_format, options.key_message_name)
+            if part == "key"
+            else (options.value_subject, options.value_format, options.value_message_name)
+        )
+        subject = subject or default_subject(FORMATS[format].registry, str(options.topic), part)
         made = _schema_of_subject(options, part, subject, message, column_type)
     if column_type is not None:
         try:
@@ -151,7 +153,7 @@ def _registered(
     name: str,
 ) -> RegisteredSchema:
     """Return the version of the subject to write with. Registers the schema first if options allow that."""
-    from protocol.schemas.registry import RegisteredSchema
+    from protocol.schemas.registry import NO_SCHEMA, NO_SUBJECT, RegisteredSchema
 
     normalize = options.normalize_schemas
     try:
@@ -163,7 +165,7 @@ def _registered(
                 return latest
             return registry.lookup(subject, RegisteredSchema(text, _language(format)), normalize=normalize)
     except RegistryFailed as error:
-        not_registered = error.context.get("error_code") in _NOT_REGISTERED
+        not_registered = error.context.get("error_code") in (NO_SUBJECT, NO_SCHEMA)
         can_register = FORMATS[format].registry == "confluent"
         if not_registered and not options.auto_register_schemas and can_register:
             described = "the schema of the column" if text is None else "it"

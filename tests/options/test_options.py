@@ -174,8 +174,12 @@ def test_options_of_glue_are_accepted() -> None:
     names: dict[str, dict[str, str]] = {}
     exec(block("schemas.md", "glue_orders = {").text, {}, names)
     (options,) = names.values()
-    assert parse_source_options({**options, "subscribe": "orders"}, streaming=True).value_subject == "orders"
-    assert parse_sink_options({**options, "topic": "orders"})
+    for parsed in (
+        parse_source_options({**options, "subscribe": "orders"}, streaming=True),
+        parse_sink_options({**options, "topic": "orders"}),
+    ):
+        assert parsed.registry is not None
+        assert parsed.registry.glue_region == "eu-central-1"
 
 
 def test_private_key_visible_in_spark_ui_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
