@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,7 +26,7 @@ from protocol.base.once import log_once
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.cluster.metadata import Metadata
+from protocol.cluster.metadata import Broker, Metadata
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
@@ -47,6 +45,7 @@ from protocol.group.membership.member_state import (
     Wait,
 )
 from protocol.metrics import definitions
+from protocol.net.connection import Reply
 from protocol.net.readiness import ready
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ log = logging.getLogger(__name__)
 # Interval of timeouts, and of checks for a delayed response.
 TICK_S = 1.0
 _HANG_UP_AGAIN_S = 0.1
-# A longer time without a check of the clock, except in `_waiting_until`, means that this process was suspended.
+# A longer time without a check of the clock means that this process was suspended: the member's thread never blocks.
 _PAUSE_DETECTED_S = 3.0
 # Log a warning if requests fail for this time.
 WARN_AFTER_S = 10.0
@@ -119,7 +118,6 @@ class Membership:
         # None also while the coordinator of a request is being looked up.
         self._in_flight: SendRequest | None = None
         self._checked_s = self._clock.now_s()
-        self._waits_until_s = -math.inf
         self._failing_since_s: float | None = None
         self._has_warned = False
         # Topics that the user may not describe, and the error until the owner has taken it.
@@ -417,22 +415,23 @@ class Membership:
 
     def _exchange(self, request: SendRequest, operation: str, deadline: Deadline) -> tuple[dict[str, Any], float]:
         """Return the response, and the last time at which the coordinator is known to have seen this member."""
-        with self._waiting_until(deadline):
-            broker = self._client.coordinator(self._coordinator, deadline)
-            with self.changed:
-                if not self.machine.awaits(request):  # a late JoinGroup would add it again
-                    raise ConnectFailed(f"{operation} was not sent: the member has left or joins again")
-                self._in_flight = request
-            since_s = self._clock.now_s()
-            options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
-            reply = self._client.send(broker, request.api, request.body, deadline, **options)
+
+        def is_awaited() -> bool:
+            return self.machine.awaits(request)
+
+        def is_wanted() -> bool:
+            return self._in_flight is request or is_awaited()
+
+        sending = self._in_thread("request", partial(self._send, request, operation, deadline), is_wanted)
+        if sending is None:
+            raise self._not_sent(operation)
+        broker, reply, since_s = sending.result()
         while not ready([reply], TICK_S) and not deadline.passed:
             since_s = self._extend_session(request, since_s)
-            with self._waiting_until(deadline):
-                reply.check_silence(deadline)
+            self._in_thread("silence", partial(reply.check_silence, deadline), is_awaited)
             with self.changed:
-                awaited = self.machine.awaits(request)
-            if not awaited:  # the session has ended, and the response may never come
+                is_of_session = is_awaited()
+            if not is_of_session:  # the response may never come
                 self._client.hang_up(self._purpose)
         body = request.response_in(reply.result(deadline))
         if body["error_code"] not in request.accept:
@@ -441,6 +440,20 @@ class Membership:
             where = f"{operation} at {broker}{own}"
             raise broker_error(body["error_code"], where, **context, **self._coordinator.context)
         return body, since_s
+
+    def _send(self, request: SendRequest, operation: str, deadline: Deadline) -> tuple[Broker, Reply, float]:
+        """Send a request to the coordinator; return it, the pending reply, and the time before it was sent."""
+        broker = self._client.coordinator(self._coordinator, deadline)
+        with self.changed:
+            if not self.machine.awaits(request):  # a late JoinGroup would add it again
+                raise self._not_sent(operation)
+            self._in_flight = request
+        since_s = self._clock.now_s()
+        options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
+        return broker, self._client.send(broker, request.api, request.body, deadline, **options), since_s
+
+    def _not_sent(self, operation: str) -> ConnectFailed:
+        return ConnectFailed(f"{operation} was not sent: the member has left or joins again")
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
@@ -457,8 +470,13 @@ class Membership:
             self._note_unavailable(step.topics or frozenset(), cluster)
             self._deliver(partial(self.machine.on_metadata, cluster))
 
-    def _in_thread(self, name: str, call: Callable[[], T]) -> Future[T] | None:
-        """Call in another thread, so that the member can leave before the call returns; return None if it does."""
+    def _in_thread(
+        self, name: str, call: Callable[[], T], is_wanted: Callable[[], bool] | None = None
+    ) -> Future[T] | None:
+        """Make a call that may block in another thread; return None once the result is not wanted any more.
+
+        Meanwhile the member's thread checks the clock. By default the result is wanted until the owner closes.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -474,7 +492,7 @@ class Membership:
         except RuntimeError:  # this process has too many threads
             run()
         with self.changed:
-            while not future.done() and not self._is_closed:
+            while not future.done() and (not self._is_closed if is_wanted is None else is_wanted()):
                 self._now_s()  # records that the process runs, for the owner's next call
                 self.changed.wait(TICK_S)
             return future if future.done() else None
@@ -544,24 +562,11 @@ class Membership:
         In the consumer protocol only brokers know when a session ends, so the member asks them after a pause.
         """
         now_s = self._clock.now_s()
-        if self._thread is not None and now_s - max(self._checked_s, self._waits_until_s) >= _PAUSE_DETECTED_S:
+        if self._thread is not None and now_s - self._checked_s >= _PAUSE_DETECTED_S:
             text = f"this process was suspended for {now_s - self._checked_s:.0f} s, and may have lost its partitions"
             self.machine.suspect_lost(EndReason(text), now_s)
         self._checked_s = now_s
         return now_s
-
-    @contextmanager
-    def _waiting_until(self, deadline: Deadline) -> Iterator[None]:
-        """Wait for brokers without checks of the clock: until `deadline`, this is no suspension of the process."""
-        with self.changed:
-            self._now_s()
-            self._waits_until_s = deadline.at_s
-        try:
-            yield
-        finally:
-            with self.changed:
-                self._now_s()
-                self._waits_until_s = -math.inf
 
 
 def _attempt_error(error: KafkaError) -> KafkaError:
