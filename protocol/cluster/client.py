@@ -484,8 +484,8 @@ class Client:
     def _update_metadata(self, newer: Metadata, *, all_topics: bool) -> Metadata:
         """Add a reply to the known metadata, and close connections to brokers that have left the cluster."""
         with self._lock:
-            before = self._metadata.without(self._metadata.topics) if all_topics else self._metadata
-            self._metadata = before.updated_by(newer)
+            metadata = self._metadata.updated_by(newer)
+            self._metadata = metadata.without(metadata.topics.keys() - newer.topics.keys()) if all_topics else metadata
             self._reused_addresses.clear()
             now = {(broker.host, broker.port) for broker in newer.brokers.values()}
             departed = self._addresses - now - set(self.config.bootstrap_servers) if now else set()
