@@ -291,6 +291,8 @@ class Client:
                 self._coordinators.clear()
         if code != ErrorCode.NONE:
             error = ConnectFailed(f"{broker_error(code, f'{address}: Metadata')}")
+        elif not metadata["brokers"]:  # as Java's client: another broker may know them
+            raise ConnectFailed(f"{address}: this broker has just started and does not know the cluster yet")
         elif cluster_id not in (None, expected):
             error = ConnectFailed(
                 f"{address}: this broker belongs to cluster {cluster_id}, this client to cluster {expected}: another "
@@ -776,9 +778,7 @@ class Client:
             return False
         if reply is None:  # another thread asks
             return False
-        brokers = {(row["host"], row["port"]) for row in reply["brokers"]}
-        # A broker that has just started may know no brokers yet.
-        return bool(brokers) and address not in brokers
+        return address not in {(row["host"], row["port"]) for row in reply["brokers"]}
 
     def _share(self, deadline: Deadline, attempts: int) -> Deadline:
         """Return the deadline of one of `attempts` candidates: a third of the time, more for the last two."""
