@@ -455,10 +455,13 @@ class Connection:
         elif raw == _HTTP:
             hint = "; that is an HTTP reply: this is not a Kafka listener (check bootstrap.servers)"
         elif size > self._max_response_bytes:
-            hint = f"; the limit is {self._max_response_bytes} bytes: request less (fetch.max.bytes)"
+            hint = (
+                f"; the limit is max.response.bytes={self._max_response_bytes}: raise it, or request less "
+                "(fetch.max.bytes; a larger record batch is returned whole)"
+            )
         else:
             hint = "; this is not a Kafka listener, or the stream is corrupt"
-        settings = ("bootstrap.servers", "fetch.max.bytes", "security.protocol")
+        settings = ("bootstrap.servers", "fetch.max.bytes", "max.response.bytes", "security.protocol")
         raise FrameTooLarge(f"{self.address}: the reply announces {size} bytes{hint}", settings=settings)
 
     def _raise_if_closed(self, reply: Reply | None = None) -> None:

@@ -153,7 +153,7 @@ def test_lost_connection_fails_all_requests_in_flight(fake: FakeKafka) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
         (b"\x15\x03\x03\x00\x02\x02\x46", "TLS.*set security.protocol to SSL or SASL_SSL"),
-        (b"\x7f\xff\xff\xff" + b"\0" * 16, "2147483647 bytes; the limit is 104857600"),
+        (b"\x7f\xff\xff\xff" + b"\0" * 16, "2147483647 bytes; the limit is max.response.bytes=104857600"),
         (b"\xff\xff\xff\xff" + b"\0" * 16, "announces -1 bytes"),
     ],
 )
