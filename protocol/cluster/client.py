@@ -726,7 +726,7 @@ class Client:
             if has_refused:  # all refused on the connections that are replaced now
                 self._refusing = {other: refusing for other, refusing in self._refusing.items() if refusing != broker}
         if has_refused:  # a connection may have reached another broker, as after a change of addresses
-            self.pool.discard_address((broker.host, broker.port))
+            self.pool.discard_address((broker.host, broker.port), purpose=COORDINATOR)
         return broker
 
     def forget_coordinator(self, key: CoordinatorKey, error: KafkaError | None = None) -> None:

@@ -133,10 +133,13 @@ class ConnectionPool:
         for connection in closing:
             self.discard(connection)
 
-    def discard_address(self, address: Address, error: KafkaError | None = None) -> None:
-        """Close all connections to an address; with an error, also back off as after a failed connection attempt."""
+    def discard_address(self, address: Address, error: KafkaError | None = None, purpose: str = "") -> None:
+        """Close the connections to an address whose purpose begins with `purpose`.
+
+        With an error, also back off as after a failed connection attempt.
+        """
         with self._lock:
-            closing = [key for key in self.connections if key[:2] == address]
+            closing = [key for key in self.connections if key[:2] == address and key[2].startswith(purpose)]
             connections = [self.connections.pop(key) for key in closing]
         for connection in connections:
             connection.close(error)

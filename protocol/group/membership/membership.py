@@ -24,7 +24,7 @@ from protocol.base.interrupts import join, start
 from protocol.base.listing import listed
 from protocol.base.once import log_once
 from protocol.broker_errors import ErrorCode, broker_error
-from protocol.cluster.client import Client
+from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.config import ConsumerConfig
@@ -109,7 +109,8 @@ class Membership:
         self._coordinator = group_coordinator(config.group_id)
         self.machine = _MACHINES[config.group_protocol](client.config, config, subscription, self._clock.now_s())
         """The state machine. Guarded by `changed`."""
-        self._purpose = f"member {next(_numbers)}"
+        self._name = f"member {next(_numbers)}"
+        self._purpose = f"{COORDINATOR}, {self._name}"
         self._on_member = on_member
         self._notified = self.machine.state, self.machine.member
         client.sensors.use([definitions.COORDINATOR])
@@ -359,7 +360,7 @@ class Membership:
 
     def _start(self) -> None:
         if self._thread is None:
-            name = f"{self._purpose} of {self.machine.group}"
+            name = f"{self._name} of {self.machine.group}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         if self._thread.ident is None:  # also if this process had too many threads before
             start(self._thread)
@@ -488,7 +489,7 @@ class Membership:
                 self.changed.notify_all()
 
         try:
-            threading.Thread(target=run, name=f"{self._purpose} of {self.machine.group}, {name}", daemon=True).start()
+            threading.Thread(target=run, name=f"{self._name} of {self.machine.group}, {name}", daemon=True).start()
         except RuntimeError:  # this process has too many threads
             run()
         with self.changed:

@@ -169,9 +169,13 @@ class TestSilentBrokers:
 
         def attempt() -> None:
             broker = client.coordinator(key, client.deadline())
-            client.send(broker, METADATA, {"topics": []}, client.deadline(), purpose="member").result(client.deadline())
+            client.send(broker, METADATA, {"topics": []}, client.deadline(), purpose="coordinator, member 1").result(
+                client.deadline()
+            )
             connections.extend(
-                connection for (*_, purpose, _), connection in client.pool.connections.items() if purpose == "member"
+                connection
+                for (*_, purpose, _), connection in client.pool.connections.items()
+                if purpose == "coordinator, member 1"
             )
             if len(connections) == 1:
                 raise broker_error(ErrorCode.NOT_COORDINATOR, "as if")
