@@ -50,7 +50,8 @@ T = TypeVar("T")
 CONTROL = "control"
 FETCH = "fetch"
 PRODUCE = "produce"
-COORDINATOR = "coordinator"  # of groups and transactions; each group member has its own purpose
+LIVENESS = "liveness"  # short questions about a silent broker or a missing topic
+COORDINATOR = "coordinator"  # of groups and transactions; the purpose of each group member begins with it
 
 # Log a warning if no broker answers within this time: the user may have mistyped an address.
 _QUIET_S = 10
@@ -530,7 +531,7 @@ class Client:
         deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
         try:
             brokers = self._some_brokers(deadline)
-            if not all(self.connection(broker, CONTROL, deadline).is_kraft for broker in brokers):
+            if not all(self.connection(broker, LIVENESS, deadline).is_kraft for broker in brokers):
                 return set()
             replies, failure = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
@@ -577,7 +578,10 @@ class Client:
         """Return the topics in the Metadata reply of each broker, and the last transport error."""
         body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
         requests: dict[Broker, Body] = dict.fromkeys(brokers, body)
-        replies, failure = self.ask_many(requests, METADATA, deadline, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION)
+        # Not on a connection of others: after this short deadline it is closed, with the requests in flight.
+        replies, failure = self.ask_many(
+            requests, METADATA, deadline, purpose=LIVENESS, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+        )
         return [Metadata.from_reply(reply).topics for reply in replies.values()], failure
 
     def remembered_topic(self, name: str) -> Topic | None:
@@ -768,7 +772,7 @@ class Client:
             if not free:
                 return None
             return self._ask_one_of(
-                candidates, METADATA, body, deadline, purpose="liveness", at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+                candidates, METADATA, body, deadline, purpose=LIVENESS, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
             )
 
         try:
