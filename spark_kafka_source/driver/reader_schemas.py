@@ -177,11 +177,11 @@ def _options_named(part: Part, *, has_text: bool) -> Iterator[None]:
 
 
 def _subject(options: SourceOptions, part: Part) -> str:
-    """Return the subject of keys or values of one type."""
+    """Return the subject of keys or values of one type; with a pattern of topics, it has no default."""
     subject, format = (
         (options.key_subject, options.key_format) if part == "key" else (options.value_subject, options.value_format)
     )
-    topic = next(iter(options.subscribe or options.assign or ()))
+    topic = next(iter(options.subscribe or options.assign or ()), "")
     return subject or default_subject(FORMATS[format].registry, topic, part)
 
 

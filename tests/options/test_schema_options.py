@@ -193,3 +193,19 @@ def test_functions_for_columns_refuse_a_subject_with_rules(registry: FakeSchemaR
     for function in (from_registry, to_registry):
         with pytest.raises(ConfigurationError, match=r"version 3 of the subject secret has rules .*: hidePII"):
             function("value", options)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"valueFormat": "string"},
+        {"valueFormat": "avro", "valueSchema": LONG},
+        {"valueFormat": "confluent-avro", "valueSchema": LONG},
+        {"valueFormat": "confluent-avro", "valueSubject": "a"},
+        {"keyFormat": "confluent-avro", "keySubject": "a"},
+    ],
+)
+def test_pattern_of_topics_has_no_default_subject(registry: FakeSchemaRegistry, more: dict[str, str]) -> None:
+    url = {"schema.registry.url": registry.url} if "confluent" in str(more) else {}
+    options = {"kafka.bootstrap.servers": "unused:9092", "subscribePattern": "orders.*", **url, **more}
+    assert {"key", "value"} < set(KafkaGroupDataSource(options).schema().names)
