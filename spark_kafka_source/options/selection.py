@@ -44,13 +44,15 @@ def assign(text: str) -> Assignment:
         checked_topic(topic)
         if not isinstance(partitions, list) or not partitions:
             raise ValueError(f"{topic} has no list of partitions")
-        for place, partition in enumerate(partitions):
+        numbers: set[int] = set()
+        for partition in partitions:
             try:
                 whole_number(partition, maximum=MAX_PARTITION)
             except ValueError as error:
                 raise ValueError(f"a partition of {topic} {error}") from error
-            if partition in partitions[:place]:
+            if partition in numbers:
                 raise ValueError(f"{topic}-{partition} is there twice")
+            numbers.add(partition)
     return {topic: tuple(sorted(rows[topic])) for topic in sorted(rows)}
 
 

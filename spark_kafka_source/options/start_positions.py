@@ -166,8 +166,9 @@ def _pairs(by_topic: Mapping[str, Iterable[int]]) -> list[TopicPartition]:
     return [(topic, partition) for topic, partitions in by_topic.items() for partition in partitions]
 
 
-def _partitions(by_topic: Mapping[str, Iterable[int]]) -> list[str]:
-    return [partition_name(tp) for tp in _pairs(by_topic)]
+def _partitions(by_topic: Mapping[str, Iterable[int]]) -> dict[str, None]:
+    """Return the names of partitions: an ordered set."""
+    return dict.fromkeys(map(partition_name, _pairs(by_topic)))
 
 
 def _require_same(named: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:

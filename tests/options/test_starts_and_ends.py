@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 
+from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.start_positions import AtTime
-from tests.options.parsed import batch, refusal, stream
+from tests.options.parsed import BROKERS, batch, refusal, stream
 from tests.support.offsets import batch_end
 
 # -- start and end of a query ---------------------------------------------------------------------
@@ -137,6 +139,14 @@ def test_offsets_must_match_the_assigned_partitions() -> None:
     assert "orders-1 is missing, although assign names it; -1 means latest, -2 earliest" in missing
     strange = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'})
     assert "orders-2 is not in assign" in strange
+
+
+def test_many_assigned_partitions_are_compared_in_linear_time() -> None:
+    partitions = range(10_000)
+    texts = {f"{side}Offsets": json.dumps({"orders": dict.fromkeys(partitions, 1)}) for side in ("starting", "ending")}
+    began_s = time.process_time()
+    parse_source_options({**BROKERS, "assign": json.dumps({"orders": [*partitions]}), **texts}, streaming=False)
+    assert time.process_time() - began_s < 2, "it took 7.5 s"
 
 
 def test_offsets_must_match_the_pattern() -> None:
