@@ -16,6 +16,7 @@ from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
 from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
@@ -122,18 +123,16 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
 
 
 def offsets_of_batch(progress: Mapping[str, Any]) -> int | None:
-    """Return the number of offsets that the last batch covers; None if the progress lacks where it began.
+    """Return the number of offsets that the tasks of the last batch read; None if its start is unknown.
 
     The batch has fewer rows by those that the option `filter` left out, and by gaps (compaction, markers).
     """
     total = 0
     for source in progress["sources"]:
         start, end = _offsets(source.get("startOffset")), _offsets(source["endOffset"])
-        for key, until in end.ends.items():
-            begin = start.ends.get(key, end.joined.get(key))
-            if begin is None:
-                return None
-            total += max(0, until - begin)
+        if unresolved(start, end):
+            return None
+        total += sum(offsets.size for offsets in offset_ranges(start, end, fail_on_data_loss=False))
     return total
 
 

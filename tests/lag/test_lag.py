@@ -20,6 +20,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.lag import SCHEMA, Lag, LagAtTime, LagListener, PartitionLag, lag_of_group, lag_of_query
+from spark_kafka_source.lag.of_query import offsets_of_batch
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
@@ -42,6 +43,7 @@ PROGRESS = {
         {"endOffset": 7, "latestOffset": None},
     ],
 }
+IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
 
 
 def trigger(query: str, batch: int, *, behind: int = 0, partitions: int = 1) -> dict[str, Any]:
@@ -89,9 +91,29 @@ def test_two_sources_with_the_same_topic_both_count() -> None:
     assert [line.split()[-1] for line in str(lag).splitlines()] == ["SOURCE", "0", "1"]
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "count"),
+    [
+        (None, {"t": {"0": 60}, "@joined": {"t": {"0": 50}}}, 10),
+        ({"t": {"0": 10, "1": 5}}, {"t": {"0": 15, "1": 5}}, 5),
+        ({"t": {"0": 10}}, {"t": {"0": 150}, "@joined": {"t": {"0": 100}}}, 50),
+        ({"t": {"0": 100}}, {"t": {"0": 60}, "@joined": {"t": {"0": 50}}}, 10),
+        (
+            {"t": {"0": 1000}, "@ids": {"t": "A" * 21 + "Q"}},
+            {"t": {"0": 60}, "@ids": IDS, "@joined": {"t": {"0": 0}}},
+            60,
+        ),
+        ({"t": {"0": 10}}, {"t": {"0": 15, "1": 5}}, None),
+        (7, 9, 0),
+    ],
+    ids=["first batch", "later", "deleted by retention", "truncated", "recreated", "Spark's connector", "no Kafka"],
+)
+def test_offsets_of_a_batch_are_those_that_its_tasks_read(start: object, end: object, count: int | None) -> None:
+    assert offsets_of_batch({"sources": [{"startOffset": start, "endOffset": end}]}) == count
+
+
 # -- PySpark before 4.2, which reports the end of the batch as the log end offsets ------------------
 
-IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
 # Progress of the first batch and of a later one.
 BATCH_ENDS = [
     {"t": {"0": 6, "1": 7}, "@ids": IDS, "@epochs": {"t": {"0": 0, "1": 0}}, "@joined": {"t": {"0": 0, "1": 0}}},
