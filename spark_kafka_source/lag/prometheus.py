@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import UsageError
-from spark_kafka_source.lag.table import Lag
+from spark_kafka_source.lag.table import Lag, smallest_first
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -82,7 +82,9 @@ class LagCollector(Collector):
         ends: dict[tuple[str, str], int] = {}
         for lag in self._read():
             query = "" if lag.active is None else lag.name
-            for row in lag.lag:
+            # Two sources may read a partition in the same group, and a scrape may have each series once.
+            rows = {(lag.groups.get(row.source, lag.name), row[:2]): row for row in smallest_first(lag.lag)}
+            for (group, _), row in rows.items():
                 place = row.topic, str(row.partition)
                 values = {
                     "kafka_consumergroup_lag": row.offsets_behind,
@@ -91,7 +93,7 @@ class LagCollector(Collector):
                 }
                 for name, value in values.items():
                     if value is not None:
-                        families[name].add_metric([lag.groups.get(row.source, lag.name), query, *place], value)
+                        families[name].add_metric([group, query, *place], value)
                 if row.end is not None:
                     ends[place] = max(row.end, ends.get(place, row.end))
             if lag.members is not None:

@@ -132,7 +132,7 @@ class Lag:
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Plot a bar per partition. Needs matplotlib: `pip install 'spark-kafka-source[notebook]'`."""
-        return bars({f"{row.topic}-{row.partition}": row.offsets_behind or 0 for row in self}, axes)
+        return bars({f"{row.topic}-{row.partition}": row.offsets_behind or 0 for row in smallest_first(self)}, axes)
 
     def __str__(self) -> str:
         lines = [[_HEADERS[name] for name in self._shown], *self._cells()]
@@ -155,6 +155,11 @@ class Lag:
 
     def _known(self) -> list[int]:
         return [row.offsets_behind for row in self if row.offsets_behind is not None]
+
+
+def smallest_first(lag: Lag) -> list[PartitionLag]:
+    """Return the rows by partition; if several sources read it, the one with the largest lag is the last."""
+    return sorted(lag, key=lambda row: (row.topic, row.partition, row.offsets_behind or 0))
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:

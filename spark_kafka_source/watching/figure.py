@@ -66,12 +66,16 @@ def _elapsed(samples: Sequence[Sample]) -> tuple[str, list[float]]:
 def _partitions(
     axes: Axes, samples: Sequence[Sample], times: Sequence[float], value: Callable[[PartitionLag], float | None]
 ) -> None:
-    """Draw a line for each partition; for many partitions, only for those with the largest lag."""
+    """Draw a line for each partition; for many partitions, only for those with the largest lag.
+
+    If several sources read a partition, the line has the largest lag of them.
+    """
     lines: dict[str, dict[float, float]] = {}
     for time, sample in zip(times, samples, strict=True):
         for row in sample.lag or ():
             if (lag := value(row)) is not None:
-                lines.setdefault(f"{row.topic}-{row.partition}", {})[time] = lag
+                points = lines.setdefault(f"{row.topic}-{row.partition}", {})
+                points[time] = max(lag, points.get(time, lag))
     largest = sorted(lines, key=lambda partition: -max(lines[partition].values()))[:_MOST_LINES]
     for partition in sorted(largest):
         _plot(axes, list(lines[partition]), list(lines[partition].values()), partition)

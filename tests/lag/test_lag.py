@@ -59,6 +59,9 @@ def source_of_t(end: int, latest: int) -> dict[str, Any]:
     return {"endOffset": {"t": {"0": end}, "@ids": {}}, "latestOffset": {"t": {"0": latest}}}
 
 
+SELF_JOIN = {**PROGRESS, "sources": [source_of_t(10, 500), source_of_t(490, 500)]}
+
+
 def progress_event(progress: dict[str, Any]) -> Any:
     return SimpleNamespace(progress=SimpleNamespace(json=json.dumps(progress)))
 
@@ -85,7 +88,7 @@ def test_query_progress_sums_its_partitions() -> None:
 
 def test_two_sources_with_the_same_topic_both_count() -> None:
     """In a self-join each source has its own offsets."""
-    lag = lag_of_query({**PROGRESS, "sources": [source_of_t(10, 500), source_of_t(490, 500)]})
+    lag = lag_of_query(SELF_JOIN)
     assert [(row.partition, row.source, row.offsets_behind) for row in lag] == [(0, 0, 490), (0, 1, 10)]
     assert lag.metrics() == {"minOffsetsBehindLatest": 10, "maxOffsetsBehindLatest": 490, "avgOffsetsBehindLatest": 250}
     assert [line.split()[-1] for line in str(lag).splitlines()] == ["SOURCE", "0", "1"]
@@ -241,6 +244,8 @@ def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib.use("Agg")
     bars = TABLE.plot()
     assert [bar.get_width() for bar in bars.patches] == [4, 0, -4]  # type: ignore[attr-defined]
+    bars = lag_of_query(SELF_JOIN).plot()
+    assert [bar.get_width() for bar in bars.patches] == [490]  # type: ignore[attr-defined]
     listener = LagListener()
     for number in range(3):
         listener.onQueryProgress(progress_event(trigger("etl", number, behind=number)))

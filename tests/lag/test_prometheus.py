@@ -18,7 +18,7 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from tests.lag.test_lag import PROGRESS, progress_event, source_of_t
+from tests.lag.test_lag import PROGRESS, SELF_JOIN, progress_event, source_of_t
 from tests.protocol.fetch.consuming import records
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
@@ -43,6 +43,8 @@ def scrape(port: int) -> Scraped:
     families = list(text_string_to_metric_families(text))
     assert {family.name for family in families} <= NAMES.keys()
     labels = ("consumergroup", "query", "topic", "partition")
+    series = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+    assert len(series) == len(set(series)), "Prometheus drops the second sample of a series"
     return {
         (sample.name, *(sample.labels[label] for label in labels if sample.labels.get(label))): sample.value
         for family in families
@@ -84,6 +86,14 @@ def test_query_has_the_label_of_its_group_and_one_of_its_name() -> None:
         listener.onQueryProgress(progress_event({**PROGRESS, "sources": [grouped, without_group]}))
         lags = {key[1:]: lag for key, lag in scrape_listener().items() if key[0] == "kafka_consumergroup_lag"}
     assert lags == {("orders-etl", "etl", "t", "0"): 4, ("etl", "etl", "u", "0"): 1}
+
+
+def test_partition_that_two_sources_read_has_the_larger_lag() -> None:
+    with served(listener := LagListener()) as scrape_listener:
+        listener.onQueryProgress(progress_event(SELF_JOIN))
+        scraped = scrape_listener()
+    values = {name: value for (name, *labels), value in scraped.items() if labels[:2] == ["etl", "etl"]}
+    assert values == {"kafka_consumergroup_lag": 490, "kafka_consumergroup_current_offset": 10}
 
 
 def test_query_is_active_from_its_start_and_inactive_after_a_failed_first_batch() -> None:

@@ -146,6 +146,14 @@ def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
     assert "options=" in seconds.texts[0].get_text()
 
 
+def test_figure_has_the_larger_lag_of_two_sources_with_the_same_partition() -> None:
+    report = json.loads(progress(0, latest=(90, 20)).json)
+    report["sources"] += json.loads(progress(0, latest=(30, 20)).json)["sources"]
+    history = polled(SimpleNamespace(json=json.dumps(report)))
+    record = draw(history.samples, history.name).axes[2].lines[0]
+    assert (record.get_label(), list(record.get_ydata())) == ("orders-0", [80])
+
+
 def test_figure_of_many_partitions_has_those_with_largest_lag() -> None:
     history = polled(progress(0, ends=[0] * 20, latest=range(20)))
     records = draw(history.samples, history.name).axes[2]
