@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from protocol.base.clock import SYSTEM_CLOCK, Clock
-from protocol.errors import UsageError
 from spark_kafka_source.lag.seconds import Options
 from spark_kafka_source.watching.figure import draw
 from spark_kafka_source.watching.history import QueryHistory
@@ -55,7 +54,8 @@ def watch(
         Bootstrap servers, or the options of the source. With them, lag is also in seconds; with `kafka.group.id` among
         them, the state of the group is shown. Before PySpark 4.2 they are required for lag.
     picture : str or pathlib.Path, optional
-        File for the picture of the whole time, written at the end; its suffix is the format, such as `.svg` or `.png`.
+        File for the picture of the whole time; its suffix is the format, such as `.svg` or `.png`. Created at the
+        start, and complete at the end.
     every_s : float
         Interval between updates.
     timeout_s : float, optional
@@ -72,12 +72,12 @@ def watch(
     ------
     StreamingQueryException
         The query has failed. The picture is written before.
-    UsageError
-        `picture` needs matplotlib, which is not installed.
+    UsageError, OSError, ValueError
+        `picture` cannot be written: matplotlib is not installed, or the folder or the suffix is wrong.
     """
-    if picture is not None and find_spec("matplotlib") is None:
-        raise UsageError("the picture of a query needs matplotlib: pip install 'spark-kafka-source[notebook]'")
     history = QueryHistory(query, options=options)
+    if picture is not None:
+        history.save(picture)  # report a wrong folder or suffix now, not at the end
     display = _display()
     end_s = float("inf") if timeout_s is None else clock.now_s() + timeout_s
     try:

@@ -215,12 +215,24 @@ def test_wrong_options_are_refused_before_the_first_display(clock: ManualClock) 
         watch(Query(), options={"kafka.bootstrap.servers": "a:1", "kafka.security.protocol": "none"}, clock=clock)
 
 
-def test_picture_without_matplotlib_is_refused_before_the_first_display(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("picture", "error"),
+    [("lag.png", UsageError), ("lag.png.tmp", ValueError), ("missing/lag.png", FileNotFoundError)],
+)
+def test_picture_that_cannot_be_written_is_refused_before_the_first_display(
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    picture: str,
+    error: type[Exception],
 ) -> None:
-    hide_matplotlib(monkeypatch)
-    with pytest.raises(UsageError, match="needs matplotlib"):
-        watch(Query([progress(0)]), clock=clock, picture=tmp_path / "lag.png")
+    """At the end, the refusal would hide the error of the query."""
+    if error is UsageError:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(error):
+        watch(Query([progress(0)], error=RuntimeError("lost records")), clock=clock, picture=tmp_path / picture)
+    assert capsys.readouterr().out == ""
 
 
 def hide_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
