@@ -160,10 +160,13 @@ def _arrow_udf(name: str) -> Callable[..., Any]:
 
 
 def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
-    """Return the options as Spark passes them. The format of `part` is required; that of the other part is left out."""
-    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    """Return the options as Spark passes them. The format of `part` is required; options of the other are left out."""
     rival = "key" if part == "value" else "value"
-    texts = {name: text for name, text in texts.items() if name.lower() != f"{rival}format"}
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if not name.lower().startswith(rival)
+    }
     if f"{part}format" not in (name.lower() for name in texts):
         raise ConfigurationError(
             f"{part}Format is missing; set it, for example to confluent-avro.", name=f"{part}Format"

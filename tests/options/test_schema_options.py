@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from protocol.errors import ConfigurationError, KafkaError
+from protocol.schemas.reader_schema import Part
 from protocol.testing import FakeSchemaRegistry
 from spark_kafka_source import from_registry, to_registry
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
@@ -175,6 +176,15 @@ def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
     with pytest.raises(KafkaError) as refused:
         writer_schemas(parse_sink_options({**options, "schema.registry.url": registry.url, **more}), column)
     assert re.search(message, str(refused.value)), refused.value
+
+
+@pytest.mark.parametrize(("part", "rival"), [("key", "value"), ("value", "key")])
+def test_functions_for_columns_leave_out_the_options_of_the_other_part(part: Part, rival: str) -> None:
+    """An application has one dict for keys and values."""
+    options = {f"{part}Format": "avro", f"{rival}Format": "avro", f"{rival}Schema": "file:missing"}
+    for function in (from_registry, to_registry):
+        with pytest.raises(ConfigurationError, match=f"there is no {part}Schema"):
+            function(part, options, part=part)
 
 
 def test_subject_with_rules_gets_no_new_version(registry: FakeSchemaRegistry) -> None:
