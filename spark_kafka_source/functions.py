@@ -80,9 +80,7 @@ def from_registry(
 
     arrow_udf = _arrow_udf("from_registry")
     texts = _texts(options, part)
-    with deferred_warnings() as warnings:
-        parsed = parse_read_options(_for_source(texts, part))
-    _log(warnings)
+    parsed = parse_read_options(_for_source(texts, part))
     if parsed.on_decode_error == "dead-letter":
         raise ConfigurationError(
             "onDecodeError is dead-letter, which from_registry does not support: it has one value, not the record. "
@@ -137,7 +135,9 @@ def to_registry(
     texts = _texts(options, part)
     with deferred_warnings() as warnings:
         parsed = parse_sink_options({_SERVERS: "unused:9092", **texts})
-    _log(warnings)
+    for warning in warnings:
+        if "is shown by Spark" not in warning:
+            log_once(warning)
     _refuse_plain_secrets(parsed.registry)
     with with_remedies():
         schema = writer_schema(parsed, part, type)
@@ -192,12 +192,6 @@ def _is_registered(texts: Mapping[str, str], part: Part) -> bool:
     """Return True if keys or values have the ids of schemas in a registry."""
     format = next(text for name, text in texts.items() if name.lower() == f"{part}format").strip().lower()
     return format in FORMATS and FORMATS[format].registered
-
-
-def _log(warnings: list[str]) -> None:
-    for warning in warnings:
-        if "is shown by Spark" not in warning:
-            log_once(warning)
 
 
 def _refuse_plain_secrets(registry: RegistryConfig | None) -> None:
