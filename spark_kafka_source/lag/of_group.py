@@ -38,7 +38,7 @@ def lag_of_group(
         watermark or the last stable offset.
     group : str
         Any group, with or without members. A group without offsets has no rows, and a warning is logged.
-    topics : iterable of str, optional
+    topics : str or iterable of str, optional
         The topics whose partitions are listed; by default all topics for which the group has offsets.
     seconds : bool
         True to determine lag in seconds, too.
@@ -60,7 +60,8 @@ def lag_of_group(
     }
     if not committed:
         log.warning("group %s has committed no offsets; is that its name?", group)
-    names = sorted({topic for topic, _ in committed} if topics is None else set(topics))
+    chosen = [topics] if isinstance(topics, str) else topics
+    names = sorted({topic for topic, _ in committed} if chosen is None else set(chosen))
     keys = partitions_of(client, names, deadline, must_exist=topics is not None)
     ends = list_offsets(
         client, dict.fromkeys(keys, LATEST), isolation_level=consumer.isolation_level, deadline=deadline

@@ -268,13 +268,13 @@ def test_to_pandas_without_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
-        kafka.create_topic("t", 50)
+        kafka.create_topic("orders", 50)
         for number in range(50):
-            kafka.write("t", number, records(0, 3))
-        commit_offsets(client, "g", {("t", number): CommittedOffset(1) for number in range(50)}, client.deadline())
+            kafka.write("orders", number, records(0, 3))
+        commit_offsets(client, "g", {("orders", number): CommittedOffset(1) for number in range(50)}, client.deadline())
         kafka.handlers[FETCH] = lambda body, version: None
         started_s = time.monotonic()
-        lag = lag_of_group(kafka.bootstrap_servers, "g", sample_ms=1_000)
+        lag = lag_of_group(kafka.bootstrap_servers, "g", "orders", sample_ms=1_000)
         assert time.monotonic() - started_s < 12
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
         wait_until(lambda: kafka.request_bodies(FETCH))
