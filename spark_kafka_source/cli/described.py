@@ -10,13 +10,13 @@ from itertools import groupby
 
 from protocol.admin.groups import GroupDescription
 from protocol.cluster.coordinators import group_coordinator
-from protocol.fetch.list_offsets import list_offsets
 from protocol.group.commits.committed_offsets import fetch_offsets
-from protocol.kafka_terms import LATEST, TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.rows import Columns, Rows
+from spark_kafka_source.lag.of_group import lag_of_partitions
 from spark_kafka_source.lag.seconds import SAMPLE_MS, with_seconds
-from spark_kafka_source.lag.table import Lag, PartitionLag
+from spark_kafka_source.lag.table import Lag
 
 RowsOf = Callable[[Cluster, GroupDescription], Rows]
 
@@ -45,19 +45,9 @@ def lag_of(cluster: Cluster, description: GroupDescription) -> Lag:
     client, deadline, group = cluster.client, cluster.deadline, description.group
     assigned = {key for member in description.members for key in member.assignment}
     committed = fetch_offsets(client, group, None, deadline, require_stable=False)
-    keys = sorted({*committed, *assigned})
-    # A partition without a leader, or of a deleted topic, has no log end, but may have a committed offset.
-    led, _ = client.leaders(keys, deadline)
-    ends = list_offsets(
-        client, dict.fromkeys(led, LATEST), isolation_level=cluster.consumer.isolation_level, deadline=deadline
-    )
-    rows = (
-        PartitionLag(
-            *key, committed[key].offset if key in committed else None, ends[key].offset if key in ends else None
-        )
-        for key in keys
-    )
-    return with_seconds(Lag(tuple(rows)), client, cluster.consumer, min(SAMPLE_MS, deadline.remaining_ms()))
+    offsets = {key: entry.offset for key, entry in committed.items()}
+    lag = lag_of_partitions(client, cluster.consumer, {*offsets, *assigned}, offsets, deadline)
+    return with_seconds(lag, client, cluster.consumer, min(SAMPLE_MS, deadline.remaining_ms()))
 
 
 def _members(cluster: Cluster, description: GroupDescription) -> Rows:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
+from protocol.config import ConsumerConfig
 from protocol.fetch.list_offsets import list_offsets
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
 from spark_kafka_source.error_messages import with_remedies
 from spark_kafka_source.lag.seconds import SAMPLE_MS, Options, configs, with_seconds
 from spark_kafka_source.lag.table import Lag, PartitionLag
+from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ def lag_of_group(
     timeout_ms : float, optional
         The time limit, by default `kafka.default.api.timeout.ms`.
 
+    A partition without a leader has no log end and no lag, and a warning is logged.
+
     Raises
     ------
     ConfigurationError, DeadlineExceeded, BrokerError
@@ -63,11 +67,30 @@ def lag_of_group(
     chosen = [topics] if isinstance(topics, str) else topics
     names = sorted({topic for topic, _ in committed} if chosen is None else set(chosen))
     keys = partitions_of(client, names, deadline, must_exist=topics is not None)
-    ends = list_offsets(
-        client, dict.fromkeys(keys, LATEST), isolation_level=consumer.isolation_level, deadline=deadline
-    )
-    lag = Lag(tuple(PartitionLag(*key, committed.get(key), ends[key].offset) for key in sorted(keys)))
+    lag = lag_of_partitions(client, consumer, keys, committed, deadline)
+    if without_end := [(row.topic, row.partition) for row in lag if row.end is None]:
+        log.warning(
+            "group %s: the lag is unknown in partitions without a leader: %s", group, partition_names(without_end)
+        )
     return with_seconds(lag, client, consumer, min(sample_ms, deadline.remaining_ms())) if seconds else lag
+
+
+def lag_of_partitions(
+    client: Client,
+    consumer: ConsumerConfig,
+    partitions: Collection[TopicPartition],
+    committed: Mapping[TopicPartition, int],
+    deadline: Deadline,
+) -> Lag:
+    """Return the lag in offsets. A partition without a leader, or of a deleted topic, has no log end."""
+    led, _ = client.leaders(partitions, deadline)
+    ends = list_offsets(client, dict.fromkeys(led, LATEST), isolation_level=consumer.isolation_level, deadline=deadline)
+    return Lag(
+        tuple(
+            PartitionLag(*key, committed.get(key), ends[key].offset if key in ends else None)
+            for key in sorted(partitions)
+        )
+    )
 
 
 def partitions_of(client: Client, topics: list[str], deadline: Deadline, *, must_exist: bool) -> list[TopicPartition]:

@@ -282,6 +282,18 @@ def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
         assert [len(topic["partitions"]) for topic in requested["topics"]] == [1]
 
 
+def test_partition_without_a_leader_hides_no_other_lag(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeKafka(2) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("t", 2)
+        kafka.write("t", 0, records(0, 3))
+        kafka.move_coordinator("g", 1)
+        commit_offsets(client, "g", {("t", number): CommittedOffset(1) for number in range(2)}, client.deadline())
+        kafka.fence(2)
+        lag = lag_of_group(kafka.bootstrap_servers, "g", timeout_ms=10_000)
+    assert [(row.committed, row.end, row.offsets_behind) for row in lag] == [(1, 3, 2), (1, None, None)]
+    assert caplog.messages == ["group g: the lag is unknown in partitions without a leader: t-1"]
+
+
 def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
     event = progress_event(PROGRESS)
     times: list[LagAtTime] = []
