@@ -33,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (chosen.user or chosen.acl) and not any(name.lower().startswith("sasl_") for name in chosen.security):
         parser.error("--user and --acl need a SASL listener: add --security sasl_plaintext or --security sasl_ssl")
     settings = (acl_settings() if chosen.acl else {}) | dict(chosen.set)
-    # As with Ctrl-C, the `with` block below ends and cleans up.
+    # As with Ctrl-C, the `with` block below ends and cleans up. `nohup` ignores SIGHUP.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     try:
         with LocalKafka(
             *(chosen.brokers, chosen.version, settings),

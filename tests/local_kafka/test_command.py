@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +20,8 @@ from tests.support.fake_local_kafka import FakeLocalKafka
 SASL = ("--security", "sasl_plaintext")
 
 
-def test_acls_of_command_apply_to_its_users(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_acls_of_command_apply_to_its_users_until_sigterm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     class InMemory(FakeLocalKafka):
         def __init__(
@@ -41,10 +42,14 @@ def test_acls_of_command_apply_to_its_users(
                 else:
                     with pytest.raises(KafkaError, match="orders"):
                         list_offsets(client, {("orders", 0): LATEST})
-        raise KeyboardInterrupt
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(command, "LocalKafka", InMemory)
     monkeypatch.setattr(command, "_watch", read_then_stop)
+    former = [(number, signal.getsignal(number)) for number in (signal.SIGHUP, signal.SIGTERM)]
+    request.addfinalizer(lambda: [signal.signal(*handler) for handler in former])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     users = ("--user", "alice:alice:secret", "--user", "bob:bob:secret")
     acl = ("--acl", "User:alice:read:topic:orders", "--set", "log.dirs=x")
     assert command.main([*SASL, "--topic", "orders", *users, *acl]) == 0
