@@ -59,7 +59,8 @@ class Watchdog:
     def _send(self, line: str) -> None:
         pipe = self._process.stdin
         assert pipe is not None
-        with contextlib.suppress(OSError):  # the watchdog was killed; `close` of the cluster still ends the processes
+        # The watchdog was killed or closed; `close` of the cluster still ends the processes.
+        with contextlib.suppress(OSError, ValueError):
             pipe.write(line.encode())
             pipe.flush()
 

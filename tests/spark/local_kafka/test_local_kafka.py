@@ -143,6 +143,7 @@ def test_close_ends_all_processes_and_refuses_start(special: LocalKafka) -> None
 
     special.close()
     special.close()
+    special.kill(1)
 
     assert not alive(pid or 0)
     assert not folder.exists()
