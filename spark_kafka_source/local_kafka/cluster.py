@@ -66,7 +66,8 @@ class LocalKafka:
     settings : mapping, optional
         Settings of all brokers, which override `conf/kafka-broker.properties`.
     port : int, optional
-        Port of the first broker's `PLAINTEXT` listener; further brokers have the following ports. Default: free ports.
+        Port of the first broker's `PLAINTEXT` listener; further brokers have the following ports. Default, or 0: free
+        ports.
     broker_settings : mapping, optional
         Settings of single brokers, by id: `{1: {"broker.rack": "a"}}`.
     security : str or sequence of str
@@ -124,7 +125,7 @@ class LocalKafka:
         if brokers < 1:
             raise UsageError(f"a Kafka of {brokers} brokers cannot be started; brokers must be 1 or more")
         config.version_numbers(version)  # refuse a malformed version before a download
-        self._chosen = {} if port is None else {id: port + id - 1 for id in range(1, brokers + 1)}
+        self._chosen = {id: port + id - 1 for id in range(1, brokers + 1)} if port else {}
         _require_free([*self._chosen.values(), *([] if registry_port is None else [registry_port])])
         self._report = report
         self._start_timeout_s = start_timeout_s

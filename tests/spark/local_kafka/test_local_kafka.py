@@ -82,6 +82,7 @@ def special(kafka1: LocalKafka) -> Iterator[LocalKafka]:
             },
             broker_settings={1: {"broker.rack": "here"}},
             listeners={"SASL": "SASL_PLAINTEXT"},
+            port=0,
             registry=True,
             format_arguments=["--feature", "transaction.version=1"],
             jvm_options=BRIEF_LIFE,
