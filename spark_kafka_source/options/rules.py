@@ -264,7 +264,8 @@ def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]
         yield f"{part}Fields", spec.language, reason
         yield f"{part}MessageName", spec.language == "PROTOBUF", reason
     neither = ": neither keyFormat nor valueFormat"
-    yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
+    if schemas:  # else `parsing` warns of all options of the registry
+        yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
     dead_letters = "dead-letter" in (options.on_decode_error, options.on_unknown_type)
     yield "deadLetterTopic", dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
     registered = FORMATS[options.value_format].registered

@@ -15,6 +15,10 @@ AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry
     ("options", "warning"),
     [
         ({"startingOffsetsByTimestampStrategy": "latest"}, "has no effect without startingTimestamp or"),
+        (
+            {"schema.registry.reader.version": "2"},
+            "schema.registry.reader.version has no effect: a registry is used with keyFormat or valueFormat",
+        ),
         ({"kafka.max.processing.time.ms": "500"}, "kafka.max.processing.time.ms has no effect: tasks read all"),
         (
             {"kafka.group.id": "etl", "commitOffsets": "false", "startingOffsets": "earliest"},
@@ -38,7 +42,8 @@ def test_option_without_effect_is_a_warning(
     at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
     with caplog.at_level(logging.WARNING):
         parse_source_options({**topics, **options}, streaming=True)
-        assert warning in caplog.text
+        (message,) = caplog.messages
+        assert warning in message
         caplog.clear()
         parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
         assert caplog.text == ""
