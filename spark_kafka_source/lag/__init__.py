@@ -17,8 +17,9 @@ necessary for the lag of a group, for lag in seconds, and before PySpark 4.2 for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from protocol.base.lazy_names import attach
 from spark_kafka_source.lag.of_group import lag_of_group
 from spark_kafka_source.lag.of_query import lag_of_query
 from spark_kafka_source.lag.table import SCHEMA, Lag, PartitionLag
@@ -37,11 +38,5 @@ __all__ = [
     "lag_of_query",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the listener on first use: it needs PySpark, and the lag of a group does not."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from spark_kafka_source.lag import listener
-
-    return getattr(listener, name)
+# PySpark is not needed for the lag of a group.
+__getattr__, __dir__ = attach(__name__, {"spark_kafka_source.lag.listener": "HISTORY_SCHEMA LagAtTime LagListener"})

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,7 +156,10 @@ class LocalKafka:
         atexit.register(self.close)
         try:
             if registry or registry_port is not None:
-                self._registry = _new_registry(registry_port or 0)
+                # Only a cluster with a registry imports it.
+                from protocol.testing.schema_registry import FakeSchemaRegistry
+
+                self._registry = FakeSchemaRegistry(port=registry_port or 0)
             self._secure()
             self._start_cluster()
         except BaseException:
@@ -213,11 +216,11 @@ class LocalKafka:
 
     def pid(self, broker_id: int) -> int | None:
         """Return the process id of a broker, or None while it is down."""
-        return self._processes[self._node(broker_id).id].pid
+        return self._process_of(broker_id).pid
 
     def log(self, broker_id: int) -> Path:
         """Return the broker's log file; `close` deletes it."""
-        return self._processes[self._node(broker_id).id].log
+        return self._process_of(broker_id).log
 
     def data_folder(self, broker_id: int) -> Path:
         """Return the folder of the broker's partitions: `TOPIC-PARTITION` folders with segments."""
@@ -228,12 +231,12 @@ class LocalKafka:
     def kill(self, broker_id: int) -> None:
         """End a broker by SIGKILL, without notice to the other brokers."""
         with self._lock:
-            self._processes[self._node(broker_id).id].kill()
+            self._process_of(broker_id).kill()
 
     def stop(self, broker_id: int) -> None:
         """End a broker by SIGTERM: it transfers its leaderships first. SIGKILL follows after 30 s."""
         with self._lock:
-            self._processes[self._node(broker_id).id].stop(_STOP_TIMEOUT_S)
+            self._process_of(broker_id).stop(_STOP_TIMEOUT_S)
 
     def start(self, *broker_ids: int) -> None:
         """Start brokers again, on the same ports with the same data, and wait until they serve requests.
@@ -259,11 +262,11 @@ class LocalKafka:
 
     def pause(self, broker_id: int) -> None:
         """Pause a broker by SIGSTOP: its connections stay open, and it sends no replies."""
-        self._processes[self._node(broker_id).id].pause()
+        self._process_of(broker_id).pause()
 
     def resume(self, broker_id: int) -> None:
         """Resume a paused broker by SIGCONT."""
-        self._processes[self._node(broker_id).id].signal(signal.SIGCONT)
+        self._process_of(broker_id).signal(signal.SIGCONT)
 
     # -- Kafka's own tools --------------------------------------------------------------------
 
@@ -325,7 +328,7 @@ class LocalKafka:
         if self._registry is not None:
             self._registry.stop()
         # No orderly shutdown: the data is deleted anyway.
-        processes = [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]
+        processes = self._with_zookeeper(self._processes)
         for process in processes:
             process.signal(signal.SIGKILL)
         for process in processes:
@@ -409,7 +412,7 @@ class LocalKafka:
         return JavaProcess(name, folder / "server.log", self._watchdog)
 
     def _forget_everything(self) -> None:
-        for process in [*self._processes.values(), *([self._zookeeper] if self._zookeeper else [])]:
+        for process in self._with_zookeeper(self._processes):
             process.kill()
             shutil.rmtree(process.log.parent, ignore_errors=True)
             process.log.parent.mkdir()
@@ -427,8 +430,7 @@ class LocalKafka:
                 time.sleep(_POLL_S)
 
     def _require_running(self, ids: set[int]) -> None:
-        processes = [*(self._processes[id] for id in ids), *([self._zookeeper] if self._zookeeper else [])]
-        for process in processes:
+        for process in self._with_zookeeper(ids):
             if not process.running:
                 raise ConfigurationError(
                     f"{process.name} of the local Kafka {self.version} ended while it started; its log says:\n"
@@ -455,6 +457,13 @@ class LocalKafka:
         present = {broker["node_id"] for broker in reply["brokers"]}
         return reply["cluster_id"] == cluster_id and reply["controller_id"] >= 0 and expected <= present
 
+    def _process_of(self, broker_id: int) -> JavaProcess:
+        return self._processes[self._node(broker_id).id]
+
+    def _with_zookeeper(self, ids: Iterable[int]) -> list[JavaProcess]:
+        """Return the processes of these brokers, and ZooKeeper's if there is one."""
+        return [*(self._processes[id] for id in ids), *([self._zookeeper] if self._zookeeper else [])]
+
     def _node(self, broker_id: int) -> Node:
         if broker_id not in self._nodes:
             raise UsageError(f"there is no broker {broker_id}; the brokers are {self.broker_ids}")
@@ -472,13 +481,6 @@ def _train(version: str, archive: Path) -> None:
 
 def _as_text(settings: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in settings.items()}
-
-
-def _new_registry(port: int) -> FakeSchemaRegistry:
-    # Only a cluster with a registry imports it.
-    from protocol.testing.schema_registry import FakeSchemaRegistry
-
-    return FakeSchemaRegistry(port=port)
 
 
 def _new_cluster_id() -> str:
