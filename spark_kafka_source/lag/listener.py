@@ -8,7 +8,7 @@ import threading
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -64,16 +64,12 @@ class LagAtTime:
 
 @dataclass(frozen=True)
 class _Trigger:
-    """A `LagAtTime` of the history, compressed: there may be a thousand triggers of thousands of partitions."""
+    """A `LagAtTime` of the history, with its lag compressed: there may be a thousand triggers of many partitions."""
 
     number: int
-    time: datetime
-    query: str
-    batch: int
+    ended: LagAtTime  # without its lag
     offsets_behind: int
     partitions: pa.Buffer
-    rows: int
-    offsets: int | None
 
     @property
     def table(self) -> pa.Table:
@@ -127,14 +123,7 @@ class LagListener(StreamingQueryListener):
     @property
     def history(self) -> list[LagAtTime]:
         """The lag after each trigger, oldest first."""
-        return [
-            LagAtTime(
-                *(trigger.time, trigger.query, trigger.batch, Lag.from_arrow(trigger.table)),
-                trigger.rows,
-                trigger.offsets,
-            )
-            for trigger in self._triggers()
-        ]
+        return [replace(trigger.ended, lag=Lag.from_arrow(trigger.table)) for trigger in self._triggers()]
 
     @property
     def latest(self) -> dict[str, Lag]:
@@ -266,11 +255,8 @@ class LagListener(StreamingQueryListener):
         packed = _packed(ended.lag.to_arrow())
         with self._lock:
             self._number += 1
-            behind = ended.lag.offsets_behind
-            trigger = _Trigger(
-                self._number, ended.time, ended.query, ended.batch, behind, packed, ended.rows, ended.offsets
-            )
-            self._history.append(trigger)
+            without_lag = replace(ended, lag=Lag(()))
+            self._history.append(_Trigger(self._number, without_lag, ended.lag.offsets_behind, packed))
             self._latest[ended.query] = self._number, ended.lag
             self._progress[ended.query] = zlib.compress(json.dumps(progress).encode())
             self._forget_ended()
@@ -294,10 +280,9 @@ class LagListener(StreamingQueryListener):
         tables = [HISTORY_SCHEMA.empty_table()]
         for trigger in self._triggers():
             partitions = trigger.table
-            first = {"time": trigger.time, "query": trigger.query, "batch": trigger.batch}
             columns = [
-                pa.repeat(pa.scalar(value, HISTORY_SCHEMA.field(name).type), len(partitions))
-                for name, value in first.items()
+                pa.repeat(pa.scalar(getattr(trigger.ended, name), HISTORY_SCHEMA.field(name).type), len(partitions))
+                for name in ("time", "query", "batch")
             ]
             tables.append(pa.table([*columns, *partitions.columns], schema=HISTORY_SCHEMA))
         return pa.concat_tables(tables)
@@ -309,8 +294,8 @@ class LagListener(StreamingQueryListener):
     def plot(self, axes: Axes | None = None) -> Axes:
         """Plot a line per query, the sum of its partitions. Needs matplotlib, as `Lag.plot`."""
         points: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
-        for trigger in sorted(self._triggers(), key=lambda trigger: trigger.query):
-            points[trigger.query].append((trigger.time, trigger.offsets_behind))
+        for trigger in sorted(self._triggers(), key=lambda trigger: trigger.ended.query):
+            points[trigger.ended.query].append((trigger.ended.time, trigger.offsets_behind))
         return lines(points, axes)
 
 
