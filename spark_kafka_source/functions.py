@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from protocol.base.once import deferred_warnings, log_once
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError
-from protocol.schemas.formats import FORMATS
 from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
-from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options
+from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options, uses_registry
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import HEADERS, spark_type
 
@@ -179,19 +178,13 @@ def _for_source(texts: Mapping[str, str], part: Part) -> dict[str, str]:
     names = {name.lower() for name in texts}
     options = {name: text for name, text in texts.items() if name.lower() not in ("columns", "includeheaders")}
     if not names & set(_TOPICS):
-        if not names & {f"{part}subject", f"{part}schema"} and _is_registered(texts, part):
+        if not names & {f"{part}subject", f"{part}schema"} and uses_registry(texts):
             raise ConfigurationError(
                 f"{part}Subject is missing: the subject with the schema that the column is decoded to; set it.",
                 name=f"{part}Subject",
             )
         options["subscribe"] = "unused"
     return options if _SERVERS in names else {_SERVERS: "unused:9092", **options}
-
-
-def _is_registered(texts: Mapping[str, str], part: Part) -> bool:
-    """Return True if keys or values have the ids of schemas in a registry."""
-    format = next(text for name, text in texts.items() if name.lower() == f"{part}format").strip().lower()
-    return format in FORMATS and FORMATS[format].registered
 
 
 def _refuse_plain_secrets(registry: RegistryConfig | None) -> None:

@@ -104,7 +104,8 @@ def row_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     return selection.row_columns(values.get("columns"), values.get("include_headers", False))
 
 
-def _uses_registry(options: Mapping[str, str]) -> bool:
+def uses_registry(options: Mapping[str, str]) -> bool:
+    """Return True if keys or values have the ids of schemas in a registry."""
     return any(name.lower() in _FORMATS and str(text).strip().lower() in _REGISTERED for name, text in options.items())
 
 
@@ -126,12 +127,8 @@ def parse_read_options(options: Mapping[str, str]) -> SourceOptions:
     uses = [entry.use & READ for entry in OPTIONS if entry.name.lower() in names]
     with deferred_warnings():
         as_stream, as_batch = (_parsed_or_error(options, streaming=streaming) for streaming in (True, False))
-    if Use.BATCH_READ in uses:
-        options_read = as_batch
-    elif Use.STREAM_READ in uses or isinstance(as_batch, ConfigurationError):
-        options_read = as_stream
-    else:
-        options_read = as_batch
+    is_stream = Use.STREAM_READ in uses or isinstance(as_batch, ConfigurationError)
+    options_read = as_stream if is_stream and Use.BATCH_READ not in uses else as_batch
     if isinstance(options_read, ConfigurationError):
         # Spark shows the whole traceback; the causes add nothing to the message.
         raise options_read.with_traceback(None) from None
@@ -150,7 +147,7 @@ def _parsed_or_error(options: Mapping[str, str], *, streaming: bool) -> SourceOp
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Parse the options of a source. Raises `ConfigurationError` with the option and the remedy."""
     values, kafka = _read(options, Use.STREAM_READ if streaming else Use.BATCH_READ)
-    if _uses_registry(options):
+    if uses_registry(options):
         values.update(_registry_options(options, _READER_VERSION))
     client, consumer = parse_client(kafka), parse_consumer(kafka)
     reset = consumer.auto_offset_reset if "auto.offset.reset" in kafka else None
@@ -167,7 +164,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a sink. Raises `ConfigurationError` with the option and the remedy."""
     values, kafka = _read(options, Use.WRITE)
-    if _uses_registry(options):
+    if uses_registry(options):
         values.update(_registry_options(options, _AUTO_REGISTER, _NORMALIZE))
     client = parse_client(kafka)
     guarantee = values.pop("delivery_guarantee", None)
@@ -261,7 +258,7 @@ def _read(options: Mapping[str, str], use: Use) -> tuple[dict[str, Any], dict[st
     _warn_of_unredacted(options)
     values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
-    registry = _uses_registry(options)
+    registry = uses_registry(options)
     for key, text in options.items():
         lower = key.lower()
         if lower in _SPARK_OPTIONS or lower.startswith(_SPARK_TABLE_PREFIX):

@@ -48,7 +48,6 @@ def check_source(options: SourceOptions, texts: Mapping[str, str]) -> None:
     _check_bounds(options)
     _check_formats(options)
     _warn_ineffective(options, texts)
-    selection.row_columns(options.columns, options.include_headers)
 
 
 def _check_formats(options: SourceOptions) -> None:
@@ -64,9 +63,7 @@ def _check_formats(options: SourceOptions) -> None:
                 name=f"{part}Schema",
             )
     _check_glue_languages(options)
-    topics = options.subscribe or tuple(options.assign or ())
-    why_no_topic = "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
-    _check_types(options, why_no_topic)
+    _check_types(options, _why_no_topic(options))
     if selection.VALUE_TYPE in options.row_columns and not options.has_value_types:
         raise ConfigurationError(
             "columns names valueType, but values have one type; name several in valueTypes or valueSubject, or set "
@@ -85,6 +82,12 @@ def _check_formats(options: SourceOptions) -> None:
                 f"{name} is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
             )
     _check_dead_letter_topic(options)
+
+
+def _why_no_topic(options: SourceOptions) -> str:
+    """Return why no subject follows from the topic; "" if the query reads one topic."""
+    topics = options.subscribe or tuple(options.assign or ())
+    return "" if len(topics) == 1 else f"the query reads {len(topics) or 'any number of'} topics"
 
 
 def _check_types(options: SourceOptions | SinkOptions, why_no_topic: str) -> None:
@@ -193,11 +196,10 @@ def _check_registry(options: SourceOptions, part: str, format: str, *, has_subje
     _require_registry(options.registry, part, format)
     if options.registry is not None and options.registry.glue_schemas:
         _check_glue_schemas(options, part, format)
-    topics = options.subscribe or tuple(options.assign or ())
-    if len(topics) != 1 and not has_subject:
+    if (why_no_topic := _why_no_topic(options)) and not has_subject:
         raise ConfigurationError(
-            f"{part}Format is {format}, and the query reads {len(topics) or 'any number of'} topics: set "
-            f"{part}Subject, the subject with the schema that all {part}s are resolved to.",
+            f"{part}Format is {format}, and {why_no_topic}: set {part}Subject, the subject with the schema that all "
+            f"{part}s are resolved to.",
             name=f"{part}Subject",
         )
 

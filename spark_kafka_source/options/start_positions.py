@@ -143,10 +143,8 @@ def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
         return
     if isinstance(start, AtTime) and isinstance(end, AtTime):
         first, last = start.times_ms, end.times_ms
-        if isinstance(first, int) and isinstance(last, int):
-            if last < first:
-                raise ValueError(f"the end {last} is before the start {first}")
-            return
+        if isinstance(first, int) and isinstance(last, int) and last < first:
+            raise ValueError(f"the end {last} is before the start {first}")
     starts, ends = _numbers_by_partition(start), _numbers_by_partition(end)
     if starts is None or ends is None:
         return
