@@ -55,7 +55,7 @@ __all__ = [
     "streaming_environment",
 ]
 
-# What each starting query puts into the environment of its Python source, with Spark's default values.
+# The environment variables that a starting query sets for its Python source, with Spark's default values.
 _STREAMING_ENVIRONMENT = {
     "SPARK_AUTH_SOCKET_TIMEOUT": "15",
     "SPARK_BUFFER_SIZE": "65536",
@@ -89,7 +89,7 @@ def streaming_environment(session: SparkSession) -> Iterator[None]:
         return
     with _registering:
         environment = context.environment
-        # A copy: another thread may go through the dictionary to make a Python function.
+        # A copy, since another thread may iterate over the dictionary to make a Python function.
         context.environment = _STREAMING_ENVIRONMENT | environment
         try:
             yield

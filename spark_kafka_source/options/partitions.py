@@ -78,11 +78,11 @@ def _partition(text: object) -> int:
     return int(str(text))
 
 
-def whole_number(item: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
-    """Return `item` from a JSON document; raise `ValueError` unless it is an int from `minimum` to `maximum`."""
-    if type(item) is not int or not minimum <= item <= maximum:
-        raise ValueError(f"is {item!r}, not a whole number from {minimum} to {maximum}")
-    return item
+def whole_number(value: object, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
+    """Return `value` from a JSON document; raise `ValueError` unless it is an int from `minimum` to `maximum`."""
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ValueError(f"is {value!r}, not a whole number from {minimum} to {maximum}")
+    return value
 
 
 def json_object(text: str) -> dict[str, Any]:

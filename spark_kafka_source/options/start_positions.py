@@ -65,16 +65,16 @@ def offsets_by_timestamp(text: str) -> ByPartition:
     return _by_partition(json_object(text), _timestamp)
 
 
-def _timestamp(item: object) -> int:
-    number = None if isinstance(item, str) else whole_number(item, 0, MAX_TIME_MS)
+def _timestamp(value: object) -> int:
+    number = None if isinstance(value, str) else whole_number(value, 0, MAX_TIME_MS)
     try:
-        return timestamp_ms(str(item)) if number is None else number_ms(number)
+        return timestamp_ms(str(value)) if number is None else number_ms(number)
     except ValueError as error:
-        raise ValueError(f"is {item!r}: {error}") from error
+        raise ValueError(f"is {value!r}: {error}") from error
 
 
-def _offset(item: object) -> int:
-    return whole_number(item, EARLIEST)
+def _offset(value: object) -> int:
+    return whole_number(value, EARLIEST)
 
 
 def _offsets(text: str, keywords: Iterable[str]) -> ByPartition:
@@ -170,12 +170,12 @@ def _partitions(by_topic: Mapping[str, Iterable[int]]) -> dict[str, None]:
 
 
 def _require_same(named: Collection[str], expected: Collection[str], option: str, remedy: str = "") -> None:
-    for item in expected:
-        if item not in named:
-            raise ValueError(f"{item} is missing, although {option} names it{remedy}")
-    for item in named:
-        if item not in expected:
-            raise ValueError(f"{item} is not in {option}")
+    for name in expected:
+        if name not in named:
+            raise ValueError(f"{name} is missing, although {option} names it{remedy}")
+    for name in named:
+        if name not in expected:
+            raise ValueError(f"{name} is not in {option}")
 
 
 def _refuse_offset(spec: ByPartition, offset: int, why: str) -> None:

@@ -44,7 +44,7 @@ _OTHER_NAMES = {
     f"{PREFIX}acks": "request.required.acks",
 }
 # Databricks' credentials for Kafka. Without them the query would connect as another user.
-_SIGNING_IN = "databricks.servicecredential"
+_DATABRICKS_CREDENTIALS = "databricks.servicecredential"
 
 
 def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[str, str]) -> str:
@@ -59,7 +59,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     """
     lower = name.lower()
     row = find(lower)
-    if lower.startswith(_SIGNING_IN):
+    if lower.startswith(_DATABRICKS_CREDENTIALS):
         raise ConfigurationError(
             f"{name} is not supported: Databricks gives such credentials to its own connector only. Give "
             f"{PREFIX}sasl.oauthbearer.token.provider=package.module:function, which gives a token; docs/clouds.md has "
