@@ -321,19 +321,26 @@ class SchemaRegistry:
         if config.basic_auth_user_info is not None:
             pair = _resolved("basic.auth.user.info", config.basic_auth_user_info).encode()
             return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-        more = {
-            name: value
-            for name, value in (
-                ("target-sr-cluster", config.bearer_auth_logical_cluster),
-                ("Confluent-Identity-Pool-Id", config.bearer_auth_identity_pool_id),
-            )
-            if value is not None
+        values: dict[str, tuple[str | None, str]] = {
+            "target-sr-cluster": (config.bearer_auth_logical_cluster, "bearer.auth.logical.cluster"),
+            "Confluent-Identity-Pool-Id": (config.bearer_auth_identity_pool_id, "bearer.auth.identity.pool.id"),
         }
         if config.bearer_auth_source == "OAUTHBEARER":
-            return {"Authorization": f"Bearer {self._oauth_token(deadline).reveal()}", **more}
-        if config.bearer_auth_token is not None:
-            return {"Authorization": f"Bearer {_resolved('bearer.auth.token', config.bearer_auth_token)}", **more}
-        return more
+            token = self._oauth_token(deadline).reveal()
+            values["Authorization"] = f"Bearer {token}", "bearer.auth.issuer.endpoint.url"
+        elif config.bearer_auth_token is not None:
+            name = "bearer.auth.token"
+            values["Authorization"] = f"Bearer {_resolved(name, config.bearer_auth_token).strip()}", name
+        headers = {header: value for header, (value, _) in values.items() if value is not None}
+        for header, value in headers.items():
+            if not (value.isascii() and value.isprintable()):  # `http.client` would show it in its error
+                name = PREFIX + values[header][1]
+                raise ConfigurationError(
+                    f"{name} gives a value that has a line break or another character that a header of HTTP cannot "
+                    "have; the value is not shown",
+                    settings=(name,),
+                )
+        return headers
 
     @hide_variables
     def _oauth_token(self, deadline: Deadline) -> Secret:

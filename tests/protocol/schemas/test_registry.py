@@ -271,6 +271,14 @@ def test_token_comes_from_the_endpoint_once(server: FakeSchemaRegistry) -> None:
         assert len(endpoint.asked) == 2
 
 
+@pytest.mark.parametrize("token", ["hunter2\nx", "hunter2\u2014"])
+def test_token_that_no_header_can_have_is_refused_and_not_shown(server: FakeSchemaRegistry, token: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"schema\.registry\.bearer\.auth\.token gives a value") as refused:
+        client(server.url, bearer_auth_token=token).subjects()
+    assert "hunter2" not in str(refused.value)
+    assert client(server.url, bearer_auth_token="hunter2\n").subjects() == []
+
+
 USER = {"basic.auth.user.info": "me:hunter2"}
 TOKEN = {"bearer.auth.token": "hunter2"}
 STATIC = {"bearer.auth.credentials.source": "STATIC_TOKEN", **TOKEN}
