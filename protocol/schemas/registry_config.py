@@ -95,7 +95,8 @@ def _refuse_constant(text: str) -> None:
 def _user_info(text: str) -> Secret:
     if ":" not in text:
         raise ValueError("there is no colon")
-    return Secret(text)
+    secret: Secret = SECRET.parse(text)
+    return secret
 
 
 _URLS = Kind("http://host:port or https://host:port, separated by commas", _urls, secret=True)

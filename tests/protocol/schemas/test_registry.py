@@ -299,6 +299,7 @@ SOURCE = "schema.registry.bearer.auth.credentials.source"
         ({"url": "http://r:1", "bearer.auth.credentials.source": "STATIC_TOKEN"},
          "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not"),
         ({"url": "http://r:1", "basic.auth.user.info": "hunter2"}, "there is no colon"),
+        ({"url": "http://r:1", "basic.auth.user.info": "me:hunter2\udcff"}, "which is not shown .not valid UTF-8"),
         ({"url": "http://r:1", "basic.auth.credentials.source": "USER_INFO"},
          "basic.auth.credentials.source is set, but schema.registry.basic.auth.user.info is not"),
         *(({"url": "http://r:1", **USER, **bearer}, f"schema.registry.basic.auth.user.info and {SOURCE} are both set")
