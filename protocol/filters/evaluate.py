@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
+from decimal import Context
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[Any]
 
 _MICROS = 1_000_000
+# Python's default context rounds to 28 digits.
+_EXACT = Context(prec=38)
 _INTEGER = re.compile(rb"[+-]?(?:\d+(?:\.\d*)?|\.\d*)")
 _EXACT_INTEGER = re.compile(rb"[+-]?\d+")
 _REAL = re.compile(rb"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[dDfF]?")
@@ -368,7 +371,7 @@ def _literals(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(kind):
         return _booleans(np.array(values))
     if pa.types.is_decimal(kind):
-        unscaled = [int(value.scaleb(kind.scale)).to_bytes(16, "little", signed=True) for value in values]
+        unscaled = [int(value.scaleb(kind.scale, _EXACT)).to_bytes(16, "little", signed=True) for value in values]
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(b"".join(unscaled))])
     return to_arrow(np.array(values, numpy_type(_PLAIN_TYPES.get(kind, kind))))
 

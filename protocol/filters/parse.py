@@ -389,7 +389,8 @@ class _Parser:
             if re.fullmatch(r"\d+", part.this.this):
                 return self._integer(part, f"-{part.this.this}")
             number = self._literal_node(part.this)
-            return _literal(-number.value, number.type)
+            negative = number.value.copy_negate() if isinstance(number.value, Decimal) else -number.value
+            return _literal(negative, number.type)
         node = self._number(part, part.this)
         return Node("negate", node.type, (node,), text=part.sql("spark"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -58,6 +59,24 @@ def test_literal_outside_its_type_is_refused(number: str, kind: str) -> None:
 def test_integer_with_a_suffix_is_a_literal_that_prunes_offsets() -> None:
     (source_range,) = pruned(parse_condition("offset IN (3L, 5, 7Y) AND offset < 6S"), [Range("orders", 0, 0, 20)])
     assert (source_range.from_offset, source_range.until_offset) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("value.amount = 123456789012345678901234567890.12", [0]),
+        ("value.amount = -123456789012345678901234567890.12", [1]),
+        ("value.amount >= 123456789012345678901234567890.13", [2]),
+        ("value.amount < 0.1", [1]),
+    ],
+)
+def test_decimals_are_compared_with_all_digits(condition: str, expected: list[int]) -> None:
+    digits = "123456789012345678901234567890.1"
+    amounts = [Decimal(text) for text in (f"{digits}2", f"-{digits}2", f"{digits}3")]
+    kind = pa.decimal128(38, 2)
+    parsed = parse_condition(condition, {"value": pa.struct([("amount", kind)])})
+    rows = rows_where(parsed.conjuncts, lambda node: pa.array(amounts, kind), len(amounts), ansi=True)
+    assert rows.nonzero()[0].tolist() == expected
 
 
 # -- texts --------------------------------------------------------------------------------------------
