@@ -381,18 +381,22 @@ class _Parser:
         return Node("coalesce", kind, tuple(nodes))
 
     def _abs_node(self, part: exp.Expr) -> Node:
-        node = self._number(part, part.this)
-        return Node("abs_", node.type, (node,), text=part.sql("spark"))
+        return self._signed(part, "abs_", Decimal.copy_abs)
 
     def _neg_node(self, part: exp.Expr) -> Node:
         if isinstance(part.this, exp.Literal) and not part.this.is_string:
             if re.fullmatch(r"\d+", part.this.this):
                 return self._integer(part, f"-{part.this.this}")
             number = self._literal_node(part.this)
-            negative = number.value.copy_negate() if isinstance(number.value, Decimal) else -number.value
-            return _literal(negative, number.type)
+            if number.type == _DOUBLE:
+                return _literal(-number.value, _DOUBLE)
+        return self._signed(part, "negate", Decimal.copy_negate)
+
+    def _signed(self, part: exp.Expr, op: str, of_decimal: Callable[[Decimal], Decimal]) -> Node:
         node = self._number(part, part.this)
-        return Node("negate", node.type, (node,), text=part.sql("spark"))
+        if pa.types.is_decimal(node.type):  # a literal: there is no arithmetic of decimals
+            return _literal(of_decimal(node.value), node.type)
+        return Node(op, node.type, (node,), text=part.sql("spark"))
 
     def _anonymous_node(self, part: exp.Anonymous) -> Node:
         name = part.name.lower()

@@ -56,6 +56,11 @@ def test_literal_outside_its_type_is_refused(number: str, kind: str) -> None:
         parse_condition(f"offset > {number}")
 
 
+@pytest.mark.parametrize("number", ["-(1.5)", "-abs(1.5)", "-abs(-1.5)", "-(-(-1.5))"])
+def test_sign_of_a_decimal_in_parentheses_is_applied(number: str) -> None:
+    assert kept(f"offset < -({number})", [b""] * 3) == [0, 1]
+
+
 def test_integer_with_a_suffix_is_a_literal_that_prunes_offsets() -> None:
     (source_range,) = pruned(parse_condition("offset IN (3L, 5, 7Y) AND offset < 6S"), [Range("orders", 0, 0, 20)])
     assert (source_range.from_offset, source_range.until_offset) == (3, 6)
