@@ -44,8 +44,19 @@ _ON_UNKNOWN_TYPE = (
 T = TypeVar("T")
 
 
-def _check_types(types: ValueTypes, on_unknown_type: str, topics: list[str], format: Format, text: str | None) -> None:
-    """Raise `UsageError` if arguments on types of values are wrong, or contradict each other."""
+def _check_arguments(
+    formats: Mapping[Part, Format],
+    topics: list[str],
+    text: str | None,
+    types: ValueTypes,
+    on_unknown_type: str,
+    fields: tuple[str, ...],
+    protobuf: ProtobufSettings | None,
+) -> None:
+    """Raise `UsageError` if arguments are wrong, contradict each other, or have no effect."""
+    for part, format in formats.items():
+        if format not in FORMATS:
+            raise UsageError(f"{part}_format is {format!r}; use one of {', '.join(FORMATS)}")
     if types.strategy not in get_args(SubjectNameStrategy):
         strategies = " or ".join(get_args(SubjectNameStrategy))
         raise UsageError(f"value_subject_name_strategy is {types.strategy!r}; use {strategies}")
@@ -54,11 +65,23 @@ def _check_types(types: ValueTypes, on_unknown_type: str, topics: list[str], for
     why_no_topic = "" if len(topics) == 1 else f"{len(topics)} topics are read"
     for _, problem in types.contradictions(_ARGUMENTS, text, why_no_topic):
         raise UsageError(problem)
-    if types.subjects("") and not FORMATS[format].registered:
+    spec, several = FORMATS[formats["value"]], bool(types.subjects(""))
+    if several and not spec.registered:
         raise UsageError(
-            f"value_types or value_subject names several types, but value_format is {format}; use one with a "
+            f"value_types or value_subject names several types, but value_format is {formats['value']}; use one with a "
             "registry, such as confluent-avro"
         )
+    of_format = f"value_format is {formats['value']}; leave it out, or set another format"
+    of_types = "values have one type; leave it out, or name several in value_types or value_subject"
+    for name, applies, reason in (
+        ("value_schema", text is None or spec.language, of_format),
+        ("value_fields", not fields or spec.language, of_format),
+        ("value_subject", types.subject is None or spec.registered, of_format),
+        ("protobuf", protobuf is None or spec.language == "PROTOBUF", of_format),
+        ("on_unknown_type", on_unknown_type == "fail" or several, of_types),
+    ):
+        if not applies:
+            raise UsageError(f"{name} has no effect: {reason}")
 
 
 def column_decoders(
@@ -73,17 +96,18 @@ def column_decoders(
     protobuf: ProtobufSettings | None,
 ) -> dict[str, ColumnDecoder]:
     """Return the decoder of each column that has another format than binary."""
-    _check_types(types, on_unknown_type, topics, value_format, text)
     formats: dict[Part, Format] = {"key": key_format, "value": value_format}
+    _check_arguments(formats, topics, text, types, on_unknown_type, fields, protobuf)
     protobuf = DEFAULT_SETTINGS if protobuf is None else protobuf
     config = parse_registry(properties)
     registry = None if config is None else open_registry(config)
+    topic = topics[0] if len(topics) == 1 else ""  # else no subject is named after it
     decoders: dict[str, ColumnDecoder] = {}
     for part, format in formats.items():
         if format == "binary":
             continue
         own = part == "value"
-        if own and (versions := dict.fromkeys(types.subjects(topics[0]))):
+        if own and (versions := dict.fromkeys(types.subjects(topic))):
             schema = choose_types(format, registry, versions, messages=types.names, fields=fields, protobuf=protobuf)
             decoders[part] = ColumnDecoder(schema, registry)
             continue
@@ -94,7 +118,7 @@ def column_decoders(
         schema = choose_schema(
             format,
             registry,
-            subject or default_subject(FORMATS[format].registry, topics[0], part),
+            subject or default_subject(FORMATS[format].registry, topic, part),
             text=text if own else None,
             fields=fields if own else (),
             protobuf=protobuf if own else DEFAULT_SETTINGS,

@@ -150,14 +150,17 @@ def read(
         While reading: a cast, an overflow or a division by zero in the filter.
     """
     properties = named_properties(properties, {})
-    names = [topics] if isinstance(topics, str) else list(topics)
+    names, value_types, value_fields = (
+        [texts] if isinstance(texts, str) else list(texts) for texts in (topics, value_types, value_fields)
+    )
     decoders: dict[str, ColumnDecoder] = {}
-    if {key_format, value_format} != {"binary"} or value_types:
+    of_values = value_schema, value_subject, value_types, value_fields, protobuf, on_unknown_type != "fail"
+    if {key_format, value_format} != {"binary"} or any(of_values):
         from protocol.decoded_columns import column_decoders
         from protocol.schemas.formats import ValueTypes
 
         types = ValueTypes(
-            (value_types,) if isinstance(value_types, str) else tuple(value_types),
+            tuple(value_types),
             value_subject if isinstance(value_subject, str) else tuple(value_subject or ()) or None,
             value_subject_name_strategy,
         )

@@ -15,6 +15,7 @@ from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError, UsageError
 from protocol.schemas.decoding import RecordNames, fields_of_types
 from protocol.schemas.formats import FORMATS, Format, language_of
+from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
@@ -34,6 +35,7 @@ from tests.support.value_types import (
 )
 
 TYPES = ["shop.Order", "shop.Refund"]
+ONE_TYPE: dict[str, Any] = {"value_types": ()}
 Read = Callable[..., pa.Table]
 
 
@@ -110,7 +112,8 @@ def test_type_is_a_column_only_if_asked_for(fake: FakeKafka, write: Write, read:
     assert table.to_pydict() == {"offset": [0, 1, 2], "value_type": ["Order", "shop.Login", "Refund"]}
     assert read(columns=None, on_unknown_type="null").column_names == tables.READ_SCHEMA.names
     assert values(read(value_types="shop.Order", on_unknown_type="skip")) == [{"Order": {"id": 1}}]
-    assert values(read(value_fields=["Refund"], on_unknown_type="skip")) == [None, {"Refund": {"reason": "late"}}]
+    assert [len(read(topics, value_format="string", **ONE_TYPE)) for topics in ("events", [])] == [3, 0]
+    assert values(read(value_fields="Refund", on_unknown_type="skip")) == [None, {"Refund": {"reason": "late"}}]
     fake.produce("events", b"no schema", partition=0)
     with pytest.raises(DecodeFailed, match="offset 3"):
         read(columns=["value_type", "offset"])
@@ -187,6 +190,20 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
         ({"value_types": ["a", "a"]}, UsageError, "value_types: a name is empty, or there twice"),
         ({"value_types": ["a", ""]}, UsageError, "value_types: a name is empty, or there twice"),
         ({"value_types": (), "value_subject": ["a", ""]}, UsageError, "value_subject: a name is empty, or there twice"),
+        ({**ONE_TYPE, "value_format": "avr"}, UsageError, "value_format is 'avr'; use one of binary, string, json,"),
+        ({"key_format": "avr"}, UsageError, "key_format is 'avr'; use one of binary, string, json,"),
+        ({**ONE_TYPE, "value_subject": ["a", "b"], "value_format": "binary"}, UsageError, "names several types, but"),
+        *(
+            ({**ONE_TYPE, "value_format": "binary", name: value}, UsageError, f"{name} has no effect: value_format is ")
+            for name, value in (
+                ("value_schema", "id BIGINT"),
+                ("value_fields", "id"),
+                ("value_subject", "a"),
+                ("protobuf", ProtobufSettings("shop.Order")),
+            )
+        ),
+        ({**ONE_TYPE, "on_unknown_type": "skip"}, UsageError, "on_unknown_type has no effect: values have one type"),
+        ({**ONE_TYPE, "topic": []}, UsageError, "0 topics are read: read one, or give value_subject"),
         ({"on_unknown_type": "dead-letter"}, UsageError, "on_unknown_type is 'dead-letter'; use fail, null or skip"),
         ({"value_subject_name_strategy": "x"}, UsageError, "use TopicRecordNameStrategy or RecordNameStrategy"),
         (
