@@ -169,22 +169,28 @@ class RowDecoder:
 
     def rows(self, arrays: dict[str, pa.Array], source_range: Range) -> dict[str, pa.Array]:
         """Return the columns of the rows to return. Raises `DecodeFailed`, `FilterFailed` and `RegistryFailed`."""
-        if self._types is not None:
-            arrays[VALUE_TYPE], invalid = self._types.type_names(arrays["value"])
-            if invalid:
-                raise decode_failed(source_range.topic, source_range.partition, "value", arrays["offset"], invalid)
-            if self._filter is not None:
-                arrays = _selected(arrays, self._filter.rows_of_types(with_filter_names(arrays), source_range))
         if self._filter is not None:
+            if self._filter.reads_types:
+                arrays = self._with_types(arrays, source_range)
+                arrays = _selected(arrays, self._filter.rows_of_types(with_filter_names(arrays), source_range))
             once = self._decoded_once(arrays)
             arrays, decoded = (arrays, once) if once else self._decoded(self._filter_decoders, arrays, source_range)
             rows = self._filter.decoded_rows(with_filter_names(arrays | decoded), source_range)
             self._keeps_most = bool(rows.sum() * 2 > len(rows))
-            arrays = _selected(arrays, rows)
+            arrays, once = _selected(arrays, rows), _selected(once, rows)
             if once:
-                return arrays | _selected(once, rows)
-        arrays, decoded = self._decoded(self._decoders, arrays, source_range)
+                return self._with_types(arrays, source_range) | once
+        arrays, decoded = self._decoded(self._decoders, self._with_types(arrays, source_range), source_range)
         return arrays | decoded
+
+    def _with_types(self, arrays: dict[str, pa.Array], source_range: Range) -> dict[str, pa.Array]:
+        """Return the columns with the types of values, if these are needed; once."""
+        if self._types is None or VALUE_TYPE in arrays:
+            return arrays
+        names, invalid = self._types.type_names(arrays["value"])
+        if invalid:
+            raise decode_failed(source_range.topic, source_range.partition, "value", arrays["offset"], invalid)
+        return {**arrays, VALUE_TYPE: names}
 
     def _decoded_once(self, arrays: dict[str, pa.Array]) -> dict[str, pa.Array]:
         """Decode for the filter and the rows if most rows are kept; nothing if a value is invalid.

@@ -152,6 +152,8 @@ def test_read_of_several_types_decodes_other_types_and_keys_for_the_rows_of_the_
             rows("value.Order.id = 1")
         with pytest.raises(DecodeFailed, match=r"offset 1: .*Login is none of Order, Refund"):
             rows("value.Order.id = 2", on_unknown_type="fail")
+        fake.produce("events", b"no schema", key=key_of_order.replace(b"\6", b"\b"), partition=0)
+        assert rows("offset > 2 AND key.id = 3") == [({"id": 3}, order, "Order")]
 
 
 def test_consume_prints_the_records_of_the_condition(fake: FakeKafka) -> None:
