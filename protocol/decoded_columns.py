@@ -161,6 +161,10 @@ class RowDecoder:
                 for part, decoder in decoders.items()
                 if part in condition.decoded
             }
+        # The columns of the rows have the fields that the filter needs.
+        self._shares_columns = all(
+            part in self._decoders and not self._decoders[part].schema.fields for part in self._filter_decoders
+        )
         self._keeps_most = False
         has_types = VALUE_TYPE in columns or (self._filter is not None and self._filter.reads_types)
         self._types = decoders["value"] if has_types else None
@@ -198,7 +202,7 @@ class RowDecoder:
         The filter may drop the row of an invalid value.
         """
         columns: dict[str, pa.Array] = {}
-        if self._keeps_most and self._filter_decoders.keys() <= self._decoders.keys():
+        if self._keeps_most and self._shares_columns:
             for part, decoder in self._decoders.items():
                 columns[part], invalid = decoder.decode(arrays[part])
                 if invalid:

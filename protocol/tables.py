@@ -217,7 +217,8 @@ def _parsed(text: str, decoders: Mapping[str, ColumnDecoder]) -> Condition:
         return parse_condition(text)
     from protocol.decoded_columns import column_types, with_filter_names
 
-    return parse_condition(text, with_filter_names(column_types(decoders)))
+    all_fields = {part: decoder.of_fields(()) for part, decoder in decoders.items()}
+    return parse_condition(text, with_filter_names(column_types(all_fields)))
 
 
 def _read(

@@ -175,8 +175,10 @@ class ColumnDecoder:
         self._lock = Lock()
 
     def of_fields(self, fields: tuple[str, ...]) -> ColumnDecoder:
-        """Return a decoder of these fields; without any, this one."""
-        return ColumnDecoder(replace(self.schema, fields=fields), self._registry, self._part) if fields else self
+        """Return a decoder of these fields; without any, of all."""
+        if fields == self.schema.fields:
+            return self
+        return ColumnDecoder(replace(self.schema, fields=fields), self._registry, self._part)
 
     def decode(self, column: pa.Array, headers: pa.Array | None = None) -> tuple[pa.Array, list[InvalidValue]]:
         """Decode a binary column.

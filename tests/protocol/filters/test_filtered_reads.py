@@ -58,6 +58,7 @@ JSON = {"value_format": "json", "value_schema": "id BIGINT"}
         ("headers['n'] = '7'", {}, [3]),
         ("partition = 1 AND offset < 2", {}, [0, 1]),
         ("value.id = 5", JSON, [2]),
+        ("value.id = 5", {**JSON, "value_schema": "id BIGINT, name STRING", "value_fields": "name"}, [2]),
         (pc.field("key") == b"k4", {}, [2]),
         (pc.field("value") == b"none", {}, []),
     ],
