@@ -192,6 +192,7 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
     Raises `ConfigurationError`: a property is unknown or wrong, or two do not fit together.
     """
     values: dict[str, Any] = {}
+    names: list[str] = []
     for key, value in properties.items():
         if not key.lower().startswith(PREFIX):
             continue
@@ -202,12 +203,13 @@ def parse_registry(properties: Mapping[str, object]) -> RegistryConfig | None:
             hint = f"; did you mean {PREFIX}{like}?" if like else ""
             raise ConfigurationError(f"{key} is unknown{hint}", settings=(key,))
         values[row.field] = row.kind.read(PREFIX + name, str(value), PREFIX + name)
+        names.append(name)
     if not values:
         return None
-    if glue := [name for name in values if name.startswith("glue_")]:
+    if glue := [name for name in names if name.startswith("glue.")]:
         _check_glue(values, glue[0])
     elif "url" not in values:
-        raise _missing("url", next(iter(values)).replace("_", "."))
+        raise _missing("url", names[0])
     _check_sources(values)
     tls = {name.removeprefix("ssl_"): values.pop(name) for name in list(values) if name.startswith("ssl_")}
     config = RegistryConfig(**values, tls=parse_tls(tls))
@@ -224,7 +226,7 @@ def _check_glue(values: Mapping[str, Any], first: str) -> None:
     `first`: the first one of Glue's.
     """
     has_schemas = "glue_schemas" in values
-    decisive = "glue.schemas" if has_schemas else first.replace("_", ".")
+    decisive = "glue.schemas" if has_schemas else first
     for row in REGISTRY_PROPERTIES:
         is_used = row.field == "glue_schemas" if has_schemas else row.field.startswith("glue_")
         if row.field in values and not is_used and row.field not in _ALSO_FOR_GLUE:

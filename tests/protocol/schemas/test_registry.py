@@ -296,6 +296,7 @@ SOURCE = "schema.registry.bearer.auth.credentials.source"
         ({"url": "registry:8081"}, "schema.registry.url has a wrong value.*not http://"),
         ({"url": "http://me:hunter2@r:1"}, "an entry has a user; use basic.auth.user.info"),
         (TOKEN, "schema.registry.bearer.auth.token is set, but schema.registry.url"),
+        (OAUTH, f"{SOURCE} is set, but schema.registry.url is not"),
         ({"url": "http://r:1", "bearer.auth.credentials.source": "STATIC_TOKEN"},
          "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not"),
         ({"url": "http://r:1", "basic.auth.user.info": "hunter2"}, "there is no colon"),
