@@ -263,7 +263,7 @@ def _contradiction(name: str, rival: str) -> ConfigurationError:
 def _check_bearer(config: RegistryConfig) -> None:
     if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
         raise _missing(_TOKEN, _SOURCE)
-    oauth = [name for name in _OAUTH if getattr(config, name.replace(".", "_")) is not None]
+    oauth = [name for name in (*_OAUTH, "bearer.auth.scope") if getattr(config, name.replace(".", "_")) is not None]
     if config.bearer_auth_source == "OAUTHBEARER":
         for name in _OAUTH:
             if name not in oauth:

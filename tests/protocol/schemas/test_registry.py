@@ -316,12 +316,11 @@ def test_wrong_properties_are_refused_with_their_names(properties: dict[str, str
     assert "hunter2" not in str(refused.value)
 
 
-def test_property_of_another_source_of_tokens_is_a_warning() -> None:
+@pytest.mark.parametrize("name", ["schema.registry.bearer.auth.client.id", "schema.registry.bearer.auth.scope"])
+def test_property_of_another_source_of_tokens_is_a_warning(name: str) -> None:
     with deferred_warnings() as warnings:
-        parse_registry({"schema.registry.url": "http://r:1", "schema.registry.bearer.auth.client.id": "me"})
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        "schema.registry.bearer.auth.client.id has no effect"
-    ]
+        parse_registry({"schema.registry.url": "http://r:1", name: "me"})
+    assert [warning.partition(":")[0] for warning in warnings] == [f"{name} has no effect"]
 
 
 def test_configuration_reaches_other_processes_with_its_secret() -> None:
