@@ -305,7 +305,7 @@ class SchemaRegistry:
         code, message = (body.get("error_code"), body.get("message")) if isinstance(body, dict) else (None, None)
         detail = f": {str(message)[:500].rstrip('.')}" if message else ""
         hint = f"; check {PREFIX}basic.auth.user.info or the token" if status in (401, 403) else ""
-        if code in (None, status) and not hint:
+        if (code is None or code == status == NOT_FOUND) and not hint:
             # An error of HTTP, not of a registry.
             hint = f"; check the address in {PREFIX}url"
         raise RegistryFailed(
