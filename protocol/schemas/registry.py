@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 from protocol.base.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.base.condition import Event, Lock, locked
-from protocol.errors import ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
+from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed, KafkaError, RegistryFailed
 from protocol.net.http_exchange import TRANSIENT_STATUS, exchange
 from protocol.net.tls_context import TLSContext
 from protocol.net.token_endpoint import ask_endpoint
 from protocol.sasl.config import NO_SASL
 from protocol.sasl.credentials import TokenEndpoint
-from protocol.schemas.registry_config import PREFIX, RegistryConfig
+from protocol.schemas.registry_config import OAUTH, PREFIX, RegistryConfig
 from protocol.schemas.rules import Rule, parse_rules
 from protocol.settings.config_providers import resolve_references
 from protocol.settings.property_kinds import parse_url, shown_url
@@ -364,14 +364,21 @@ class SchemaRegistry:
         assert config.bearer_auth_issuer_endpoint_url
         assert config.bearer_auth_client_id
         assert config.bearer_auth_client_secret is not None
+        settings = tuple(PREFIX + name for name in OAUTH)
+        url = resolve_references(config.bearer_auth_issuer_endpoint_url)
+        if parse_url(url) is None:
+            raise ConfigurationError(f"{settings[0]} is neither http://… nor https://….", settings=settings)
         source = TokenEndpoint(
-            resolve_references(config.bearer_auth_issuer_endpoint_url),
+            url,
             Secret(resolve_references(config.bearer_auth_client_id)),
             Secret(_resolved("bearer.auth.client.secret", config.bearer_auth_client_secret)),
             config.bearer_auth_scope,
         )
         now_s = self._clock.now_s()
-        text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
+        try:
+            text, lifetime_s = ask_endpoint(source, NO_SASL, deadline)
+        except AuthenticationFailed as error:  # with the names of Kafka's properties
+            raise RegistryFailed(f"{settings[0]}: {error.message}", settings=settings) from None
         return _Token(Secret(text), now_s + _TOKEN_SHARE * (lifetime_s or _TOKEN_S))
 
 

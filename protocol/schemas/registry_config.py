@@ -238,7 +238,7 @@ def _check_glue(values: Mapping[str, Any], first: str) -> None:
 
 _BASIC_SOURCE, _USER = "basic.auth.credentials.source", "basic.auth.user.info"
 _SOURCE, _TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
-_OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
+OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
 
 
 def _check_sources(values: dict[str, Any]) -> None:
@@ -263,9 +263,9 @@ def _contradiction(name: str, rival: str) -> ConfigurationError:
 def _check_bearer(config: RegistryConfig) -> None:
     if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
         raise _missing(_TOKEN, _SOURCE)
-    oauth = [name for name in (*_OAUTH, "bearer.auth.scope") if getattr(config, name.replace(".", "_")) is not None]
+    oauth = [name for name in (*OAUTH, "bearer.auth.scope") if getattr(config, name.replace(".", "_")) is not None]
     if config.bearer_auth_source == "OAUTHBEARER":
-        for name in _OAUTH:
+        for name in OAUTH:
             if name not in oauth:
                 raise _missing(name, _SOURCE)
         return

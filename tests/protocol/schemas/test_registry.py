@@ -20,7 +20,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from protocol.base.once import deferred_warnings
-from protocol.errors import ConfigurationError, RegistryFailed
+from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.schemas import registry as registry_module
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
 from protocol.schemas.registry_config import parse_registry
@@ -270,6 +270,25 @@ def test_token_comes_from_the_endpoint_once(server: FakeSchemaRegistry) -> None:
         clock.advance(90)
         registry.subjects()
         assert len(endpoint.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("endpoint", ConfigurationError, r"issuer\.endpoint\.url is neither http://… nor https://…"),
+        ("", RegistryFailed, r"issuer\.endpoint\.url: no token from http://127.0.0.1:\d+: .* 401 \('invalid_client'\)"),
+    ],
+)
+def test_failed_token_is_reported_with_the_properties_of_the_registry(
+    server: FakeSchemaRegistry, url: str, error: type[KafkaError], message: str
+) -> None:
+    with Endpoint() as endpoint:
+        endpoint.answers = [(401, {}, b'{"error": "invalid_client"}')]
+        properties = {**OAUTH, "bearer.auth.issuer.endpoint.url": url or endpoint.url}
+        registry = client(server.url, **{name.replace(".", "_"): value for name, value in properties.items()})
+        with pytest.raises(error, match=rf"schema\.registry\.bearer\.auth\.{message}") as failed:
+            registry.subjects()
+    assert {str(name).split(".")[0] for name in failed.value.context["settings"]} == {"schema"}
 
 
 @pytest.mark.parametrize("token", ["hunter2\nx", "hunter2\u2014"])
