@@ -273,8 +273,8 @@ class ColumnDecoder:
             for number, same in zip(np.unique(numbers).tolist(), rows_by_id, strict=False):
                 yield raw_ids[number], at, same
             rows = np.setdiff1d(rows, with_header)
-        framed = data.take(at[rows], mode="clip") == _MAGIC_ID if len(data) else np.zeros(len(rows), np.bool_)
-        framed &= ends[rows] - at[rows] >= _ID_BYTES
+        framed = ends[rows] - at[rows] >= _ID_BYTES
+        framed[framed] = _is_id(data, at[rows[framed]])
         if not framed.all():
             pieces.refuse(rows[~framed], "it does not begin with a zero byte and a schema id")
             rows = rows[framed]
@@ -501,14 +501,24 @@ def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryAr
     )
     if len(candidates):
         candidates = candidates[(_gather(key_data, key_at[candidates], len(name_bytes)) == name_bytes).all(axis=1)]
-        magic, sizes = value_data.take(value_at[candidates]), (value_ends - value_at)[candidates]
-        candidates = candidates[(magic == _MAGIC_ID) | ((magic == _MAGIC_GUID) & (sizes >= _GUID_BYTES))]
+        start, sizes = value_at[candidates], (value_ends - value_at)[candidates]
+        is_guid = (value_data[start] == _MAGIC_GUID) & (sizes >= _GUID_BYTES)
+        candidates = candidates[_is_id(value_data, start) | is_guid]
     rows = np.searchsorted(first, candidates, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
     # The last one of a record counts, as for Confluent's deserialisers.
     rows, candidates = rows[inside][::-1], candidates[inside][::-1]
     rows, places = np.unique(rows, return_index=True)
     return rows.astype(np.int64), values.take(to_arrow(candidates[places])).dictionary_encode()
+
+
+def _is_id(data: Bytes, at: Positions) -> npt.NDArray[np.bool_]:
+    """Return a mask of the places with a zero byte and a schema's id, which is Java's int.
+
+    Confluent's registry refuses a larger number like a wrong address, with the error code 404.
+    """
+    is_id: npt.NDArray[np.bool_] = (data[at] == _MAGIC_ID) & (data[at + 1] < 1 << 7)
+    return is_id
 
 
 def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:

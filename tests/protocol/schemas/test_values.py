@@ -77,11 +77,12 @@ def test_slice_of_a_column_is_decoded(serialize: Serialize, registry: SchemaRegi
 
 def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: SchemaRegistry) -> None:
     good = serialize(SECOND, {"id": 7, "note": "x"})
-    values = [good, b"", b"\0\0\0", b'{"id": 7}', good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
+    no_ids = b"", b"\0\0\0", b'{"id": 7}', b"\0\xff\xff\xff\xff\2"
+    values = [good, *no_ids, good[:-1], good + b"\0", struct.pack(">bI", 0, 99) + b"\2", good]
     rows, errors = decode(registry, *values)
-    assert rows == [{"id": 7, "note": "x"}, *[None] * 6, {"id": 7, "note": "x"}]
+    assert rows == [{"id": 7, "note": "x"}, *[None] * 7, {"id": 7, "note": "x"}]
     assert errors == [
-        *["it does not begin with a zero byte and a schema id"] * 3,
+        *["it does not begin with a zero byte and a schema id"] * 4,
         "schema id 1, field note: a length that exceeds the value",
         "schema id 1: bytes are left behind the value",
         "schema id 99: the registry does not have it",
