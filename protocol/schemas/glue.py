@@ -212,7 +212,7 @@ class GlueRegistry(SchemaRegistry):
             raise RegistryFailed(message, status=NOT_FOUND, error_code=NO_SCHEMA)
         return RegisteredSchema(self._fixed[guid], kind="", guid=guid)
 
-    def _version(self, subject: str, version: int | None) -> RegisteredSchema:
+    def _version(self, subject: str, version: int | None, *, deleted: bool) -> RegisteredSchema:
         number = {"LatestVersion": True} if version is None else {"VersionNumber": version}
         return self._get(
             f"version {version or 'latest'} of the schema {subject}",

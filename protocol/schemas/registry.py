@@ -133,18 +133,22 @@ class SchemaRegistry:
         path = f"/schemas/guids/{urllib.parse.quote(guid)}"
         return self._cached(guid, subject, lambda: _schema(self._request("GET", path, subject)))
 
-    def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
-        """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`."""
+    def version(self, subject: str, version: int | None = None, *, deleted: bool = False) -> RegisteredSchema:
+        """Return a version of a subject; None: the latest one, which is always requested. Raises `RegistryFailed`.
+
+        `deleted`: also one that is soft-deleted.
+        """
         if version is not None and (cached := self._versions.get((subject, version))):
             return cached
-        schema = self._version(subject, version)
+        schema = self._version(subject, version, deleted=deleted)
         if schema.version is not None:
             self._versions[subject, schema.version] = schema
         return schema
 
-    def _version(self, subject: str, version: int | None) -> RegisteredSchema:
-        path = f"/subjects/{_quoted(subject)}/versions/{version or 'latest'}"
-        return _schema(self._request("GET", path, f"version {version or 'latest'} of the subject {subject}"))
+    def _version(self, subject: str, version: int | None, *, deleted: bool) -> RegisteredSchema:
+        number = "latest" if version is None else version
+        path = f"/subjects/{_quoted(subject)}/versions/{number}{'?deleted=true' if deleted else ''}"
+        return _schema(self._request("GET", path, f"version {number} of the subject {subject}"))
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that a schema uses, by name, in the order of their dependencies."""
@@ -159,7 +163,8 @@ class SchemaRegistry:
                 if len(begun) > _MAX_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
                     limits = f"{_MAX_REFERENCES} others, or {_MAX_REFERENCE_DEPTH} inside each other"
                     raise RegistryFailed(f"a schema uses more than {limits}")
-                schema = self.version(reference.subject, reference.version)
+                # The schema of an old record may refer to a version that is deleted since.
+                schema = self.version(reference.subject, reference.version, deleted=True)
                 add(schema.references, depth + 1)
                 schemas[reference.name] = schema
 

@@ -46,6 +46,8 @@ def test_schema_is_found_by_id_and_by_subject(server: FakeSchemaRegistry) -> Non
     assert registry.by_id(first).text == ORDER
     assert registry.version("orders-value").text == WITH_NOTE
     assert registry.version("orders-value", 1).schema_id == first
+    with pytest.raises(RegistryFailed, match=r"version 0 of the subject orders-value with the status 404"):
+        registry.version("orders-value", 0)
     assert (registry.version("orders-value").version, registry.version("orders-value").schema_id) == (2, second)
     assert registry.by_guid(str(registry.version("orders-value", 1).guid)).text == ORDER
     assert registry.lookup("orders-value", RegisteredSchema(ORDER)).version == 1
@@ -456,6 +458,8 @@ def test_apicurio_is_used_below_its_path(apicurio: CloudEndpoint, slash: str) ->
     assert all(CONFLUENTS in request.headers["accept"] for request in apicurio.requests)
     posted = [request for request in apicurio.requests if request.method == "POST"]
     assert {request.headers["content-type"] for request in posted} == {CONFLUENTS}
+    (of_reference,) = (request for request in apicurio.requests if request.path.endswith("/address/versions/1"))
+    assert of_reference.query == {"deleted": ["true"]}
     assert all(json.loads(request.body) == {"schema": PARCEL, "references": OF_ADDRESS} for request in posted)
     confluents = SchemaRegistryClient({"url": f"{apicurio.url}{APICURIO}"})
     judged = confluents.get_latest_version("parcels-value")
