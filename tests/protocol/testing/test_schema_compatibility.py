@@ -80,6 +80,14 @@ def test_all_versions_of_json_are_compatible_unless_the_test_compares_them() -> 
     assert compared == [("JSON", old, new), ("JSON", new, old)]
 
 
+def test_version_is_registered_again_although_a_later_one_is_incompatible_with_it() -> None:
+    with FakeSchemaRegistry() as server:
+        registry = client(server.url)
+        old = RegisteredSchema(proto("int64 a = 1;"), "PROTOBUF")
+        two = RegisteredSchema(old.text + " message Refund { }", "PROTOBUF")
+        assert [registry.register("s", schema) for schema in (old, two, old)] == [1, 2, 1]
+
+
 def test_invalid_schemas_and_other_types_are_refused() -> None:
     with FakeSchemaRegistry() as server:
         registry = client(server.url)
