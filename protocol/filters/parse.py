@@ -128,9 +128,8 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
 
 
 # What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
-_ARGUMENTS = {"this", "expression", "expressions", "is_string", "db", "table", "low", "high", "symmetric", "query"}
-_ARGUMENTS |= {"unnest", "field", "flag", "to", "safe", "start", "length", "substr"}
-_ARGUMENTS |= {"catalog", "position", "occurrence"}
+_ARGUMENTS = {"this", "expression", "expressions", "is_string", "catalog", "db", "table", "low", "high", "to", "safe"}
+_ARGUMENTS |= {"query", "unnest", "field", "start", "length", "substr"}
 
 
 def _depth(node: Node) -> int:
@@ -273,8 +272,6 @@ class _Parser:
 
     def _between_node(self, part: exp.Between) -> Node:
         _require_parentheses(part, part.this, part.args["low"], part.args["high"])
-        if part.args.get("symmetric"):
-            _refuse(part, "SYMMETRIC is not in the language of filters")
         value = self.node(part.this)
         low = self._aligned(value, self.node(part.args["low"]), part)
         high = self._aligned(value, self.node(part.args["high"]), part)
@@ -283,7 +280,7 @@ class _Parser:
 
     def _in_node(self, part: exp.In) -> Node:
         _require_parentheses(part, part.this)
-        if not part.expressions or any(part.args.get(name) for name in ("query", "unnest", "field")):
+        if not part.expressions:  # a query or a column
             _refuse(part, "IN takes a list")
         value = self.node(part.this)
         pairs = [self._aligned(value, self.node(choice), part) for choice in part.expressions]
@@ -325,8 +322,6 @@ class _Parser:
     def _regexplike_node(self, part: exp.Expr) -> Node:
         _require_parentheses(part, part.this)
         pattern = self._constant(part, part.expression)
-        if part.args.get("flag"):
-            _refuse(part, "it has a third argument")
         try:
             compiled = compile_java(pattern, any_text=True)
         except ValueError as error:
@@ -345,8 +340,6 @@ class _Parser:
         return Node("contains", _BOOLEAN, (self._text(part),), self._constant(part, part.expression))
 
     def _strposition_node(self, part: exp.Expr) -> Node:
-        if any(part.args.get(name) for name in ("position", "occurrence")):
-            _refuse(part, "it has a start")
         return Node("instr", _INT, (self._text(part),), self._constant(part, part.args["substr"]))
 
     def _length_node(self, part: exp.Expr) -> Node:
@@ -441,7 +434,7 @@ class _Parser:
             _refuse(part, f"a cast of {_name(node.type)} to {_name(kind)} cannot be made equal to Spark's here")
         return _cast(node, kind, part.sql("spark"))
 
-    _trycast_node = _cast_node
+    _trycast_node = _cast_node  # sqlglot's class for Spark's cast, too
 
     # -- types --------------------------------------------------------------------------------
 
