@@ -32,7 +32,6 @@ from protocol.settings.property_kinds import (
     integer,
     one_of,
     parse_url,
-    shown_url,
 )
 from protocol.settings.secret import Secret, hide_variables, pickled_with_secrets
 
@@ -174,11 +173,6 @@ class RegistryConfig:
     def __reduce__(self) -> tuple[Any, ...]:
         # To executors, which fetch schemas.
         return _unpickled, (pickled_with_secrets(vars(self)),)
-
-    @property
-    def shown(self) -> str:
-        """The addresses, without paths, for messages."""
-        return ", ".join(shown_url(url) for address in self.url if (url := parse_url(address)) is not None)
 
 
 def _unpickled(fields: bytes) -> RegistryConfig:
