@@ -6,7 +6,6 @@ It keeps schemas in memory, checks their compatibility, and can be stopped, or r
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import json
@@ -19,9 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.registry import NO_SCHEMA, NO_SUBJECT, NO_VERSION
 from protocol.testing.schema_compatibility import KINDS, Texts, check_valid, differences
 
-_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND = 40401, 40402, 40403
 _INVALID_SCHEMA, _INCOMPATIBLE = 42201, 409
 _LEVELS = ("NONE", "BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE")
 
@@ -178,8 +177,8 @@ class FakeSchemaRegistry:
             ("POST", "subjects", None): lambda name: self._lookup(name, body),
             ("POST", "subjects", None, "versions"): lambda name: self._register_checked(name, body),
             ("DELETE", "subjects", None): lambda name: sorted(self._subjects.pop(name, _Subject()).versions),
-            ("GET", "schemas", "ids", None): lambda number: self._by_id(number, query),
-            ("GET", "schemas", "guids", None): lambda guid: self._by_guid(guid, query),
+            ("GET", "schemas", "ids", None): lambda number: self._by("schema_id", number, query),
+            ("GET", "schemas", "guids", None): lambda guid: self._by("guid", guid, query),
             ("GET", "schemas", "ids", None, "versions"): self._places,
             ("POST", "compatibility", "subjects", None, "versions"): lambda name: self._compatible(name, body),
             ("POST", "compatibility", "subjects", None, "versions", None): lambda name, _: self._compatible(name, body),
@@ -198,14 +197,14 @@ class FakeSchemaRegistry:
 
     def _subject(self, name: str) -> _Subject:
         if name not in self._subjects:
-            raise _Refused(404, _SUBJECT_NOT_FOUND, f"Subject '{name}' not found.")
+            raise _Refused(404, NO_SUBJECT, f"Subject '{name}' not found.")
         return self._subjects[name]
 
     def _version(self, name: str, version: str, query: dict[str, str]) -> dict[str, Any]:
         versions = self._subject(name).versions
         number = max(versions) if version in ("latest", "-1") else int(version) if version.isdigit() else 0
         if number not in versions:
-            raise _Refused(404, _VERSION_NOT_FOUND, f"Version {version} not found.")
+            raise _Refused(404, NO_VERSION, f"Version {version} not found.")
         stored = versions[number]
         return {"subject": name, "version": number, "id": stored.schema_id, **_body_of(stored, query)}
 
@@ -216,17 +215,11 @@ class FakeSchemaRegistry:
         except ValueError:
             return text
 
-    def _by_id(self, number: str, query: dict[str, str]) -> dict[str, Any]:
+    def _by(self, field: str, text: str, query: dict[str, str]) -> dict[str, Any]:
         for stored in self._schemas.values():
-            if str(stored.schema_id) == number:
+            if str(getattr(stored, field)) == text:
                 return _body_of(stored, query)
-        raise _Refused(404, _SCHEMA_NOT_FOUND, f"Schema {number} not found")
-
-    def _by_guid(self, guid: str, query: dict[str, str]) -> dict[str, Any]:
-        for stored in self._schemas.values():
-            if stored.guid == guid:
-                return _body_of(stored, query)
-        raise _Refused(404, _SCHEMA_NOT_FOUND, f"Schema {guid} not found")
+        raise _Refused(404, NO_SCHEMA, f"Schema {text} not found")
 
     def _places(self, number: str) -> list[dict[str, Any]]:
         return [
@@ -242,7 +235,7 @@ class FakeSchemaRegistry:
             for version, stored in versions.items():
                 if _key(stored.body) == same:
                     return self._version(name, str(version), {})
-        raise _Refused(404, _SCHEMA_NOT_FOUND, "Schema not found")
+        raise _Refused(404, NO_SCHEMA, "Schema not found")
 
     def _register_checked(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         versions = self._subjects.get(name, _Subject()).versions
@@ -363,7 +356,7 @@ def _body_of(stored: _Stored, query: dict[str, str]) -> dict[str, Any]:
 def _is_base64(text: str) -> bool:
     try:
         return bool(base64.b64decode(text, validate=True))
-    except (ValueError, binascii.Error):
+    except ValueError:
         return False
 
 
