@@ -255,7 +255,11 @@ def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
 def check_topic(cluster: Cluster, topic: str) -> Findings:
     """Check that a topic exists, and which operations the client may use on it."""
     client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
-    body = {"topics": [{"name": topic}], "include_topic_authorized_operations": True}
+    body = {
+        "topics": [{"name": topic}],
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": True,
+    }
     try:
         (row,) = client.ask_any(METADATA, body, deadline, at_least=8)["topics"]
         if row["error_code"] != ErrorCode.NONE:

@@ -164,6 +164,14 @@ def test_other_protocol_package_is_found(kafka1: LocalKafka, monkeypatch: pytest
     assert findings_by_check["python", "import"]["status"] == "failed"
 
 
+def test_missing_topic_is_reported_and_not_created() -> None:
+    with FakeKafka(settings={"auto.create.topics.enable": "true"}) as fake:
+        row = findings({"bootstrap.servers": fake.bootstrap_servers}, "--topic", "typo", code=1)["topic", "typo"]
+        assert "UNKNOWN_TOPIC_OR_PARTITION" in row["detail"]
+        with Admin(bootstrap_servers=fake.bootstrap_servers) as admin:
+            assert admin.list_topics() == {}
+
+
 def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
     secrets = {
         "sasl.jaas.config": 'org.apache.kafka.common.security.plain.PlainLoginModule required password="hunter2-a";',
