@@ -48,6 +48,7 @@ _FEWEST_DAYS = 30
 _CLOCK_WARNING_MS = 1_000
 _CLOCK_FAILURE_MS = 60_000
 _STEP_MS = 10_000
+_WORKER_TIMEOUT_S = 60
 # For reading and writing with this project's source and sink.
 _OF_READERS = (AclOperation.READ, AclOperation.DESCRIBE)
 _PROGRAM = """
@@ -122,12 +123,21 @@ def _check_worker() -> Findings:
     if executable is None:
         yield Finding("spark worker", subject, bad, "there is no such program", remedy)
         return
-    # Outside this folder, which Python would put on the path.
-    ended = subprocess.run([executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, cwd=os.sep)
+    stderr = b""
     try:
+        # Outside this folder, which Python would put on the path.
+        ended = subprocess.run(
+            [executable, "-c", _PROGRAM],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_WORKER_TIMEOUT_S,
+            cwd=os.sep,
+        )
+        stderr = ended.stderr
         answer = json.loads(ended.stdout)
-    except ValueError:
-        yield Finding("spark worker", subject, bad, ended.stderr.strip()[-200:] or "no answer", remedy)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        detail = str(error) if isinstance(error, OSError) else stderr.decode(errors="replace").strip()[-200:]
+        yield Finding("spark worker", subject, bad, detail or "no answer", remedy)
         return
     python, running = answer["python"], platform.python_version()
     errors = [text for name, text in answer.items() if name.endswith("_error")]

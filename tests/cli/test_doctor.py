@@ -148,6 +148,27 @@ def test_worker_without_packages_and_other_pykafka_are_found(
     assert findings_by_check["python", "pykafka"]["status"] == "warning"
 
 
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("no program", "Exec format error"),
+        ("#!/bin/sh\nexec sleep 60\n", "no answer"),
+        ("#!/bin/sh\necho no\n", "no answer"),
+    ],
+)
+def test_worker_that_does_not_answer_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+) -> None:
+    monkeypatch.setattr(doctor_checks, "_WORKER_TIMEOUT_S", 0.5)
+    worker = tmp_path / "worker"
+    worker.write_text(program)
+    worker.chmod(0o755)
+    with FakeKafka() as fake:
+        properties = {"bootstrap.servers": fake.bootstrap_servers}
+        row = findings(properties, code=1, PYSPARK_PYTHON=str(worker))["spark worker", str(worker)]
+    assert (row["status"], says in row["detail"]) == ("failed", True)
+
+
 def test_python3_of_path_is_the_worker_without_pyspark_python(
     kafka1: LocalKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
