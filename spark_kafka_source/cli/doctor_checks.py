@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker
 from protocol.errors import KafkaError
 from protocol.fetch.bounded_reader import BoundedReader
-from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import Range
-from protocol.kafka_terms import EARLIEST, LATEST
 from protocol.net.connect import connect
 from protocol.net.resolver import resolve
 from protocol.net.tls_context import TLSContext
@@ -41,6 +39,7 @@ from protocol.wire import registry
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from spark_kafka_source.cli.connection import Cluster
+from spark_kafka_source.cli.positions import list_ends
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 PROJECT_FOLDER = Path(protocol.__file__).parent.parent
@@ -371,12 +370,12 @@ def check_read(cluster: Cluster, topic: str) -> Findings:
     client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
     try:
         keys = [(topic, number) for number in client.topic(topic, deadline).partitions]
-        begins, ends = (list_offsets(client, dict.fromkeys(keys, at), deadline=deadline) for at in (EARLIEST, LATEST))
-        filled = [key for key in keys if begins[key].offset < ends[key].offset]
+        logs = list_ends(client, cluster.consumer, keys, deadline)
+        filled = [key for key in keys if logs.starts[key] < logs.ends[key].offset]
         if not filled:
-            yield Finding("read", topic, OK, "the topic is empty")
+            yield Finding("read", topic, OK, "the topic has no records to read")
             return
-        key, end = filled[0], ends[filled[0]].offset
+        key, end = filled[0], logs.ends[filled[0]].offset
         count = _count(cluster, Range(*key, end - 1, end))
     except KafkaError as error:
         yield Finding("read", topic, FAILED, str(error), _remedy(error))
@@ -393,6 +392,9 @@ def check_write(cluster: Cluster, topic: str) -> Findings:
         with Producer(cluster.client, cluster.properties) as producer:
             written = producer.send_and_wait(topic, value, key=b"pykafka doctor", timeout_ms=_STEP_MS)
         wrote_ms = (time.monotonic() - began_s) * 1000
+        if written.offset < 0:
+            yield Finding("write", topic, OK, "sent; with acks=0, brokers do not acknowledge it")
+            return
         place = Range(topic, written.partition, written.offset, written.offset + 1)
         count = _count(cluster, place)
     except KafkaError as error:
@@ -429,6 +431,3 @@ def _remedy(error: KafkaError) -> str:
         "DeadlineExceeded": "check that the listener's protocol is security.protocol, and the broker's log",
     }
     return kinds.get(type(error).__name__, "see the message")
-
-
-Check = Callable[[], Findings]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import protocol
+from protocol import TransactionalProducer
 from protocol.admin import AclBinding, AclOperation, Admin, ResourceType
 from protocol.testing import FakeKafka
 from spark_kafka_source.cli import doctor_checks
@@ -191,6 +192,23 @@ def test_missing_topic_is_reported_and_not_created() -> None:
         assert "UNKNOWN_TOPIC_OR_PARTITION" in row["detail"]
         with Admin(bootstrap_servers=fake.bootstrap_servers) as admin:
             assert admin.list_topics() == {}
+
+
+def test_read_and_write_checks_follow_isolation_level_and_acks() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("orders", 1)
+        properties = {"bootstrap.servers": fake.bootstrap_servers}
+        with TransactionalProducer({**properties, "transactional.id": "etl"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("orders", b"value")
+            producer.flush()
+            options = ("--topic", "orders", "--write", "orders")
+            properties |= {"isolation.level": "read_committed", "acks": "0"}
+            findings_by_check = findings(properties, *options, code=None)
+            producer.abort_transaction()
+    assert findings_by_check["read", "orders"]["detail"] == "the topic has no records to read"
+    assert findings_by_check["write", "orders"]["detail"] == "sent; with acks=0, brokers do not acknowledge it"
 
 
 def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
