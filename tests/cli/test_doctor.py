@@ -12,7 +12,7 @@ import pytest
 
 import protocol
 from protocol import TransactionalProducer
-from protocol.admin import AclBinding, AclOperation, Admin, ResourceType
+from protocol.admin import AclBinding, AclOperation, Admin, QuorumDescription, QuorumReplica, ResourceType
 from protocol.testing import FakeKafka
 from spark_kafka_source.cli import doctor_checks
 from spark_kafka_source.local_kafka import LocalKafka
@@ -209,6 +209,15 @@ def test_read_and_write_checks_follow_isolation_level_and_acks() -> None:
             producer.abort_transaction()
     assert findings_by_check["read", "orders"]["detail"] == "the topic has no records to read"
     assert findings_by_check["write", "orders"]["detail"] == "sent; with acks=0, brokers do not acknowledge it"
+
+
+def test_clock_check_without_leader_among_voters_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that removes itself from the voters leads until the removal is committed (KIP-853)."""
+    quorum = QuorumDescription(1, 1, 5, voters=(QuorumReplica(2, 5, 1, 1),), observers=())
+    monkeypatch.setattr(Admin, "describe_metadata_quorum", lambda admin, timeout_ms: quorum)
+    with FakeKafka() as fake:
+        row = findings({"bootstrap.servers": fake.bootstrap_servers})["clock", "controller"]
+    assert (row["status"], row["detail"]) == ("skipped", "the brokers do not tell their time")
 
 
 def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
