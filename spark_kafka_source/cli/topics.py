@@ -73,30 +73,21 @@ def describe(cluster: Cluster, names: tuple[str, ...], configs: bool, all_config
     admin = Admin(cluster.client)
     descriptions = admin.describe_topics(names, configs=configs or all_configs, timeout_ms=cluster.left_ms)
     if configs or all_configs:
-        columns, rows = (
-            ("topic", "name", "value", "source"),
-            list(_settings(descriptions.values(), everything=all_configs)),
-        )
-        print_rows(columns, rows, output)
+        settings = list(_settings(descriptions.values(), everything=all_configs))
+        print_rows(("topic", "name", "value", "source"), settings, output)
         return
-    keys = [(topic.name, number) for topic in descriptions.values() for number in sorted(topic.partitions)]
-    begins, ends = (
-        admin.list_offsets(dict.fromkeys(keys, moment), timeout_ms=cluster.left_ms) for moment in (EARLIEST, LATEST)
-    )
-    rows = []
-    for name, number in keys:
-        partition = descriptions[name].partitions[number]
-        rows.append(
-            (
-                name,
-                number,
-                partition.leader,
-                _ids(partition.replicas),
-                _ids(partition.isr),
-                begins[name, number].offset,
-                ends[name, number].offset,
-            )
-        )
+    partitions = {
+        (topic.name, number): partition
+        for topic in descriptions.values()
+        for number, partition in topic.partitions.items()
+    }
+    # Without a leader, the ends of a log are unknown.
+    led = [key for key, partition in partitions.items() if partition.leader >= 0]
+    begins, ends = (_offsets(admin, cluster, led, moment) for moment in (EARLIEST, LATEST))
+    rows = [
+        (*key, partition.leader, _ids(partition.replicas), _ids(partition.isr), begins.get(key), ends.get(key))
+        for key, partition in partitions.items()
+    ]
     print_rows(("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"), rows, output)
 
 

@@ -31,6 +31,14 @@ def test_topics_create_if_not_exists_leaves_an_existing_topic_alone(fake: FakeKa
         assert invoke_at(fake, "topics", "create", "orders", "--if-not-exists").output == printed
 
 
+def test_partition_without_leader_is_described_without_offsets() -> None:
+    with FakeKafka(2) as fake:
+        fake.create_topic("orders", 2)
+        fake.stop(2)
+        result = invoke_at(fake, "topics", "describe", "orders", "--timeout", "5s", "-o", "json")
+    assert sorted((row["leader"], row["log_end_offset"]) for row in rows(result)) == [(-1, None), (1, 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
