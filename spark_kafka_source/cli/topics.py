@@ -40,18 +40,16 @@ def list_command(cluster: Cluster, internal: bool, output: str) -> None:
       pykafka topics list --bootstrap-server broker-1:9092
       pykafka topics list --internal -o json
     """
-    admin = Admin(cluster.client)
-    names = list(admin.list_topics(internal=internal, timeout_ms=cluster.left_ms))
-    descriptions = admin.describe_topics(names, timeout_ms=cluster.left_ms)
     rows = [
         (
             topic.name,
             len(topic.partitions),
             max((len(partition.replicas) for partition in topic.partitions.values()), default=0),
             sum(len(partition.isr) < len(partition.replicas) for partition in topic.partitions.values()),
-            topic.topic_id,
+            topic.topic_id_text,
         )
-        for topic in descriptions.values()
+        for _, topic in sorted(cluster.client.metadata(None, cluster.deadline).topics.items())
+        if internal or not topic.is_internal
     ]
     print_rows(("topic", "partitions", "replicas", "under_replicated", "topic_id"), rows, output)
 

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m03_metadata import METADATA
 from tests.cli.runs import invoke_at, rows
 from tests.protocol.fetch.consuming import client_of
 
@@ -29,6 +30,14 @@ def test_topics_create_sets_partitions_and_config(fake: FakeKafka) -> None:
 def test_topics_create_if_not_exists_leaves_an_existing_topic_alone(fake: FakeKafka) -> None:
     for printed in ("created orders\n", "orders exists\n"):
         assert invoke_at(fake, "topics", "create", "orders", "--if-not-exists").output == printed
+
+
+def test_topic_deleted_during_list_does_not_fail_the_others(fake: FakeKafka) -> None:
+    fake.create_topic("orders")
+    fake.create_topic("payments")
+    # A second request, about these topics, would come too late for one of them.
+    fake.before[METADATA] = lambda body: body["topics"] and fake.controller.delete_topic("orders")
+    assert "payments" in {row["topic"] for row in rows(invoke_at(fake, "topics", "list", "-o", "json"))}
 
 
 def test_partition_without_leader_is_described_without_offsets() -> None:
