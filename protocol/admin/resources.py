@@ -17,7 +17,7 @@ from protocol.cluster.client import CONTROL, COORDINATOR, Client
 from protocol.cluster.coordinators import CoordinatorKey
 from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Broker
-from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import AdminFailed, Corrupt, KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.schema import Api, Body, Route
 
@@ -150,13 +150,13 @@ def ask_each(
     Returns
     -------
     RowsByResource
-        Rows of the successful resources, and the errors of the others; a resource that still failed transiently at
-        the deadline has `DeadlineExceeded`.
+        Rows of the successful resources, and the errors of the others; resources without a result when the operation
+        ended have its error, such as `DeadlineExceeded`.
 
     Raises
     ------
     KafkaError
-        The whole request failed.
+        The operation failed before any resource had a result.
     """
     done: RowsByResource[K] = RowsByResource()
     pending = list(dict.fromkeys(keys))
@@ -194,7 +194,7 @@ def ask_each(
     key = to if isinstance(to, CoordinatorKey) else None
     try:
         client.retrying(operation, attempt, deadline, topics=topics, coordinator_of=key)
-    except DeadlineExceeded as error:
+    except KafkaError as error:
         if not done and not done.errors:
             raise
         done.errors.update(dict.fromkeys(pending, error))

@@ -71,8 +71,10 @@ def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> Non
 def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.handlers[CREATE_TOPICS] = lambda body, version: {"topics": [{"name": "a", "error_code": 0}]}
-        with pytest.raises(Corrupt, match="leaves out b"):
+        with pytest.raises(AdminFailed, match="leaves out b") as caught:
             Admin(client=client).create_topics([NewTopic("a"), NewTopic("b")], wait_for_leaders=False)
+    assert list(caught.value.results) == ["a"]
+    assert isinstance(caught.value.errors["b"], Corrupt)
 
 
 def test_description_is_requested_again_after_all_connections_broke() -> None:
