@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from protocol.admin.resources import Operations, Row, RowsByResource, ask_each, results_or_raise
+from protocol.admin.resources import Operations, Row, RowsByResource, ask_each, results_or_raise, shares
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from protocol.wire.messages.m33_alter_configs import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
@@ -307,26 +306,30 @@ class ConfigOperations(Operations):
         by_broker: dict[int | None, list[ConfigResource]] = {}
         for resource in resources:
             by_broker.setdefault(resource.broker_id, []).append(resource)
+        node_ids = [node_id for node_id in by_broker if node_id is not None]
+        brokers = {broker.node_id: broker for broker in self._brokers(node_ids, deadline)} if node_ids else {}
         results: dict[ConfigResource, V] = {}
         errors: dict[ConfigResource, KafkaError] = {}
-        for node_id, resources_of_broker in by_broker.items():
-            to = None if node_id is None else self._node(node_id, deadline)
-            done: RowsByResource[ConfigResource] = ask_each(
-                self._client,
-                api,
-                resources_of_broker,
-                body,
-                lambda reply, _: ((_resource_of(row), row) for row in reply[rows]),
-                deadline,
-                to=to,
-                error_context=_error_context,
-            )
-            results.update({key: result(key, row) for key, row in done.items()})
-            errors.update((key, _with_version(key, error)) for key, error in done.errors.items())
+        for node_id, share in shares(by_broker, deadline):
+            try:
+                done: RowsByResource[ConfigResource] = ask_each(
+                    self._client,
+                    api,
+                    by_broker[node_id],
+                    body,
+                    lambda reply, _: ((_resource_of(row), row) for row in reply[rows]),
+                    share,
+                    to=None if node_id is None else brokers[node_id],
+                    error_context=_error_context,
+                )
+            except KafkaError as error:
+                if len(by_broker) == 1:
+                    raise
+                errors.update(dict.fromkeys(by_broker[node_id], error))
+            else:
+                results.update({key: result(key, row) for key, row in done.items()})
+                errors.update((key, _with_version(key, error)) for key, error in done.errors.items())
         return results_or_raise(api.name, results, errors)
-
-    def _node(self, node_id: int, deadline: Deadline) -> Broker:
-        return self._brokers([node_id], deadline)[0]
 
 
 def _resource(resource: ConfigResource) -> dict[str, Any]:

@@ -5,18 +5,19 @@ Runs in the caller's thread. Sends requests to a group's coordinator, or to ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from protocol.admin.resources import Operations, ask_each, by_topic, results_or_raise, rows_of_partitions
+from protocol.admin.resources import Operations, ask_each, by_topic, results_of_each, rows_of_partitions
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.call import call
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.errors import KafkaError, ProtocolError, UnsupportedVersion
+from protocol.errors import ProtocolError, UnsupportedVersion
 from protocol.group.assignors.subscription_codec import decode_assignment
 from protocol.group.commits.committed_offsets import (
     CallerOffsets,
@@ -33,8 +34,6 @@ from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m47_offset_delete import OFFSET_DELETE
 from protocol.wire.messages.m69_consumer_group_describe import CONSUMER_GROUP_DESCRIBE
 from protocol.wire.schema import Body
-
-V = TypeVar("V")
 
 CLASSIC, CONSUMER = "classic", "consumer"
 """Kafka's names of group types: the classic protocol (JoinGroup) and the consumer protocol (KIP-848)."""
@@ -241,7 +240,7 @@ class GroupOperations(Operations):
             Some groups could not be described (GROUP_AUTHORIZATION_FAILED, …).
         """
         deadline = self._deadline(timeout_ms)
-        return self._each_group("DescribeGroups", groups, lambda group: describe_group(self._client, group, deadline))
+        return results_of_each("DescribeGroups", groups, deadline, partial(describe_group, self._client))
 
     def delete_groups(self, groups: Iterable[str], *, timeout_ms: float | None = None) -> None:
         """Delete groups and their committed offsets.
@@ -252,7 +251,7 @@ class GroupOperations(Operations):
             Some groups were not deleted (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, …).
         """
         deadline = self._deadline(timeout_ms)
-        self._each_group("DeleteGroups", groups, lambda group: delete_group(self._client, group, deadline))
+        results_of_each("DeleteGroups", groups, deadline, partial(delete_group, self._client))
 
     def list_consumer_group_offsets(
         self,
@@ -386,14 +385,3 @@ class GroupOperations(Operations):
             at_least=3,
         )
         batch.results("LeaveGroup", lambda key, row: None)
-
-    def _each_group(self, name: str, groups: Iterable[str], operation: Callable[[str], V]) -> dict[str, V]:
-        """Run `operation` for each group: each may have another coordinator."""
-        results: dict[str, V] = {}
-        errors: dict[str, KafkaError] = {}
-        for group in dict.fromkeys(groups):
-            try:
-                results[group] = operation(group)
-            except KafkaError as error:
-                errors[group] = error
-        return results_or_raise(name, results, errors)

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from protocol.admin.resources import Operations, Row, ask_each, by_topic, results_or_raise, rows_of_partitions
+from protocol.admin.resources import (
+    Operations,
+    Row,
+    ask_each,
+    by_topic,
+    results_of_each,
+    results_or_raise,
+    rows_of_partitions,
+    shares,
+)
+from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.errors import KafkaError
 from protocol.fetch.list_offsets import list_offsets
@@ -245,17 +255,14 @@ class PartitionOperations(Operations):
             Some brokers did not answer, or refused (CLUSTER_AUTHORIZATION_FAILED).
         """
         deadline = self._deadline(timeout_ms)
-        topics = None if partitions is None else _topics(partitions, "topic")
-        results: dict[int, dict[str, LogDirDescription]] = {}
-        errors: dict[int, KafkaError] = {}
-        for broker in self._brokers(node_ids, deadline):
-            try:
-                reply = self._ask(DESCRIBE_LOG_DIRS, {"topics": topics}, deadline, to=broker, accept=_OFFLINE)
-            except KafkaError as error:
-                errors[broker.node_id] = error
-                continue
-            results[broker.node_id] = {row["log_dir"]: _log_dir(row) for row in reply["results"]}
-        return results_or_raise("DescribeLogDirs", results, errors)
+        body = {"topics": None if partitions is None else _topics(partitions, "topic")}
+        brokers = {broker.node_id: broker for broker in self._brokers(node_ids, deadline)}
+
+        def describe(node_id: int, deadline: Deadline) -> dict[str, LogDirDescription]:
+            reply = self._ask(DESCRIBE_LOG_DIRS, body, deadline, to=brokers[node_id], accept=_OFFLINE)
+            return {row["log_dir"]: _log_dir(row) for row in reply["results"]}
+
+        return results_of_each("DescribeLogDirs", brokers, deadline, describe)
 
     def alter_replica_log_dirs(
         self, moves: Mapping[tuple[str, int, int], str], *, timeout_ms: float | None = None
@@ -277,7 +284,8 @@ class PartitionOperations(Operations):
         deadline = self._deadline(timeout_ms)
         errors: dict[tuple[str, int, int], KafkaError] = {}
         done: dict[tuple[str, int, int], None] = {}
-        for broker in self._brokers(sorted({node_id for _, _, node_id in moves}), deadline):
+        brokers = self._brokers(sorted({node_id for _, _, node_id in moves}), deadline)
+        for broker, share in shares(brokers, deadline):
             paths = {move[:2]: path for move, path in moves.items() if move[2] == broker.node_id}
 
             def body(pending: list[TopicPartition], paths: Mapping[TopicPartition, str] = paths) -> Body:
@@ -286,18 +294,22 @@ class PartitionOperations(Operations):
                     by_path.setdefault(paths[key], []).append(key)
                 return {"dirs": [{"path": path, "topics": _topics(keys, "name")} for path, keys in by_path.items()]}
 
-            batch = ask_each(
-                self._client,
-                ALTER_REPLICA_LOG_DIRS,
-                paths,
-                body,
-                lambda reply, _: rows_of_partitions(reply["results"], "topic_name"),
-                deadline,
-                to=broker,
-                error_context=_about,
-            )
-            errors.update({(*key, broker.node_id): error for key, error in batch.errors.items()})
-            done.update(dict.fromkeys((*key, broker.node_id) for key in batch))
+            try:
+                batch = ask_each(
+                    self._client,
+                    ALTER_REPLICA_LOG_DIRS,
+                    paths,
+                    body,
+                    lambda reply, _: rows_of_partitions(reply["results"], "topic_name"),
+                    share,
+                    to=broker,
+                    error_context=_about,
+                )
+            except KafkaError as error:
+                errors.update(dict.fromkeys(((*key, broker.node_id) for key in paths), error))
+            else:
+                errors.update({(*key, broker.node_id): error for key, error in batch.errors.items()})
+                done.update(dict.fromkeys((*key, broker.node_id) for key in batch))
         results_or_raise("AlterReplicaLogDirs", done, errors)
 
 

@@ -6,7 +6,7 @@ caller's thread; requests go through the shared retry loop, which repeats only t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from protocol.base.clock import Deadline
@@ -35,6 +35,9 @@ _FINAL = {
     ErrorCode.REPLICA_NOT_AVAILABLE,
     ErrorCode.KAFKA_STORAGE_ERROR,
 }
+
+
+_SHARES = 3
 
 
 class Operations:
@@ -88,6 +91,29 @@ def results_or_raise(operation: str, results: Mapping[K, V], errors: Mapping[K, 
         done = f" ({len(results)} done)" if results else ""
         raise AdminFailed(f"{operation} failed for {len(errors)}{done}: {texts}", errors=errors, results=results)
     return dict(results)
+
+
+def shares(keys: Collection[K], deadline: Deadline) -> Iterator[tuple[K, Deadline]]:
+    """Yield each key with a third of the time that is left, more for the last two.
+
+    The keys are requested one by one: a silent broker leaves time for the others.
+    """
+    for number, key in enumerate(keys):
+        yield key, deadline.at_most_ms(deadline.remaining_ms() / min(len(keys) - number, _SHARES))
+
+
+def results_of_each(
+    operation: str, keys: Iterable[K], deadline: Deadline, run: Callable[[K, Deadline], V]
+) -> dict[K, V]:
+    """Return `run(key, deadline)` of each key; raise `AdminFailed`, which names `operation`, if one failed."""
+    results: dict[K, V] = {}
+    errors: dict[K, KafkaError] = {}
+    for key, share in shares(dict.fromkeys(keys), deadline):
+        try:
+            results[key] = run(key, share)
+        except KafkaError as error:
+            errors[key] = error
+    return results_or_raise(operation, results, errors)
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.admin.resources import Operations, results_or_raise
+from protocol.admin.resources import Operations, results_of_each
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
@@ -18,7 +18,7 @@ from protocol.cluster.call import call, call_partitions
 from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.cluster.metadata import Broker
-from protocol.errors import BrokerError, Corrupt, KafkaError
+from protocol.errors import BrokerError, Corrupt
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.states import TransactionalIdentity
@@ -324,15 +324,12 @@ class TransactionOperations(Operations):
         AdminFailed
             Some ids were refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED, …).
         """
-        deadline = self._deadline(timeout_ms)
-        results: dict[str, TransactionalIdentity] = {}
-        errors: dict[str, KafkaError] = {}
-        for name in dict.fromkeys(transactional_ids):
-            try:
-                results[name] = init_producer_id(self._client, name, _FENCE_TIMEOUT_MS, deadline)
-            except KafkaError as error:
-                errors[name] = error
-        return results_or_raise("InitProducerId", results, errors)
+        return results_of_each(
+            "InitProducerId",
+            transactional_ids,
+            self._deadline(timeout_ms),
+            lambda name, deadline: init_producer_id(self._client, name, _FENCE_TIMEOUT_MS, deadline),
+        )
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
@@ -195,6 +196,30 @@ def test_settings_of_a_type_that_the_broker_does_not_know_name_the_first_version
     assert codes(caught.value) == dict.fromkeys((topic, group), "INVALID_REQUEST")
     assert str(caught.value.errors[group]).endswith("Kafka has settings of this type of resource since 4.0")
     assert "since" not in str(caught.value.errors[topic])
+
+
+@pytest.mark.parametrize("operation", ["describe_log_dirs", "describe_configs", "incremental_alter_configs"])
+def test_silent_broker_leaves_time_for_the_others(operation: str) -> None:
+    resources = {number: broker_resource(number) for number in (1, 2, 3)}
+    keys: dict[str, Any] = {
+        "describe_log_dirs": list(resources),
+        "describe_configs": list(resources.values()),
+        "incremental_alter_configs": dict.fromkeys(resources.values(), ()),
+    }
+    with FakeKafka(3) as fake, Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.describe_cluster()
+        fake.silence(1)
+        with pytest.raises(AdminFailed) as caught:
+            getattr(admin, operation)(keys[operation], timeout_ms=3_000)
+    failed, *others = keys[operation]
+    assert (list(caught.value.errors), list(caught.value.results)) == ([failed], others)
+
+
+def test_unknown_broker_is_refused_before_anything_changes() -> None:
+    with FakeKafka() as fake, Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        with pytest.raises(UsageError, match="no broker 9"):
+            admin.incremental_alter_configs(dict.fromkeys((broker_resource(1), broker_resource(9)), ()))
+        assert fake.request_bodies("IncrementalAlterConfigs") == []
 
 
 @SINCE_4_1
