@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.admin.configs import ConfigEntry, ConfigOperations, topic_resource
+from protocol.admin.configs import ConfigEntry, ConfigOperations, ConfigResource, topic_resource
 from protocol.admin.resources import Row, ask_each, results_or_raise
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
@@ -267,12 +267,20 @@ class TopicOperations(ConfigOperations):
         """
         deadline = self._deadline(timeout_ms)
         topics, errors = self._topics(list(names), list(ids), deadline)
-        described = {} if not configs else self._configs_of({topic.name for topic in topics.values()}, deadline)
+        resources = {key: topic_resource(topic.name) for key, topic in topics.items()}
+        entries: Mapping[ConfigResource, Mapping[str, ConfigEntry]] = {}
+        if configs:
+            try:
+                entries = self._describe_configs(list(resources.values()), deadline)
+            except AdminFailed as failed:
+                entries, refused = failed.results, failed.errors
+                errors |= {key: refused[resource] for key, resource in resources.items() if resource in refused}
         results = {
             key: TopicDescription(
-                topic.name, topic.topic_id_text, topic.is_internal, topic.partitions, described.get(topic.name)
+                topic.name, topic.topic_id_text, topic.is_internal, topic.partitions, entries.get(resources[key])
             )
             for key, topic in topics.items()
+            if key not in errors
         }
         return results_or_raise("Metadata", results, errors)
 
@@ -302,10 +310,6 @@ class TopicOperations(ConfigOperations):
             code = unknown if topic is None else topic.error_code
             errors[key] = broker_error(code, f"Metadata of {key}", api="Metadata", topic=key)
         return topics, errors
-
-    def _configs_of(self, names: Iterable[str], deadline: Deadline) -> dict[str, dict[str, ConfigEntry]]:
-        configs = self._describe_configs([topic_resource(name) for name in sorted(names)], deadline)
-        return {resource.name: entries for resource, entries in configs.items()}
 
     def create_partitions(
         self, counts: Mapping[str, int | NewPartitions], *, validate_only: bool = False, timeout_ms: float | None = None

@@ -77,6 +77,17 @@ def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
     assert isinstance(caught.value.errors["b"], Corrupt)
 
 
+def test_topic_with_denied_configs_fails_alone() -> None:
+    settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    with FakeKafka(settings=settings) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("orders")
+        kafka.create_topic("secret")
+        kafka.deny("DescribeConfigs", "Topic", "secret")
+        with pytest.raises(AdminFailed) as caught:
+            Admin(client=client).describe_topics(["orders", "secret", "typo"], configs=True)
+    assert (sorted(caught.value.errors), list(caught.value.results)) == (["secret", "typo"], ["orders"])
+
+
 def test_description_is_requested_again_after_all_connections_broke() -> None:
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=5) as client:
         kafka.create_topic("orders")
