@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.admin.configs import ConfigEntry, ConfigOperations, ConfigResource, topic_resource
-from protocol.admin.resources import Row, ask_each, results_or_raise
+from protocol.admin.resources import Row, RowsByResource, ask_each, results_or_raise
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.metadata import Metadata, Partition, Topic, is_another_topic, topic_id_bytes, topic_id_text
-from protocol.errors import AdminFailed, KafkaError
+from protocol.errors import AdminFailed, BrokerError, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
@@ -153,25 +153,37 @@ class TopicOperations(ConfigOperations):
             error_context=_about,
         )
         if wait and not validate_only:
-            for name, row in batch.items():
-                self._wait_for_leaders(new_topics[name], bytes(row["topic_id"]), deadline)
+            self._wait_for_leaders(new_topics, batch, deadline)
         return batch.results("CreateTopics", _created)
 
-    def _wait_for_leaders(self, topic: NewTopic, topic_id: bytes, deadline: Deadline) -> None:
-        client = self._client
+    def _wait_for_leaders(
+        self, topics: Mapping[str, NewTopic], created: RowsByResource[str], deadline: Deadline
+    ) -> None:
+        """Wait for the leaders of all partitions; a topic that has none at the deadline becomes an error of its own."""
+        client, waiting = self._client, dict(created)
 
         def require_leaders() -> None:
-            client.expire_metadata([topic.name])
-            topic_now = client.topic(topic.name, deadline)
-            if is_another_topic(topic_now.topic_id, topic_id):  # deleted before: the broker's metadata is old
-                raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
-            for partition in range(max(topic.partitions, len(topic.assignment or ()), len(topic_now.partitions), 1)):
-                client.leader(topic.name, partition, deadline)
+            client.expire_metadata(waiting)
+            snapshot = client.snapshot(waiting, deadline)
+            failure: BrokerError | None = None
+            for name, row in list(waiting.items()):
+                try:
+                    _require_leaders(snapshot, topics[name], bytes(row["topic_id"]))
+                    del waiting[name]
+                except BrokerError as error:
+                    failure = error
+            if failure is not None:
+                raise failure
 
-        # The controller has created the topic, so it is not missing, but busy brokers may learn of it late.
-        client.retrying(
-            f"leaders of {topic.name}", require_leaders, deadline, topics=[topic.name], unknown_topic_s=math.inf
-        )
+        try:
+            # The controller has created the topics, so they are not missing, but busy brokers may learn of them late.
+            client.retrying(f"leaders of {listed(list(waiting))}", require_leaders, deadline, unknown_topic_s=math.inf)
+        except KafkaError as error:
+            if len(topics) == 1:
+                raise
+            for name in waiting:
+                del created[name]
+                created.errors[name] = error
 
     def delete_topics(
         self, names: Iterable[str] = (), *, ids: Iterable[str] = (), timeout_ms: float | None = None
@@ -433,6 +445,14 @@ def _new_topic(topic: NewTopic) -> dict[str, Any]:
         ],
         "configs": [{"name": key, "value": value} for key, value in topic.configs.items()],
     }
+
+
+def _require_leaders(snapshot: Metadata, topic: NewTopic, topic_id: bytes) -> None:
+    topic_now = snapshot.topic(topic.name)
+    if is_another_topic(topic_now.topic_id, topic_id):  # deleted before: the broker's metadata is old
+        raise broker_error(ErrorCode.UNKNOWN_TOPIC_ID, f"Metadata of {topic.name}", topic=topic.name)
+    for partition in range(max(topic.partitions, len(topic.assignment or ()), len(topic_now.partitions), 1)):
+        snapshot.leader(topic.name, partition)
 
 
 def _created(name: str, row: Row) -> CreatedTopic:

@@ -77,6 +77,20 @@ def test_topic_missing_in_the_reply_is_an_error_of_that_topic() -> None:
     assert isinstance(caught.value.errors["b"], Corrupt)
 
 
+def test_topic_without_leaders_does_not_hide_the_others() -> None:
+    def without_leader(body: Any) -> Any:
+        rows = [{**row, "partitions": []} if row["name"] == "slow" else row for row in body["topics"]]
+        return {**body, "topics": rows}
+
+    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("orders")
+        kafka.edit_replies(METADATA, without_leader)
+        topics = [NewTopic(name) for name in ("orders", "slow", "payments")]
+        with pytest.raises(AdminFailed, match=r"slow-0.*UNKNOWN_TOPIC_OR_PARTITION") as caught:
+            Admin(client=client).create_topics(topics, timeout_ms=1_000)
+    assert (sorted(caught.value.errors), list(caught.value.results)) == (["orders", "slow"], ["payments"])
+
+
 def test_topic_with_denied_configs_fails_alone() -> None:
     settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
     with FakeKafka(settings=settings) as kafka, client_of(kafka.bootstrap_servers) as client:
