@@ -26,6 +26,7 @@ from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
 from protocol.wire.messages.m61_describe_producers import DESCRIBE_PRODUCERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from protocol.wire.messages.m66_list_transactions import FIRST_WITH_DURATION, LIST_TRANSACTIONS
+from protocol.wire.parts import error_parts
 from protocol.wire.schema import Body
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence")
@@ -255,9 +256,16 @@ def abort_hanging(client: Client, hanging: OpenTransaction, deadline: Deadline |
         "coordinator_epoch": max(0, hanging.coordinator_epoch),
         "topics": [{"name": hanging.topic, "partition_indexes": [hanging.partition]}],
     }
+    operation = f"{WRITE_TXN_MARKERS.name} of {hanging.topic}-{hanging.partition}"
 
-    leader, _ = client.leader(hanging.topic, hanging.partition, deadline)
-    call(client, WRITE_TXN_MARKERS, {"markers": [marker]}, deadline, to=leader)
+    def attempt() -> None:
+        leader, _ = client.leader(hanging.topic, hanging.partition, deadline)
+        reply = client.ask(leader, WRITE_TXN_MARKERS, {"markers": [marker]}, deadline)
+        for part in error_parts(WRITE_TXN_MARKERS, reply):
+            if part.code != ErrorCode.NONE:
+                raise broker_error(part.code, f"{operation} at {leader}", api=WRITE_TXN_MARKERS.name, **part.context)
+
+    client.retrying(operation, attempt, deadline, topics=[hanging.topic])
 
 
 class TransactionOperations(Operations):

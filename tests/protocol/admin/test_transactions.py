@@ -4,18 +4,27 @@ rest."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from protocol.admin.transactions import abort_transaction, describe_transactions, list_transactions
+from protocol.admin.transactions import (
+    OpenTransaction,
+    abort_hanging,
+    abort_transaction,
+    describe_transactions,
+    list_transactions,
+)
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import BrokerError
+from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_partitions, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
+from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from tests.support.misdirected import misdirect_coordinators
 
@@ -88,3 +97,21 @@ def test_abort_fences_without_a_new_producer_id(client: Client) -> None:
     with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_NOT_FOUND"):
         abort_transaction(client, "nobody-knows")
     assert [transaction.transactional_id for transaction in list_transactions(client)] == NAMES
+
+
+def test_hanging_transaction_is_aborted_at_the_new_leader(
+    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERSIONS, WRITE_TXN_MARKERS, (1, 2))
+
+    def reply(broker_id: int) -> Any:
+        leads = fake.controller.image.topics["orders"].partitions[0].leader == broker_id
+        row = {"partition_index": 0, "error_code": ErrorCode.NONE if leads else ErrorCode.NOT_LEADER_OR_FOLLOWER}
+        return {"markers": [{"producer_id": 7, "topics": [{"name": "orders", "partitions": [row]}]}]}
+
+    for broker_id, listener in fake.listeners.items():
+        listener.handlers[WRITE_TXN_MARKERS] = lambda body, version, broker_id=broker_id: reply(broker_id)
+    client.leader("orders", 0)  # remembered by the client
+    fake.shuffle_leaders()
+    abort_hanging(client, OpenTransaction("orders", 0, 5, 7, 0, -1, 0), client.deadline(5_000))
+    assert len(fake.request_bodies(WRITE_TXN_MARKERS)) == 2
