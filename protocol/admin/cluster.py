@@ -138,7 +138,11 @@ class ClusterOperations(Operations):
             Time limit; by default `default.api.timeout.ms`.
         """
         deadline = self._deadline(timeout_ms)
-        to = self._client.controller(deadline) if node_id is None else self._brokers([node_id], deadline)[0]
+        client = self._client
+        if node_id is None:
+            to = client.retrying("controller of the cluster", lambda: client.controller(deadline), deadline)
+        else:
+            (to,) = self._brokers([node_id], deadline)
         reply = self._ask(API_VERSIONS, CLIENT_SOFTWARE, deadline, to=to, at_least=3)
         finalized = {row["name"]: row["max_version_level"] for row in reply["finalized_features"]}
         return {

@@ -310,6 +310,13 @@ def test_features_and_quorum_agree_with_kafkas_tools(admin: Admin, kafka1: Local
         admin.update_features({"metadata.version": FeatureUpdate(1, UpgradeType.SAFE_DOWNGRADE)}, validate_only=True)
 
 
+def test_features_are_described_after_the_election_of_a_controller() -> None:
+    with FakeKafka() as fake, Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
+        admin.describe_cluster()
+        fake.edit_replies("Metadata", lambda body: {**body, "controller_id": -1}, 2)
+        assert "group.version" in admin.describe_features()
+
+
 def test_operation_unsupported_by_the_broker_names_api_and_versions() -> None:
     with (
         FakeKafka(3) as fake,
