@@ -153,7 +153,7 @@ def aws_web_identity_token(
         return reply["WebIdentityToken"], reply["Expiration"].timestamp()
 
     return call_library(
-        ("sts", region, audience, signing_algorithm, sts_endpoint, id(session)),
+        ("sts", region, sts_endpoint, id(session), repr(request)),
         ask,
         timeout_s,
         source=f"STS in {region} (GetWebIdentityToken)",
