@@ -24,7 +24,8 @@ T = TypeVar("T")
 SETTINGS = ("sasl.oauthbearer.metadata.authentication.type", "sasl.mechanism")
 
 _MAX_SHOWN = 1_000
-_SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+# Not AZURE_TOKEN_CREDENTIALS: names of credentials, which are in the texts of azure-identity.
+_SECRET_NAME = re.compile(r"SECRET|TOKEN(?!_CREDENTIALS)|PASSWORD|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
 _MIN_SECRET = 8
 # In an echoed request: fields of a form or a query, user:password@ of a URL, and the texts of tokens and signatures.
 _FIELD = re.compile(
@@ -148,7 +149,7 @@ def import_library(
 
 def error_text(error: BaseException) -> str:
     """Return the type and the text of a library's exception, without secrets: some endpoints repeat the request."""
-    text = without_secrets(" ".join(str(error).split()))
+    text = " ".join(without_secrets(str(error)).split())
     if len(text) > _MAX_SHOWN:
         text = f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.clouds import aws, azure, google, library_call
@@ -39,6 +41,10 @@ def test_secret_of_the_environment_is_hidden_in_any_place(monkeypatch: pytest.Mo
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "hunter2~short")
     monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", "/var/run/token")
     assert without_secrets("a hunter2~short b /var/run/token") == "a [hidden] b /var/run/token"
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "hunter2\nof  two lines")
+    assert error_text(ValueError("a\nhunter2\nof  two lines b")) == "ValueError: a [hidden] b"
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "ManagedIdentityCredential")
+    assert without_secrets("ManagedIdentityCredential failed") == "ManagedIdentityCredential failed"
 
 
 def test_forked_process_does_not_wait_for_a_call_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +55,15 @@ def test_forked_process_does_not_wait_for_a_call_of_its_parent(monkeypatch: pyte
     monkeypatch.setitem(library_call._running, "key", ended)
     output = {"source": "a", "remedy": "b", "transient": lambda error: False}
     assert library_call.call_library("key", lambda: "of the child", 10, **output) == "of the child"
+
+
+def test_calls_with_other_claims_or_lifetimes_do_not_share_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[object] = []
+    monkeypatch.setattr(aws, "call_library", lambda key, *_, **__: keys.append(key))
+    options: list[dict[str, Any]] = [{}, {"duration_s": 60}, {"tags": {"team": "orders"}}, {"tags": {"team": "b"}}]
+    for arguments in options:
+        aws.aws_web_identity_token("eu-north-1", "kafka", **arguments)
+    assert len(set(keys)) == len(options)
 
 
 def test_exit_of_a_library_is_an_error() -> None:
