@@ -18,7 +18,7 @@ from protocol.admin.transactions import (
     open_transactions,
 )
 from protocol.base.listing import listed
-from protocol.errors import BrokerError, UnsupportedVersion
+from protocol.errors import BrokerError, KafkaError, UnsupportedVersion
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -168,23 +168,29 @@ def abort(
 
 
 def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: bool, output: str) -> None:
-    rows = []
     transactions = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
-    for name, transaction in transactions.items():
-        after = abort_transaction(cluster.client, name, cluster.deadline) if execute else None
-        epoch = None if after is None else after.producer_epoch
-        rows.append(
-            (name, transaction.state, transaction.state in OPEN_STATES, transaction.identity.producer_epoch, epoch)
-        )
+    epochs: dict[str, int | None] = dict.fromkeys(transactions)
+    errors: list[KafkaError] = []
+    for name in transactions if execute else ():
+        try:
+            epochs[name] = abort_transaction(cluster.client, name, cluster.deadline).producer_epoch
+        except KafkaError as error:
+            errors.append(error)
+            del epochs[name]
+    rows = [
+        (name, transaction.state, transaction.state in OPEN_STATES, transaction.identity.producer_epoch, epochs[name])
+        for name, transaction in transactions.items()
+        if name in epochs
+    ]
     if rows:
         columns = ("transactional_id", "transaction_state", "open", "producer_epoch", "new_producer_epoch")
         print_rows(columns, rows, output)
-    _complain_of(set(transactional_ids) - set(transactions))
+    _complain_of(set(transactional_ids) - set(transactions), errors)
 
 
-def _complain_of(missing: Collection[str]) -> None:
-    if missing:
-        texts = [f"Transactional id '{name}' does not exist" for name in sorted(missing)]
+def _complain_of(missing: Collection[str], errors: Collection[KafkaError] = ()) -> None:
+    texts = [*map(str, errors), *(f"Transactional id '{name}' does not exist" for name in sorted(missing))]
+    if texts:
         raise click.ClickException(f"{listed(texts, separator='; ')}.")
 
 
