@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,6 +114,26 @@ def _with_options(command: Callable[..., None], options: Sequence[_Decorator]) -
 
 def _failure(*errors: KafkaError) -> click.ClickException:
     return click.ClickException(listed([" ".join(str(error).split()) for error in errors], separator="; "))
+
+
+@contextmanager
+def prints_done(verb: str, names: Mapping[str, str]) -> Iterator[None]:
+    """Print the resources that an operation of `Admin` in the block has changed, also if it fails for others.
+
+    `names`: the name to print of each resource.
+    """
+
+    def print_without(errors: Mapping[str, KafkaError]) -> None:
+        for key, name in names.items():
+            if key not in errors:
+                click.echo(f"{verb} {name}")
+
+    try:
+        yield
+    except AdminFailed as failed:
+        print_without(failed.errors)
+        raise
+    print_without({})
 
 
 def given_properties(

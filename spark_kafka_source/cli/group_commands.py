@@ -12,11 +12,10 @@ import click
 from protocol.admin.admin import Admin
 from protocol.admin.groups import CLASSIC, describe_group
 from protocol.base.listing import listed
-from protocol.errors import AdminFailed
 from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
 from spark_kafka_source.cli.rows import Columns, Rows, output_option, print_rows, table_of
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_request
 from spark_kafka_source.cli.values import DURATION
@@ -89,21 +88,15 @@ def remove_members(cluster: Cluster, group: str, instance_ids: tuple[str, ...], 
         raise click.ClickException(f"Consumer group '{group}' does not exist.")
     if described_group.type != CLASSIC:
         raise click.ClickException(f"Group '{group}' uses the consumer protocol, which cannot remove members.")
-    names = list(instance_ids) or [member.group_instance_id or member.member_id for member in described_group.members]
+    names = {name: name for name in instance_ids} or {
+        member.member_id: member.group_instance_id or member.member_id for member in described_group.members
+    }
     if not names:
         raise click.ClickException(f"Group '{group}' has no members.")
     if not yes:
-        click.confirm(f"Remove {', '.join(names)} from {group}?", abort=True, err=True)
-    failed = None
-    try:
+        click.confirm(f"Remove {', '.join(names.values())} from {group}?", abort=True, err=True)
+    with prints_done("removed", names):
         Admin(cluster.client).remove_members(group, instance_ids or None, timeout_ms=cluster.left_ms)
-    except AdminFailed as error:
-        failed = error
-    for name in names:
-        if failed is None or name not in failed.errors:
-            click.echo(f"removed {name}")
-    if failed is not None:
-        raise failed
 
 
 def _address(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
+from protocol.admin.admin import Admin
+from protocol.admin.groups import CLASSIC, CONSUMER, describe_group, list_groups
 from protocol.base.listing import listed
-from protocol.errors import BrokerError
 from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
 from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
 from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, source_offsets, specification
 from spark_kafka_source.cli.offset_files import read_offsets, write_offsets
@@ -216,13 +216,5 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
     """
     if not yes:
         click.confirm(f"Delete {', '.join(names)}, with all offsets?", abort=True, err=True)
-    refused = []
-    for name in names:
-        try:
-            delete_group(cluster.client, name, cluster.deadline)
-        except BrokerError as error:
-            refused.append(str(error))
-        else:
-            click.echo(f"deleted {name}")
-    if refused:
-        raise click.ClickException(listed(refused, separator="; "))
+    with prints_done("deleted", {name: name for name in names}):
+        Admin(cluster.client).delete_groups(names, timeout_ms=cluster.left_ms)

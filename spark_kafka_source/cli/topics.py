@@ -14,7 +14,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.errors import AdminFailed, BrokerError
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.completion import complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs, prints_done
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.values import REPLICA_ASSIGNMENT, TIME, TOPIC_PARTITIONS
 
@@ -216,16 +216,8 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
     """
     if not yes:
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
-    admin, failed = Admin(cluster.client), None
-    try:
-        admin.delete_topics(names, timeout_ms=cluster.left_ms)
-    except AdminFailed as error:
-        failed = error
-    for name in names:
-        if failed is None or name not in failed.errors:
-            click.echo(f"deleted {name}")
-    if failed is not None:
-        raise failed
+    with prints_done("deleted", {name: name for name in names}):
+        Admin(cluster.client).delete_topics(names, timeout_ms=cluster.left_ms)
 
 
 @topics.command()

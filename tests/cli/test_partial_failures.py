@@ -1,0 +1,63 @@
+"""Commands about several groups, members or transactions, of which brokers refuse one: the others are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.transaction.coordinator import init_producer_id
+from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
+from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
+from tests.cli.runs import invoke_at, rows
+from tests.protocol.fetch.consuming import client_of
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders")
+        yield kafka
+
+
+def test_groups_delete_tells_of_each_group(fake: FakeKafka) -> None:
+    with client_of(fake.bootstrap_servers) as client:
+        for group in ("a", "b", "c"):
+            commit_offsets(client, group, {("orders", 0): CommittedOffset(1)}, client.deadline())
+    fake.refuse("DeleteGroups", "NON_EMPTY_GROUP")
+    fake.refuse("DeleteGroups", "GROUP_AUTHORIZATION_FAILED")
+    result = invoke_at(fake, "groups", "delete", "a", "b", "c", "--yes", code=1)
+    assert result.stdout == "deleted c\n"
+    assert "NON_EMPTY_GROUP" in result.stderr
+    assert "GROUP_AUTHORIZATION_FAILED" in result.stderr
+    fake.refuse("DeleteGroups", "GROUP_AUTHORIZATION_FAILED")
+    fake.refuse("DeleteGroups", "COORDINATOR_LOAD_IN_PROGRESS", 1_000)
+    result = invoke_at(fake, "groups", "delete", "a", "b", "--yes", "--timeout", "2s", code=1)
+    assert "GROUP_AUTHORIZATION_FAILED" in result.stderr
+    assert "COORDINATOR_LOAD_IN_PROGRESS" in result.stderr
+
+
+def test_remove_members_does_not_print_a_static_member_that_stays(fake: FakeKafka) -> None:
+    named = [{"member_id": f"m-{number}", "group_instance_id": f"worker-{number}"} for number in (1, 2)]
+    unused = {"client_id": "", "client_host": "", "member_metadata": b"", "member_assignment": b""}
+    group = {"group_id": "etl", "group_state": "Stable", "protocol_type": "consumer", "protocol_data": "range"}
+    members = [{**member, **unused} for member in named]
+    results = [{**member, "error_code": code} for member, code in zip(named, (0, 25), strict=True)]
+    fake.handlers[DESCRIBE_GROUPS] = lambda body, version: {"groups": [{**group, "members": members}]}
+    fake.handlers[LEAVE_GROUP] = lambda body, version: {"members": results}
+    result = invoke_at(fake, "groups", "remove-members", "etl", "--all", "--yes", code=1)
+    assert result.stdout == "removed worker-1\n"
+    assert "UNKNOWN_MEMBER_ID" in result.stderr
+
+
+def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKafka) -> None:
+    with client_of(fake.bootstrap_servers) as client:
+        for name in ("a", "b"):
+            init_producer_id(client, name, 5_000, client.deadline())
+    fake.refuse("InitProducerId", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    result = invoke_at(fake, "txn", "abort", "a", "b", "no-such", "--execute", "-o", "json", code=1)
+    assert [(row["transactional_id"], row["new_producer_epoch"]) for row in rows(result)] == [("b", 1)]
+    assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in result.stderr
+    assert "'no-such' does not exist" in result.stderr
