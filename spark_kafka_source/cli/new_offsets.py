@@ -118,7 +118,7 @@ def new_offsets(
         nearest = min(max(offset, first[key].offset), end[key].offset)
         is_copied = specification.way in _COPIED and nearest == offset
         offsets[key] = committed[key] if is_copied else CommittedOffset(nearest)
-        if nearest != offset and specification.way in ("shift_by", "to_offset"):
+        if nearest != offset and specification.way in (*_COPIED, "shift_by", "to_offset"):
             log.warning("%s: offset %d is not in the log, %d is the nearest", partition_name(key), offset, nearest)
     return offsets
 

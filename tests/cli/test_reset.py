@@ -50,8 +50,11 @@ def test_reset_to_time_in_seconds_exits_with_usage_error() -> None:
 
 
 @pytest.mark.parametrize(("way", "group"), [(("--to-current",), "etl"), (("--to-group", "etl"), "copy")])
-def test_copied_offset_keeps_its_leader_epoch(fake: FakeKafka, way: tuple[str, ...], group: str) -> None:
+def test_copied_offset_keeps_its_leader_epoch(
+    fake: FakeKafka, caplog: pytest.LogCaptureFixture, way: tuple[str, ...], group: str
+) -> None:
     before = {("orders", 0): Committed(5, 3, "so far"), ("orders", 1): Committed(7, 3, "")}
     fake.offsets.committed["etl"] = dict(before)
     invoke_at(fake, "groups", "reset", group, "--all-topics", *way, "--execute")
+    assert "orders-1: offset 7 is not in the log, 0 is the nearest" in caplog.text
     assert fake.offsets.committed[group] == {**before, ("orders", 1): Committed(0, -1, "")}  # the end of the log
