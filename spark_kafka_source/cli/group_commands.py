@@ -103,7 +103,7 @@ def _address(_context: click.Context, _parameter: click.Parameter, text: str | N
     if text is None:
         return None
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or not 0 <= int(port) < 65536:
+    if not port.isdecimal() or not int(port) < 65536:
         raise click.BadParameter(f"{text} is not [HOST]:PORT, such as :9308 or 127.0.0.1:9308.")
     return host.strip("[]"), int(port)
 

@@ -27,6 +27,8 @@ def read_offsets(text: str) -> dict[TopicPartition, int]:
                 offsets[key] = value
     except OSError as error:
         raise ValueError(str(error.strerror)) from error
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
     if not offsets:
         raise ValueError("the file has no rows")
     return offsets

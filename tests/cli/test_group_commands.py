@@ -75,6 +75,7 @@ def test_offset_files_are_those_of_kafkas_tool(
         ("orders,0\n", "line 1"),
         ("orders,0,5\norders,x,5\n", "line 2"),
         ("orders,0,5\norders,0,6\n", "twice"),
+        ('"' + 200_000 * "x", "field larger than"),
         (None, "No such file"),
     ],
 )
@@ -179,4 +180,5 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
 
 def test_address_to_serve_at_is_checked() -> None:
     assert "is not [HOST]:PORT" in refusal("groups", "lag", "g", "--serve", "9308x")
+    assert "is not [HOST]:PORT" in refusal("groups", "lag", "g", "--serve", ":²")
     assert "only one of --watch and --serve" in refusal("groups", "lag", "g", "--serve", ":1", "--watch")
