@@ -239,3 +239,24 @@ def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
     invoke_at(records, "consume", "orders", "-e", "--to", str(link))
     assert (link.is_symlink(), file.read_bytes()[:4]) == (True, b"PAR1")
     assert {path.name for path in tmp_path.iterdir()} == {"file.parquet", "link.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("password", "says"),
+    [(b"", "The password of alice in file:password is empty."), (b"hunter2\xff", "file:password is not UTF-8.")],
+)
+def test_empty_or_undecodable_password_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: bytes, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("password").write_bytes(password)
+    assert says in refusal("users", "set", "alice", "--password-from", "file:password")
+    variable = {"P": os.fsdecode(password)}
+    assert says.replace("file:password", "env:P") in refusal(
+        "users", "set", "alice", "--password-from", "env:P", **variable
+    )
+
+
+def test_acl_of_resource_without_operation_is_refused() -> None:
+    options = ("--consumer", "--topic", "orders", "--cluster", "--principal", "User:alice")
+    assert "No operation is given for cluster kafka-cluster." in refusal("acls", "create", *options)
