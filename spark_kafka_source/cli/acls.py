@@ -138,6 +138,8 @@ def create(
         permission = AclPermission.DENY if deny else AclPermission.ALLOW
         of_cluster = kind is ResourceType.CLUSTER
         pattern = PatternType.PREFIXED if prefixed and name != "*" and not of_cluster else PatternType.LITERAL
+        if not needed:
+            raise click.UsageError(f"No operation is given for {kind.name.lower().replace('_', '-')} {name}.")
         bindings += [
             AclBinding(kind, name, principal, operation, permission, pattern, host)
             for principal in principals
