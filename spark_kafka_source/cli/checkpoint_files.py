@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow import fs
 
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.plan.offsets import STARTING_OFFSETS, Offsets
+
+D = TypeVar("D")
 
 _NO_OFFSET = "-"
 
@@ -74,10 +76,13 @@ def read_checkpoint(place: str) -> Checkpoint:
     try:
         files, root = fs.FileSystem.from_uri(place) if "://" in place or place.startswith("file:") else _local(place)
         committed = set(_numbers(files, f"{root}/commits"))
-        numbers = _numbers(files, f"{root}/offsets")
-        if not numbers:
+        # A running query deletes its oldest batches meanwhile.
+        texts = {
+            number: _read(files, f"{root}/offsets/{number}", None) for number in _numbers(files, f"{root}/offsets")
+        }
+        batches = [_batch(number, text, number in committed) for number, text in texts.items() if text is not None]
+        if not batches:
             raise CheckpointError(f"{place} has no folder `offsets` with batches: it is no checkpoint of a query.")
-        batches = [_batch(number, _read(files, f"{root}/offsets/{number}"), number in committed) for number in numbers]
         sources = {source for batch in batches for source in batch.sources}
         initial = {source: _initial(files, f"{root}/sources/{source}/0") for source in sources}
         metadata = _read(files, f"{root}/metadata", "{}")
@@ -95,11 +100,13 @@ def _numbers(files: fs.FileSystem, folder: str) -> list[int]:
     return sorted(int(file.base_name) for file in file_info if file.base_name.isdecimal())
 
 
-def _read(files: fs.FileSystem, path: str, default: str | None = None) -> str:
-    if default is not None and files.get_file_info(path).type is not fs.FileType.File:
+def _read(files: fs.FileSystem, path: str, default: D) -> str | D:
+    """Return the text of a file; `default` if there is none."""
+    try:
+        with files.open_input_stream(path, compression=None) as stream:
+            return str(stream.read().decode())
+    except FileNotFoundError:
         return default
-    with files.open_input_stream(path, compression=None) as stream:
-        return str(stream.read().decode())
 
 
 def _batch(number: int, text: str, committed: bool) -> Batch:
@@ -129,5 +136,5 @@ def _offsets(line: str) -> Offsets | None:
 
 def _initial(files: fs.FileSystem, path: str) -> Mapping[TopicPartition, int]:
     """Read the start offsets that Spark's own connector has stored: the last line of a file with a version before."""
-    offsets = _offsets(_read(files, path, "-").rpartition("\n")[2])
+    offsets = _offsets(_read(files, path, _NO_OFFSET).rpartition("\n")[2])
     return {} if offsets is None else offsets.ends

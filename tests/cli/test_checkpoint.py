@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from click.testing import Result
 from confluent_kafka import TopicPartition
 
 from protocol.admin import Admin
+from spark_kafka_source.cli import checkpoint_files
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke, invoke_at, rows
 from tests.conftest import TopicFactory
@@ -135,6 +137,15 @@ def test_folder_that_is_no_checkpoint_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v9\n{}\n")
     assert "'v9'" in inspect(tmp_path, code=1).stderr
+
+
+def test_batch_that_a_running_query_deletes_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_batch(tmp_path, 7, {"orders": {"0": 5}})
+    numbers = checkpoint_files._numbers
+    monkeypatch.setattr(checkpoint_files, "_numbers", lambda files, folder: [6, *numbers(files, folder)])
+    assert [row["batch"] for row in rows(inspect(tmp_path, "-o", "json"))] == [7]
 
 
 def test_diff_names_losses_and_the_group(kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path) -> None:
