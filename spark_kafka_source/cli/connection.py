@@ -42,13 +42,14 @@ class Cluster:
     """The client and the deadline of a command.
 
     `properties` are those of the client; a command that opens a consumer or producer passes them on. `registry` are the
-    properties `schema.registry.*` of the same sources.
+    properties `schema.registry.*` of the same sources. `timeout_ms` is the option --timeout.
     """
 
     client: Client
     deadline: Deadline
     properties: Mapping[str, str]
     registry: Mapping[str, str] = field(default_factory=dict)
+    timeout_ms: float | None = None
 
     @cached_property
     def consumer(self) -> ConsumerConfig:
@@ -61,7 +62,7 @@ class Cluster:
 
     def restarted(self) -> Cluster:
         """Return this with a new deadline, for a command that repeats its requests."""
-        return replace(self, deadline=self.client.deadline())
+        return replace(self, deadline=self.client.deadline(self.timeout_ms))
 
     @property
     def left_ms(self) -> float:
@@ -95,7 +96,8 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
             raise click.UsageError(str(error)) from error
         with Client(config) as client:
             try:
-                command(cluster=Cluster(client, client.deadline(timeout_ms), client_properties, registry), **arguments)
+                cluster = Cluster(client, client.deadline(timeout_ms), client_properties, registry, timeout_ms)
+                command(cluster=cluster, **arguments)
             except ConfigurationError as error:
                 raise click.UsageError(str(error)) from error
             except AdminFailed as error:

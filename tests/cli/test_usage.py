@@ -17,6 +17,7 @@ import pytest
 from protocol import Producer
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
+from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
 from tests.cli.runs import NOWHERE, invoke, invoke_at, process_at, refusal
@@ -260,3 +261,9 @@ def test_empty_or_undecodable_password_is_refused(
 def test_acl_of_resource_without_operation_is_refused() -> None:
     options = ("--consumer", "--topic", "orders", "--cluster", "--principal", "User:alice")
     assert "No operation is given for cluster kafka-cluster." in refusal("acls", "create", *options)
+
+
+def test_repeated_requests_keep_the_timeout_of_the_command() -> None:
+    with client_of(NOWHERE) as client:
+        cluster = Cluster(client, client.deadline(500), {}, timeout_ms=500)
+        assert cluster.restarted().left_ms <= 500
