@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ import click
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
 from protocol.admin.admin import Admin
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, with_options
 from spark_kafka_source.cli.rows import output_option, print_rows
 
 _COLUMNS = ("principal", "host", "permission", "operation", "resource_type", "resource", "pattern")
@@ -69,22 +70,13 @@ _FILTER_OPTIONS = (
 )
 
 
-def _with(options: Iterable[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    def add(command: Any) -> Any:
-        for option in reversed(list(options)):
-            command = option(command)
-        return command
-
-    return add
-
-
 @click.group()
 def acls() -> None:
     """List, create and delete ACLs. The brokers need an authorizer."""
 
 
 @acls.command("list")
-@_with(_FILTER_OPTIONS)
+@partial(with_options, options=_FILTER_OPTIONS)
 @output_option
 @asks_brokers
 def list_command(cluster: Cluster, output: str, **filters: Any) -> None:
@@ -99,7 +91,7 @@ def list_command(cluster: Cluster, output: str, **filters: Any) -> None:
 
 
 @acls.command()
-@_with(_RESOURCE_OPTIONS)
+@partial(with_options, options=_RESOURCE_OPTIONS)
 @click.option("--principal", "principals", multiple=True, required=True, metavar="User:NAME", help="Repeatable.")
 @click.option(
     "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS), help="An operation; repeatable."
@@ -152,7 +144,7 @@ def create(
 
 
 @acls.command()
-@_with(_FILTER_OPTIONS)
+@partial(with_options, options=_FILTER_OPTIONS)
 @click.option("--all", "everything", is_flag=True, help="All ACLs of the cluster.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
@@ -174,13 +166,7 @@ def delete(cluster: Cluster, everything: bool, yes: bool, output: str, **filters
         return
     if not yes:
         click.confirm(f"Delete {len(bindings)} ACLs?", abort=True, err=True)
-    exact = [
-        AclFilter(
-            *(binding.resource_type, binding.resource_name, binding.principal, binding.operation, binding.permission),
-            *(binding.pattern_type, binding.host),
-        )
-        for binding in bindings
-    ]
+    exact = [AclFilter(**vars(binding)) for binding in bindings]
     Admin(cluster.client).delete_acls(exact, timeout_ms=cluster.left_ms)
     click.echo(f"deleted {len(bindings)} ACLs", err=True)
 

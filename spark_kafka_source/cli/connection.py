@@ -105,10 +105,11 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
             except KafkaError as error:
                 raise _failure(error) from error
 
-    return _with_options(run, CONNECTION_OPTIONS)
+    return with_options(run, CONNECTION_OPTIONS)
 
 
-def _with_options(command: Callable[..., None], options: Sequence[_Decorator]) -> Callable[..., None]:
+def with_options(command: Callable[..., None], options: Sequence[_Decorator]) -> Callable[..., None]:
+    """Add options to a command; its help shows them in this order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -214,7 +215,7 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
         except KafkaError as error:
             raise _failure(error) from error
 
-    return _with_options(run, REGISTRY_OPTIONS)
+    return with_options(run, REGISTRY_OPTIONS)
 
 
 def open_registry(properties: Mapping[str, str], url: str | None = None) -> SchemaRegistry:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 
 from protocol.admin.admin import Admin
 from protocol.admin.users import QuotaEntity, quota_entity
-from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs, with_options
 from spark_kafka_source.cli.rows import output_option, print_rows
 
 _KINDS = ("user", "client_id", "ip")
-_ENTITY_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+_ENTITY_OPTIONS = (
     click.option("--user", metavar="NAME", help="A user."),
     click.option("--user-default", is_flag=True, help="Users that have no specific quota."),
     click.option("--client-id", metavar="ID", help="A client id."),
@@ -23,19 +24,13 @@ _ENTITY_OPTIONS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def _entity_options(command: Any) -> Any:
-    for option in reversed(_ENTITY_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.group()
 def quotas() -> None:
     """List, set and delete quotas of users, client ids and addresses."""
 
 
 @quotas.command("list")
-@_entity_options
+@partial(with_options, options=_ENTITY_OPTIONS)
 @output_option
 @asks_brokers
 def list_command(cluster: Cluster, output: str, **fields: Any) -> None:
@@ -51,7 +46,7 @@ def list_command(cluster: Cluster, output: str, **fields: Any) -> None:
 
 
 @quotas.command("set")
-@_entity_options
+@partial(with_options, options=_ENTITY_OPTIONS)
 @click.argument("settings", metavar="QUOTA=VALUE...", nargs=-1, required=True, callback=pairs)
 @click.option("--dry-run", is_flag=True, help="Let the broker check the change without applying it.")
 @asks_brokers
@@ -76,7 +71,7 @@ def set_command(cluster: Cluster, settings: Mapping[str, str], dry_run: bool, **
 
 
 @quotas.command()
-@_entity_options
+@partial(with_options, options=_ENTITY_OPTIONS)
 @click.argument("names", metavar="[QUOTA]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @asks_brokers
