@@ -159,7 +159,7 @@ class TopicOperations(ConfigOperations):
     def _wait_for_leaders(
         self, topics: Mapping[str, NewTopic], created: RowsByResource[str], deadline: Deadline
     ) -> None:
-        """Wait for the leaders of all partitions; a topic that has none at the deadline becomes an error of its own."""
+        """Wait for the leaders of all partitions; a topic without them at the deadline becomes an error."""
         client, waiting = self._client, dict(created)
 
         def require_leaders() -> None:
