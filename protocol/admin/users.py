@@ -30,6 +30,7 @@ from protocol.wire.messages.m50_user_scram_credentials import (
 from protocol.wire.schema import Body
 
 _SALT_BYTES = 24
+_ITERATIONS = range(4096, 16384 + 1)
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
 
 
@@ -66,6 +67,8 @@ class ScramUpsertion:
     def __post_init__(self) -> None:
         if isinstance(self.password, str):
             object.__setattr__(self, "password", Secret(self.password))
+        if self.iterations not in _ITERATIONS:
+            raise UsageError(f"iterations={self.iterations} is out of range; Kafka takes 4096 to 16384")
 
 
 @dataclass(frozen=True)

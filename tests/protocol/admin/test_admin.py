@@ -331,6 +331,12 @@ def test_operation_unsupported_by_the_broker_names_api_and_versions() -> None:
 # Users and quotas
 
 
+@pytest.mark.parametrize("iterations", [-1, 0, 10**9])
+def test_iterations_that_brokers_refuse_are_refused_before_hashing(iterations: int) -> None:
+    with pytest.raises(UsageError, match="Kafka takes 4096 to 16384"):
+        ScramUpsertion("alice", "hunter2", iterations=iterations)
+
+
 def test_scram_users_and_quotas_agree_with_librdkafka_and_kafkas_tool(
     admin: Admin, kafka1: LocalKafka, librdkafka_admin: librdkafka.AdminClient
 ) -> None:
