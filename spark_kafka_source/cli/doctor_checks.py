@@ -167,7 +167,7 @@ def check_network(cluster: Cluster) -> Findings:
 
 def _check_address(cluster: Cluster, host: str, port: int) -> Findings:
     where, client = f"{host}:{port}", cluster.client
-    deadline = client.deadline(_STEP_MS)
+    deadline = client.deadline(_step_ms(cluster))
     try:
         addresses = sorted({str(address[4][0]) for address in resolve(host, port, deadline)})
     except KafkaError as error:
@@ -193,8 +193,8 @@ def _check_certificate(cluster: Cluster, host: str, port: int) -> Finding:
     where, client = f"{host}:{port}", cluster.client
     try:
         context = TLSContext(client.config.tls).current()
-        sock = connect(host, port, client.deadline(_STEP_MS))
-        sock.settimeout(_STEP_MS / 1000)
+        sock = connect(host, port, client.deadline(_step_ms(cluster)))
+        sock.settimeout(_step_ms(cluster) / 1000)
         with context.wrap_socket(sock, server_hostname=host.rstrip(".")) as secured:
             certificate, version = secured.getpeercert() or {}, secured.version()
     except (OSError, KafkaError) as error:
@@ -209,6 +209,11 @@ def _check_certificate(cluster: Cluster, host: str, port: int) -> Finding:
     if left_days < _FEWEST_DAYS:
         return Finding("tls", where, WARNING, detail, "renew the broker's certificate")
     return Finding("tls", where, OK, detail)
+
+
+def _step_ms(cluster: Cluster) -> float:
+    """Return the time limit of one step; --timeout shortens it."""
+    return _STEP_MS if cluster.timeout_ms is None else min(_STEP_MS, cluster.timeout_ms)
 
 
 def _without(where: str, error: Exception) -> str:
@@ -227,7 +232,7 @@ def check_connections(cluster: Cluster) -> Findings:
         security += f", {config.sasl.mechanism}"
     servers = listed([f"{host}:{port}" for host, port in config.bootstrap_servers], separator=",")
     try:
-        metadata = client.metadata([], client.deadline(_STEP_MS))
+        metadata = client.metadata([], client.deadline(_step_ms(cluster)))
     except KafkaError as error:
         yield Finding("connection", servers, FAILED, str(error), _remedy(error))
         return
@@ -239,7 +244,7 @@ def check_connections(cluster: Cluster) -> Findings:
 def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
     where, client = f"broker {broker.node_id}", cluster.client
     try:
-        connection = client.connection(broker, CONTROL, client.deadline(_STEP_MS))
+        connection = client.connection(broker, CONTROL, client.deadline(_step_ms(cluster)))
     except KafkaError as error:
         remedy = f"{broker.host}:{broker.port} is the broker's advertised.listeners: this machine must reach it"
         yield Finding("connection", where, FAILED, str(error), remedy)
@@ -263,7 +268,7 @@ def _check_broker(cluster: Cluster, broker: Broker) -> Findings:
 
 def check_topic(cluster: Cluster, topic: str) -> Findings:
     """Check that a topic exists, and which operations the client may use on it."""
-    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    client, deadline = cluster.client, cluster.client.deadline(_step_ms(cluster))
     body = {
         "topics": [{"name": topic}],
         "allow_auto_topic_creation": False,
@@ -292,7 +297,7 @@ def check_topic(cluster: Cluster, topic: str) -> Findings:
 
 def check_group(cluster: Cluster, group: str) -> Findings:
     """Check that a group has a coordinator, and which operations the client may use on it."""
-    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    client, deadline = cluster.client, cluster.client.deadline(_step_ms(cluster))
     body = {"groups": [group], "include_authorized_operations": True}
 
     def ask() -> tuple[Broker, Mapping[str, Any]]:
@@ -348,7 +353,7 @@ def check_clock(cluster: Cluster) -> Findings:
     """Compare this clock with that of the active controller, which the quorum's description contains."""
     before_ms = now_ms()
     try:
-        quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=_STEP_MS)
+        quorum = Admin(cluster.client).describe_metadata_quorum(timeout_ms=_step_ms(cluster))
     except KafkaError as error:
         yield Finding("clock", "controller", SKIPPED, str(error), _remedy(error))
         return
@@ -368,7 +373,7 @@ def check_clock(cluster: Cluster) -> Findings:
 
 def check_read(cluster: Cluster, topic: str) -> Findings:
     """Read the last record of a topic."""
-    client, deadline = cluster.client, cluster.client.deadline(_STEP_MS)
+    client, deadline = cluster.client, cluster.client.deadline(_step_ms(cluster))
     try:
         keys = [(topic, number) for number in client.topic(topic, deadline).partitions]
         logs = list_ends(client, cluster.consumer, keys, deadline)
@@ -391,7 +396,7 @@ def check_write(cluster: Cluster, topic: str) -> Findings:
     try:
         began_s = time.monotonic()
         with Producer(cluster.client, cluster.properties) as producer:
-            written = producer.send_and_wait(topic, value, key=b"pykafka doctor", timeout_ms=_STEP_MS)
+            written = producer.send_and_wait(topic, value, key=b"pykafka doctor", timeout_ms=_step_ms(cluster))
         wrote_ms = (time.monotonic() - began_s) * 1000
         if written.offset < 0:
             yield Finding("write", topic, OK, "sent; with acks=0, brokers do not acknowledge it")
@@ -409,7 +414,9 @@ def check_write(cluster: Cluster, topic: str) -> Findings:
 
 
 def _count(cluster: Cluster, place: Range) -> int:
-    reader = BoundedReader(cluster.client, cluster.consumer, [place], columns=["offset"], poll_timeout_ms=_STEP_MS)
+    reader = BoundedReader(
+        cluster.client, cluster.consumer, [place], columns=["offset"], poll_timeout_ms=_step_ms(cluster)
+    )
     return sum(batch.num_rows for _, batch in reader)
 
 

@@ -194,6 +194,14 @@ def test_missing_topic_is_reported_and_not_created() -> None:
             assert admin.list_topics() == {}
 
 
+def test_timeout_limits_each_step() -> None:
+    with FakeKafka() as fake:
+        fake.silence(1)
+        properties = {"bootstrap.servers": fake.bootstrap_servers}
+        row = findings(properties, "--timeout", "500ms", code=1)["connection", fake.bootstrap_servers]
+    assert "did not succeed in 0." in row["detail"]
+
+
 def test_read_and_write_checks_follow_isolation_level_and_acks() -> None:
     with FakeKafka() as fake:
         fake.create_topic("orders", 1)
