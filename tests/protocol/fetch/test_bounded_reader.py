@@ -12,10 +12,12 @@ from protocol.admin.topics import delete_records
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
+from protocol.config import parse_client
 from protocol.errors import DataLoss, DeadlineExceeded, TopicRecreated, UsageError
 from protocol.fetch.bounded_reader import OnLoss, raise_loss
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
@@ -224,15 +226,15 @@ def test_records_that_never_arrive_time_out(written: Written, client: Client) ->
     assert time.monotonic() - started_s < 15
 
 
-def test_slow_caller_causes_no_timeout(written: Written, client: Client) -> None:
+def test_slow_caller_causes_no_timeout(kafka: LocalKafka, written: Written) -> None:
     """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
     name = written(30, size=500_000, settings={"batch.size": 400_000})
     properties = {"max.partition.fetch.bytes": 7_000_000, "fetch.max.wait.ms": 100}
-    rows = 0
-    for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=1_000):
-        if not rows:
-            time.sleep(3)
-        rows += batch.num_rows
+    rows, clock = 0, ManualClock()
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers}), clock) as client:
+        for _, batch in reader(client, [Range(name, 0, 0, 30)], properties, poll_timeout_ms=1_000):
+            clock.advance(3)
+            rows += batch.num_rows
     assert rows == 30
 
 

@@ -103,12 +103,12 @@ def test_slow_user_of_many_partitions_reads_all_of_them(
     turns, dropped, drop = Counter[int](), list[CompletedFetch](), FetchBuffer.drop_ahead
     monkeypatch.setattr(FetchBuffer, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self))[1])
     with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
-        consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
         while len(turns) < 6 or min(turns.values()) < 5:
             read = consumer.poll(20_000)
             assert read is not None
             turns[read[0].partition] += 1
-            time.sleep(0.005)
+            wait_until(lambda: all(stream.expired for stream in streams if stream.buffer.ahead))
     assert not dropped
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 
 from protocol.admin.topics import delete_records
 from protocol.cluster.client import Client
+from protocol.config import parse_client
 from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.fetch.conftest import Written
@@ -192,8 +194,9 @@ def test_records_before_a_deleted_offset_are_read_first(written: Written, client
 
 def test_failure_of_one_partition_is_raised_beside_busy_ones(kafka: LocalKafka, written: Written) -> None:
     name = written(40_000, 2, size=100, settings={"batch.num.messages": 10})
+    config, clock = parse_client({"bootstrap.servers": kafka.bootstrap_servers}), ManualClock()
     with (
-        client_of(kafka, default_api_timeout_ms=1_000) as impatient,
+        Client(replace(config, default_api_timeout_ms=1_000), clock) as impatient,
         consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
     ):
         streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
@@ -203,9 +206,9 @@ def test_failure_of_one_partition_is_raised_beside_busy_ones(kafka: LocalKafka, 
             for stream, _ in islice(consumer, 1_500):
                 if stream is not failing and failing.buffer.source.failure is None:
                     with fetcher_of(consumer).lock:
-                        failing.buffer.postpone(ConnectionLost("as if"), time.monotonic())
+                        failing.buffer.postpone(ConnectionLost("as if"), clock.now_s())
                         failing.buffer.source.retry_at_s = float("inf")
-                time.sleep(0.005)
+                clock.advance(0.005)
 
         with pytest.raises(DeadlineExceeded, match=failing.name):
             read_on()

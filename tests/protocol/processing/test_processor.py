@@ -33,7 +33,7 @@ from tests.protocol.processing.conftest import (
     Write,
 )
 from tests.support.documents import block
-from tests.support.wait_until import wait_until
+from tests.support.wait_until import comes_true, wait_until
 
 NUMBERS = [b"%d" % number for number in range(200)]
 
@@ -102,8 +102,7 @@ def test_commit_is_the_lowest_unfinished_offset(
     handler.block(b"150")
     start(handler, order=order, threads=4)
     wait_until(lambda: len(handler.values) == 198 and committed() == {0: 3}, committed, every_s=0.02)
-    time.sleep(0.1)
-    assert committed() == {0: 3}
+    assert not comes_true(lambda: committed() != {0: 3}, 0.1)
     handler.blocked[b"3"].set()
     wait_until(lambda: committed() == {0: 150}, committed, every_s=0.02)
     handler.blocked[b"150"].set()
@@ -116,11 +115,12 @@ def test_slow_handler_pauses_its_partition_and_not_the_poll(
     """The member outlives `max.poll.interval.ms`, and other partitions are read meanwhile."""
     write(NUMBERS[:60])
     release = handler.block(b"0")
-    properties = {"max.poll.interval.ms": 2_000}
+    properties = {"max.poll.interval.ms": 1_000}
     _, consumer = start_observed(handler, order="partition", max_in_flight=40, **properties)
     wait_until(lambda: consumer.paused_now == {("orders", 0)})
     write(NUMBERS[60:])
-    time.sleep(2.5)
+    polls = consumer.polls
+    wait_until(lambda: consumer.polls > polls + 120)  # 10 ms each, while a partition is paused
     write([b"other"], partition=1)
     wait_until(lambda: b"other" in handler.values)
     assert consumer.polled["orders", 0] == 60, "the partition is not read meanwhile"
@@ -212,7 +212,7 @@ def test_close_waits_for_running_handlers_and_drops_others(
     wait_until(lambda: handler.has_begun(b"5"))
     closing = threading.Thread(target=running.processor.close)
     closing.start()
-    time.sleep(0.2)
+    closing.join(0.2)
     assert closing.is_alive()
     release.set()
     closing.join(30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -14,6 +13,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.processing.failures import RetryPolicy
+from protocol.processing.worker_pool import WorkerPool
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from tests.protocol.processing.conftest import (
@@ -28,7 +28,7 @@ from tests.protocol.processing.conftest import (
     StartObserved,
     Write,
 )
-from tests.support.wait_until import wait_until
+from tests.support.wait_until import comes_true, wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
 KEYS_OF_LANES = (b"a", b"b")
@@ -75,14 +75,28 @@ def release(write: Write, handler: Handler) -> threading.Event:
     return handler.block(b"3")
 
 
+@pytest.fixture
+def drains(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that grows with each wait for the handlers of released partitions."""
+    waits, wait = list[object](), WorkerPool.wait
+    monkeypatch.setattr(WorkerPool, "wait", lambda *inputs: (waits.append(inputs), wait(*inputs))[1])
+    return waits
+
+
 @PROTOCOLS
 def test_revocation_waits_for_running_handlers_and_commits(
-    release: threading.Event, start: Start, handler: Handler, join: Join, committed: Committed, protocol: dict[str, Any]
+    release: threading.Event,
+    start: Start,
+    handler: Handler,
+    join: Join,
+    committed: Committed,
+    drains: list[object],
+    protocol: dict[str, Any],
 ) -> None:
     running = start(handler, order="partition", **protocol, **{"auto.commit.interval.ms": 60_000})
     wait_until(lambda: handler.at_blocks == 2)
     second = join(**protocol)
-    time.sleep(0.5)
+    wait_until(lambda: drains)
     assert not second.first_offsets
     release.set()
     wait_until(lambda: second.first_offsets)
@@ -97,13 +111,13 @@ def test_revocation_waits_for_running_handlers_and_commits(
 
 @pytest.mark.parametrize("fails", [b"3", b"5"])
 def test_records_behind_a_failed_one_are_left_to_the_next_member(
-    release: threading.Event, start: Start, handler: Handler, join: Join, fails: bytes
+    release: threading.Event, start: Start, handler: Handler, join: Join, drains: list[object], fails: bytes
 ) -> None:
     handler.failing[fails] = ValueError("as if")
     running = start(handler, threads=4, retry=RetryPolicy(retries=1_000), **EAGER)
     wait_until(lambda: handler.at_blocks == 2 and len(handler.values) >= 50)
     second = join(**EAGER)
-    time.sleep(0.5)
+    wait_until(lambda: drains)
     release.set()
     wait_until(lambda: second.first_offsets)
     assert set(second.first_offsets.values()) == {int(fails)}
@@ -128,8 +142,7 @@ def test_results_after_the_limit_are_dropped(
     (revoked,) = second.first_offsets
     assert second.first_offsets == {revoked: 3}
     assert "handlers still run when the partitions are released; their results are dropped" in caplog.text
-    time.sleep(0.5)
-    assert len(handler.begun) == 8, "no record is handled beside the late ones"
+    assert not comes_true(lambda: len(handler.begun) > 8, 0.5), "no record is handled beside the late ones"
     release.set()
     wait_until(lambda: committed() == {revoked: 3, 1 - revoked: 50}, committed, every_s=0.02)
     retained = [message.offset for message in handler.begun if message.partition != revoked]

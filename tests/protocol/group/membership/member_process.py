@@ -8,8 +8,8 @@ commit of processed offsets. The process commits offset 1 of all owned partition
 from __future__ import annotations
 
 import json
+import math
 import sys
-import time
 
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_consumer
@@ -18,6 +18,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
+from tests.support.wait_until import attempts
 
 
 def say(**label: object) -> None:
@@ -34,7 +35,7 @@ def main(bootstrap: str, topic: str, properties: str) -> None:
         if revocation.lost:
             say(lost=str(revocation.reason))
 
-    while True:
+    for _ in attempts(math.inf, every_s=0.1):
         if membership.rebalance_pending:
             if read_by is not None:
                 # Processed offsets of partitions that may be lost: it tries to commit them all the same.
@@ -42,7 +43,6 @@ def main(bootstrap: str, topic: str, properties: str) -> None:
             assignment = membership.poll_rebalance(client.deadline(1_000), before_revoke)
             read_by = assignment.member if assignment.owned else None
             say(owned=sorted(number for _, number in assignment.owned), member=assignment.member.member_id)
-        time.sleep(0.1)
 
 
 def commits(client: Client, group: str, topic: str, member: GroupMember) -> str:

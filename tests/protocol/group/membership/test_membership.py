@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,7 +37,7 @@ from tests.contract.members import subscription
 from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 from tests.support.internals import clock_checked_s
-from tests.support.wait_until import wait_until
+from tests.support.wait_until import comes_true, wait_until
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_close_during_the_first_heartbeat_leaves_no_member(
         if body["member_epoch"] == 0 and not event.is_set():
             event.set()
             assert closing.wait(20)
-            time.sleep(0.2)  # longer than a leave request takes
+            comes_true(lambda: fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)[1:], 0.2)  # a leave request overtakes it
 
     if reply == "lost":
         fake.lose_replies(CONSUMER_GROUP_HEARTBEAT, 1)
@@ -125,9 +126,8 @@ def test_close_during_the_first_heartbeat_leaves_no_member(
         closed = executor.submit(owner.membership.close, timeout_ms=20_000)
         closing.set()
         closed.result(20)
-    time.sleep(0.3)
     assert [body["member_epoch"] for body in fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)][-1] == -1
-    assert not fake.groups.consumer_groups[group].members
+    assert not comes_true(lambda: fake.groups.consumer_groups[group].members, 0.3)
 
 
 def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
@@ -199,6 +199,7 @@ def test_refusal_is_raised_once_and_the_next_call_joins_again(fake: FakeKafka, j
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_unreachable_brokers_are_logged_once(
     fake: FakeKafka,
+    client: Client,
     joined: Callable[..., Owner],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -210,7 +211,9 @@ def test_unreachable_brokers_are_logged_once(
     for broker in (1, 2, 3):
         fake.stop(broker)
     wait_until(lambda: "requests of this member fail and are retried" in caplog.text)
-    time.sleep(0.5)
+    retrying = Mock(wraps=client.retrying)
+    monkeypatch.setattr(client, "retrying", retrying)
+    wait_until(lambda: retrying.call_count > 2)
     for broker in (1, 2, 3):
         fake.start(broker)
     wait_until(lambda: "requests of this member succeed again" in caplog.text)
@@ -386,10 +389,7 @@ def test_member_waiting_long_in_a_cooperative_rebalance_keeps_its_partitions(
     wait_until(lambda: owner.membership.member.generation_id == 2)
     fake.rebalance(group)
     wait_until(lambda: fake.groups.groups[group].members[owner.membership.member.member_id].joining)
-    deadline_s = time.monotonic() + 3
-    while time.monotonic() < deadline_s:
-        assert owner.membership.rebalance_pending is None
-        time.sleep(0.05)
+    assert not comes_true(lambda: owner.membership.rebalance_pending, 3)
     slow.leave()
     wait_until(lambda: owner.membership.member.generation_id == 3)
     assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
