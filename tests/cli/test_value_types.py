@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from click.testing import Result
 
 from protocol.testing import FakeKafka, FakeSchemaRegistry
 from tests.cli.runs import invoke_at
+from tests.support import value_types
 from tests.support.value_types import (
     FIRST,
     LOGIN,
@@ -23,31 +24,14 @@ from tests.support.value_types import (
     SECOND,
     STRATEGIES,
     Write,
-    avro_writer,
+    write_events,
     write_json_and_protobuf,
 )
 
 TYPES = "--value-types shop.Order,shop.Refund"
 BY_RECORD = "--subject-name-strategy RecordNameStrategy"
 Consume = Callable[..., Result]
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry("NONE") as running:
-        yield running
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as running:
-        running.create_topic("events", 1)
-        yield running
-
-
-@pytest.fixture
-def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
-    return avro_writer(fake, registry)
+registry, fake, write = value_types.registry, value_types.fake, value_types.write
 
 
 @pytest.fixture
@@ -65,12 +49,6 @@ def objects(result: Result, *names: str) -> list[Any]:
     """Return a field of each line, or several of them; None for one that it lacks."""
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     return [tuple(map(line.get, names)) if len(names) > 1 else line.get(*names) for line in lines]
-
-
-def write_events(write: Write) -> None:
-    """Write an order, a record of another type and a refund."""
-    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
-        write(schema, value)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

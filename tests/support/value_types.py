@@ -1,11 +1,15 @@
-"""Values of several types for one topic, as Confluent's serialisers write them."""
+"""Values of several types for one topic, as Confluent's serialisers write them.
+
+A module uses the fixtures by `registry, fake, write = value_types.registry, value_types.fake, value_types.write`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from confluent_kafka.schema_registry import (
     SchemaRegistryClient,
     record_subject_name_strategy,
@@ -17,6 +21,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from protocol.testing import FakeKafka, FakeSchemaRegistry
+from spark_kafka_source.process_state import PROCESS
 from tests.support.protobuf_messages import Field, message_type
 
 Write = Callable[..., None]
@@ -70,14 +75,37 @@ def protobuf_value(client: SchemaRegistryClient, message: Any) -> bytes:
     return written
 
 
-def avro_writer(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
+@pytest.fixture
+def registry() -> Iterator[FakeSchemaRegistry]:
+    with FakeSchemaRegistry("NONE") as running:
+        yield running
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKafka]:
+    """Yield a Kafka with the empty topics `events` and `dead`."""
+    with FakeKafka() as running:
+        running.create_topic("events")
+        running.create_topic("dead")
+        yield running
+    PROCESS.reset()
+
+
+@pytest.fixture
+def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
     """Return `write(schema, value, strategy)`, which writes a record to the topic `events`."""
     client = SchemaRegistryClient({"url": registry.url})
 
-    def write(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
+    def send(schema: dict[str, Any], value: dict[str, Any], strategy: str = "TopicRecordNameStrategy") -> None:
         fake.produce("events", avro_value(client, schema, value, strategy), partition=0)
 
-    return write
+    return send
+
+
+def write_events(write: Write) -> None:
+    """Write an order, a record of another type and a refund."""
+    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
+        write(schema, value)
 
 
 def write_json_and_protobuf(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:

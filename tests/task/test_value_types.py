@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -20,8 +20,8 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import declared_versions, spark_schema
+from tests.support import value_types
 from tests.support.value_types import (
     FIRST,
     LOGIN,
@@ -32,31 +32,12 @@ from tests.support.value_types import (
     SECOND,
     STRATEGIES,
     Write,
-    avro_writer,
+    write_events,
     write_json_and_protobuf,
 )
 
 TYPES = "shop.Order,shop.Refund"
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry("NONE") as running:
-        yield running
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as running:
-        running.create_topic("events")
-        running.create_topic("dead")
-        yield running
-    PROCESS.reset()
-
-
-@pytest.fixture
-def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
-    return avro_writer(fake, registry)
+registry, fake, write = value_types.registry, value_types.fake, value_types.write
 
 
 Read = Callable[..., list[dict[str, Any]]]
@@ -115,8 +96,7 @@ def test_tombstones_are_null_and_types_have_their_names(fake: FakeKafka, write: 
 def test_records_of_other_types_are_told_from_invalid_ones(
     fake: FakeKafka, write: Write, read: Read, action: str
 ) -> None:
-    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
-        write(schema, value)
+    write_events(write)
     options = {"onUnknownType": action, "deadLetterTopic": "dead"}
     if action == "fail":
         with pytest.raises(DecodeFailed, match=r"type shop\.Login is none of Order, Refund.*onUnknownType=skip"):

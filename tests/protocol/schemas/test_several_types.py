@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -21,41 +21,22 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.process_state import PROCESS
+from tests.support import value_types
 from tests.support.value_types import (
     FIRST,
-    LOGIN,
     ORDER,
     REFUND,
     SECOND,
     STRATEGIES,
     Write,
-    avro_writer,
+    write_events,
     write_json_and_protobuf,
 )
 
 TYPES = ["shop.Order", "shop.Refund"]
 ONE_TYPE: dict[str, Any] = {"value_types": ()}
 Read = Callable[..., pa.Table]
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry("NONE") as running:
-        yield running
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as running:
-        running.create_topic("events", 1)
-        yield running
-    PROCESS.reset()
-
-
-@pytest.fixture
-def write(fake: FakeKafka, registry: FakeSchemaRegistry) -> Write:
-    return avro_writer(fake, registry)
+registry, fake, write = value_types.registry, value_types.fake, value_types.write
 
 
 @pytest.fixture
@@ -73,12 +54,6 @@ def read(fake: FakeKafka, registry: FakeSchemaRegistry) -> Read:
 def values(table: pa.Table) -> list[Any]:
     column: list[Any] = table.column("value").to_pylist()
     return column
-
-
-def events(write: Write) -> None:
-    """Write an order, a record of another type and a refund."""
-    for schema, value in ((ORDER, {"id": 1}), (LOGIN, {"user": "ann"}), (REFUND, {"reason": "late"})):
-        write(schema, value)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -107,7 +82,7 @@ def test_rows_are_those_of_the_source(
 
 
 def test_type_is_a_column_only_if_asked_for(fake: FakeKafka, write: Write, read: Read) -> None:
-    events(write)
+    write_events(write)
     table = read(columns=["value_type", "offset"])
     assert table.to_pydict() == {"offset": [0, 1, 2], "value_type": ["Order", "shop.Login", "Refund"]}
     assert read(columns=None, on_unknown_type="null").column_names == tables.READ_SCHEMA.names
@@ -120,7 +95,7 @@ def test_type_is_a_column_only_if_asked_for(fake: FakeKafka, write: Write, read:
 
 
 def test_filter_on_a_type_that_cannot_be_determined_fails(fake: FakeKafka, write: Write, read: Read) -> None:
-    events(write)
+    write_events(write)
     fake.produce("events", b"\0\0\0\x03\xe7\2", partition=0)
     for condition in ("valueType = 'Order'", "valueType <> 'Refund'", pc.field("value_type") == "Order"):
         with pytest.raises(DecodeFailed, match=r"events-0, offset 3: .*schema id 999: the registry does not have it"):
@@ -133,7 +108,7 @@ def test_records_of_other_types_fail_are_null_or_are_skipped(
 ) -> None:
     clients: list[Client] = []
     monkeypatch.setattr(tables, "Client", lambda config: clients.append(Client(config)) or clients[-1])
-    events(write)
+    write_events(write)
     problem = r"events-0, offset 1: .*type shop\.Login is none of Order, Refund.*give on_unknown_type=\"skip\""
     with pytest.raises(DecodeFailed, match=problem):
         read()
