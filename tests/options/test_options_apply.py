@@ -195,8 +195,7 @@ def values_of_types(cluster: SmallCluster, inputs: dict[str, str]) -> object:
         names = {} if "valueSubject" in inputs else {"valueTypes": "One"}
         more = {"valueFormat": "confluent-avro", "schema.registry.url": registry.url, "onUnknownType": "null"}
         by_record = {"valueSubjectNameStrategy": "RecordNameStrategy", "deadLetterTopic": "letters"}
-        options = complete(cluster, inputs, {**more, **by_record, **names, **inputs, "columns": "value"})
-        reader = KafkaBatchReader(with_schemas(parse_source_options(options, streaming=False)))
+        reader = decoded(cluster, inputs, **more, **by_record, **names, columns="value")
         batches = [batch for task in reader.partitions() for batch in reader.read(task)]
         fields = {field.name for batch in batches for field in batch.schema.field("value").type}
         letters = sum(cluster.log("letters", number).end_offset - 1 for number in range(2))

@@ -19,7 +19,8 @@ from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
-from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.options.parsing import parse_source_options
+from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.task.row_schema import declared_versions, spark_schema
 from tests.support import value_types
 from tests.support.value_types import (
@@ -37,9 +38,10 @@ from tests.support.value_types import (
 )
 
 TYPES = "shop.Order,shop.Refund"
+UNION = {"valueTypes": "", "valueUnionNames": "types"}
+VERSION = "schema.registry.reader.version"
 registry, fake, write = value_types.registry, value_types.fake, value_types.write
-
-
+Parsed = Callable[..., SourceOptions]
 Read = Callable[..., list[dict[str, Any]]]
 
 
@@ -56,13 +58,22 @@ def events(fake: FakeKafka, registry: FakeSchemaRegistry) -> dict[str, str]:
 
 
 @pytest.fixture
-def read(events: dict[str, str]) -> Read:
+def parsed(events: dict[str, str]) -> Parsed:
+    """Return `parsed(**options)`: the options of a query, with its schemas; "" stands for no option."""
+
+    def parse(streaming: bool = True, **more: str) -> SourceOptions:
+        chosen = {name: text for name, text in {**events, **more}.items() if text}
+        return with_schemas(parse_source_options(chosen, streaming=streaming))
+
+    return parse
+
+
+@pytest.fixture
+def read(parsed: Parsed) -> Read:
     """Return `read(**options)`: the rows of a batch, with their values unless an option differs."""
 
     def rows(**more: str) -> list[dict[str, Any]]:
-        changed = {**events, "columns": "value", **{name.replace("__", "."): text for name, text in more.items()}}
-        chosen = {name: text for name, text in changed.items() if text}
-        reader = KafkaBatchReader(with_schemas(parse_source_options(chosen, streaming=False)))
+        reader = KafkaBatchReader(parsed(streaming=False, **{"columns": "value", **more}))
         return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
     return rows
@@ -174,40 +185,32 @@ def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaR
     ]
 
 
-def test_newer_versions_are_resolved_and_each_is_pinned(events: dict[str, str], write: Write, read: Read) -> None:
+def test_newer_versions_are_resolved_and_each_is_pinned(parsed: Parsed, write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
     write(NEWER_ORDER, {"id": 2, "note": "fragile"})
     assert [row["value"]["Order"] for row in read()] == [{"id": 1, "note": None}, None, {"id": 2, "note": "fragile"}]
-    pinned = {"schema__registry__reader__version": "events-shop.Order=1"}
-    assert [row["value"]["Order"] for row in read(**pinned)] == [{"id": 1}, None, {"id": 2}]
-    with_latest = with_schemas(parse_source_options(events, streaming=True))
+    assert [row["value"]["Order"] for row in read(**{VERSION: "events-shop.Order=1"})] == [{"id": 1}, None, {"id": 2}]
+    # One version suffices if the other column is not read.
+    options = {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "value"}
+    assert parsed(**options).schema_versions == {"value.Order": 1}
+    with_latest = parsed()
     assert with_latest.schema_versions == {"value.Order": 2, "value.Refund": 1}
     with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
         require_same_versions(with_latest, {"value.Order": 1, "value.Refund": 1})
 
 
-VERSION = "schema.registry.reader.version"
-
-
-def test_subject_without_a_version_of_its_own_stays_pinned(events: dict[str, str], write: Write) -> None:
+def test_subject_without_a_version_of_its_own_stays_pinned(parsed: Parsed, write: Write) -> None:
     """Any version in the option took the newest version of the other subjects, after a restart, too."""
     for schema, value in ((ORDER, {"id": 1}), (REFUND, {"reason": "late"})):
         write(schema, value)
         write({**schema, "fields": [*schema["fields"], NOTE]}, {**value, "note": None})
     checkpoint = {"value.Order": 1, "value.Refund": 1}
-    pinned = {**events, VERSION: "events-shop.Order=1"}
-    parsed = with_schemas(parse_source_options(pinned, streaming=True))
-    with pytest.raises(ConfigurationError, match=r"to events-shop\.Order=1,events-shop\.Refund=1 to keep"):
-        require_same_versions(parsed, checkpoint)
-    both = with_schemas(
-        parse_source_options({**pinned, VERSION: f"{pinned[VERSION]},events-shop.Refund=2"}, streaming=True)
-    )
-    require_same_versions(both, checkpoint)
-    require_same_versions(with_schemas(parse_source_options({**events, VERSION: "latest"}, streaming=True)), checkpoint)
-    unpinned = with_schemas(parse_source_options(events, streaming=True))
-    with pytest.raises(ConfigurationError, match=r"to events-shop\.Order=1,events-shop\.Refund=1 to keep"):
-        require_same_versions(unpinned, checkpoint)
+    for pinned in ({VERSION: "events-shop.Order=1"}, {}):
+        with pytest.raises(ConfigurationError, match=r"to events-shop\.Order=1,events-shop\.Refund=1 to keep"):
+            require_same_versions(parsed(**pinned), checkpoint)
+    for accepted in ("events-shop.Order=1,events-shop.Refund=2", "latest"):
+        require_same_versions(parsed(**{VERSION: accepted}), checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -223,46 +226,33 @@ def test_subject_without_a_version_of_its_own_stays_pinned(events: dict[str, str
     ],
 )
 def test_version_of_another_subject_or_of_several_is_refused(
-    events: dict[str, str], options: dict[str, str], problem: str
+    parsed: Parsed, options: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=problem):
-        with_schemas(parse_source_options({**events, **options}, streaming=True))
+        parsed(**options)
 
 
-def test_latest_version_is_asked_for_once(registry: FakeSchemaRegistry, events: dict[str, str], write: Write) -> None:
+def test_latest_version_is_asked_for_once(registry: FakeSchemaRegistry, parsed: Parsed, write: Write) -> None:
     """Two requests may have different answers: the filter would read with other fields than the rows."""
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
     registry.requests.clear()
-    condition = {"filter": "valueType = 'Order' AND value.Order.id > 0"}
-    parsed = with_schemas(parse_source_options({**events, **condition}, streaming=True))
-    assert parsed.condition_schemas
+    assert parsed(filter="valueType = 'Order' AND value.Order.id > 0").condition_schemas
     latest = [request for request in registry.requests if request.endswith("/latest")]
     assert sorted(latest) == [f"GET /subjects/events-shop.{name}/versions/latest" for name in ("Order", "Refund")]
 
 
-def test_one_version_suffices_if_the_other_column_is_not_read(events: dict[str, str], write: Write) -> None:
-    write(ORDER, {"id": 1})
-    options = {VERSION: "1", "valueTypes": "shop.Order", "keyFormat": "confluent-avro", "columns": "value"}
-    parsed = with_schemas(parse_source_options({**events, **options}, streaming=True))
-    assert parsed.schema_versions == {"value.Order": 1}
-
-
-def test_batch_is_replayed_with_the_pinned_version_only(events: dict[str, str], write: Write) -> None:
-    def reader(**more: str) -> KafkaStreamReader:
-        chosen = {**events, **{name.replace("__", "."): text for name, text in more.items()}}
-        return KafkaStreamReader(with_schemas(parse_source_options(chosen, streaming=True)))
-
+def test_batch_is_replayed_with_the_pinned_version_only(parsed: Parsed, write: Write) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
-    first = reader(startingOffsets="earliest")
+    first = KafkaStreamReader(parsed(startingOffsets="earliest"))
     start, end = first.initialOffset(), first.latestOffset(first.initialOffset(), first.getDefaultReadLimit())
     first.stop()
     write(NEWER_ORDER, {"id": 2, "note": "fragile"})
     with pytest.raises(ConfigurationError, match=r"reader\.version to events-shop\.Order=1"):
-        reader().partitions(start, end)
+        KafkaStreamReader(parsed()).partitions(start, end)
     for version in ("latest", "events-shop.Order=1"):
-        assert reader(schema__registry__reader__version=version).partitions(start, end)
+        assert KafkaStreamReader(parsed(**{VERSION: version})).partitions(start, end)
 
 
 @pytest.mark.parametrize(
@@ -275,9 +265,18 @@ def test_batch_is_replayed_with_the_pinned_version_only(events: dict[str, str], 
         ({"valueTypes": "", "columns": "valueType"}, "columns names valueType"),
         ({"onUnknownType": "dead-letter"}, "onUnknownType is dead-letter, but there is no deadLetterTopic"),
         ({"valueFields": "Login"}, "valueFields"),
+        ({"valueUnionNames": "types"}, "valueUnionNames reads the types of one schema"),
+        (UNION, "valueUnionNames: the schema of the subject events-value is record shop.Order, no union of records"),
+        (
+            {**UNION, "valueFormat": "avro", "valueSchema": '["null", "long"]'},
+            "valueUnionNames: the schema is union of null, long, no union of records",
+        ),
     ],
 )
-def test_wrong_options_are_refused_by_name(write: Write, read: Read, options: dict[str, str], problem: str) -> None:
+def test_wrong_options_are_refused_by_name(
+    registry: FakeSchemaRegistry, write: Write, read: Read, options: dict[str, str], problem: str
+) -> None:
+    registry.register("events-value", json.dumps(ORDER))
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
     with pytest.raises(ConfigurationError, match=problem):
@@ -300,15 +299,13 @@ def test_type_of_the_same_local_name_is_another_type(write: Write, read: Read) -
     write({**ORDER, "namespace": "billing"}, {"id": 2})
     write({**NEWER_ORDER, "aliases": ["billing.Order"]}, {"id": 3, "note": "b"})
     with pytest.raises(DecodeFailed, match=r"its type billing\.Order is none of shop\.Order\. .*onUnknownType=skip"):
-        read(valueTypes="shop.Order", schema__registry__reader__version="1")
+        read(valueTypes="shop.Order", **{VERSION: "1"})
     rows = read(valueTypes="shop.Order", columns="value,valueType")
     assert [row["value"]["Order"]["id"] for row in rows] == [1, 2, 3]
     assert [row["valueType"] for row in rows] == ["Order"] * 3
 
 
 # -- unions of Avro ---------------------------------------------------------------------------
-
-UNION = {"valueTypes": "", "valueUnionNames": "types"}
 
 
 @pytest.fixture
@@ -361,31 +358,30 @@ def test_union_is_read_as_the_types_of_subjects_are(write: Write, write_union: W
 
 
 def test_branches_of_a_newer_union_are_unknown_types_until_it_is_read(
-    events: dict[str, str], write_union: Write, read: Read
+    parsed: Parsed, write_union: Write, read: Read
 ) -> None:
     write_union([ORDER, REFUND], ORDERED)
     write_union([LOGIN, NEWER_ORDER, REFUND], ("shop.Login", {"user": "ann"}), REFUNDED)
     rows = read(**UNION)
     assert [row["value"]["Order"] for row in rows] == [{"id": 1, "note": None}, None, None]
     assert [row["value"]["Login"] for row in rows] == [None, {"user": "ann"}, None]
-    pinned = {**UNION, "schema__registry__reader__version": "1"}
+    pinned = {**UNION, VERSION: "1"}
     with pytest.raises(DecodeFailed, match=r"type shop\.Login is none of Order, Refund.*onUnknownType=skip"):
         read(**pinned)
     assert read(**pinned, onUnknownType="skip") == EXPECTED
-    options = {**{name: text for name, text in events.items() if name != "valueTypes"}, "valueUnionNames": "types"}
-    latest = with_schemas(parse_source_options(options, streaming=True))
+    latest = parsed(**UNION)
     assert latest.schema_versions == {"value": 2}
     assert declared_versions(spark_schema(("value",), latest.schemas)) == {"events-value": 2}
     with pytest.raises(ConfigurationError, match=r"reader\.version to 1 to keep"):
         require_same_versions(latest, {"value": 1})
 
 
-def test_union_without_a_registry_is_read(fake: FakeKafka, events: dict[str, str], read: Read) -> None:
+def test_union_without_a_registry_is_read(fake: FakeKafka, parsed: Parsed, read: Read) -> None:
     schema = [*({**ORDER, "namespace": place} for place in ("shop", "depot")), "null"]
-    parsed = fastavro.parse_schema(schema)
+    union = fastavro.parse_schema(schema)
     for value in (("depot.Order", {"id": 2}), None, ("shop.Order", {"id": 1})):
         raw = BytesIO()
-        fastavro.schemaless_writer(raw, parsed, value)
+        fastavro.schemaless_writer(raw, union, value)
         fake.produce("events", raw.getvalue(), partition=0)
     options = {**UNION, "valueFormat": "avro", "valueSchema": json.dumps(schema), "columns": "value,valueType"}
     expected = [
@@ -394,37 +390,11 @@ def test_union_without_a_registry_is_read(fake: FakeKafka, events: dict[str, str
         {"value": {"shop.Order": {"id": 1}, "depot.Order": None}, "valueType": "shop.Order"},
     ]
     assert read(**options) == expected
-    chosen = {**events, **options, "valueTypes": "", "schema.registry.url": ""}
-    parsed = parse_source_options({name: text for name, text in chosen.items() if text}, streaming=True)
-    assert declared_versions(spark_schema(("value",), with_schemas(parsed).schemas)) == {}
+    without_registry = parsed(**options, **{"schema.registry.url": ""})
+    assert declared_versions(spark_schema(("value",), without_registry.schemas)) == {}
     for wrong in (b"", b"\x06", b"\x04\0", b"\x00"):
         fake.produce("events", wrong, partition=0)
     rows = read(**options, onDecodeError="null")
     assert [row["value"] for row in rows] == [row["value"] for row in expected] + [None] * 4
     with pytest.raises(DecodeFailed, match=r"offset 3: .*branch is truncated, or not in its schema"):
         read(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"valueTypes": TYPES}, "valueUnionNames reads the types of one schema"),
-        ({}, "valueUnionNames: the schema of the subject events-value is record shop.Order, no union of records"),
-        (
-            {"valueFormat": "avro", "valueSchema": '["null", "long"]'},
-            "valueUnionNames: the schema is union of null, long, no union of records",
-        ),
-    ],
-)
-def test_union_names_without_a_union_of_records_are_refused(
-    registry: FakeSchemaRegistry, read: Read, options: dict[str, str], problem: str
-) -> None:
-    registry.register("events-value", json.dumps(ORDER))
-    with pytest.raises(ConfigurationError, match=problem):
-        read(**{**UNION, **options})
-
-
-def test_sink_refuses_names_of_unions() -> None:
-    options = {"kafka.bootstrap.servers": "localhost:9092", "topic": "events", "valueUnionNames": "types"}
-    with pytest.raises(ConfigurationError, match=r"valueUnionNames is an option of streaming reads .* not of writes"):
-        parse_sink_options(options)
