@@ -83,6 +83,29 @@ class Samples:
         kinds: list[Any] = ["null", "boolean", *map(self.random.choice, (["long", "double"], ["string", "bytes"]))]
         return self.random.sample(kinds, self.random.randrange(1, 5))
 
+    def evolved(self, schema: Any) -> Any:
+        """Return a record schema that can read this one: fields dropped, added, moved, promoted, made nullable."""
+        r = self.random
+        fields = [dict(field) for field in schema["fields"] if r.random() < 0.8]
+        for field in fields:
+            kind = field["type"]
+            if isinstance(kind, str) and r.random() < 0.5:
+                wider = {"int": ["long", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
+                kind = r.choice(wider.get(kind, [kind]))
+            elif isinstance(kind, dict) and kind["type"] == "record":
+                kind = self.evolved(kind)
+            if not isinstance(kind, list) and kind != "null" and r.random() < 0.3:
+                kind = ["null", kind]
+            field["type"] = kind
+        new = [
+            {"name": "new1", "type": "string", "default": "none"},
+            {"name": "new2", "type": {"type": "array", "items": ["null", "long"]}, "default": []},
+            {"name": "new3", "type": ["null", {"type": "map", "values": "int"}], "default": None},
+        ]
+        fields += [field for field in new if r.random() < 0.5]
+        r.shuffle(fields)
+        return {**schema, "fields": fields}
+
     # -- values -------------------------------------------------------------------------------
 
     def value(self, schema: Any) -> Any:

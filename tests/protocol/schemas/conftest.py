@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.records.record_fields import HEADERS_TYPE
+from protocol.schemas.glue import open_registry
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.registry_config import parse_registry
@@ -17,6 +21,13 @@ from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
 
 SUBJECT = "orders-value"
+# A schema version id and a schema of AWS Glue.
+ID = "ab000000-0000-0000-0000-000000000001"
+OAUTH = {
+    "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.issuer.endpoint.url": "http://t:1",
+    "bearer.auth.client.id": "me", "bearer.auth.client.secret": "hunter2",
+}  # fmt: skip
+LONG = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 
 
 @pytest.fixture
@@ -33,9 +44,22 @@ def registry(server: FakeSchemaRegistry) -> SchemaRegistry:
 def client(url: str, clock: Any = None, **more: object) -> SchemaRegistry:
     """Return a client with a manual clock; `basic_auth_user_info` is schema.registry.basic.auth.user.info."""
     values = {f"schema.registry.{name.replace('_', '.')}": value for name, value in more.items()}
-    config = parse_registry({"schema.registry.url": url, **values})
-    assert config is not None
-    return SchemaRegistry(config, clock or ManualClock())
+    return SchemaRegistry(config(**{"schema.registry.url": url, **values}), clock or ManualClock())
+
+
+def config(**more: object) -> Any:
+    parsed = parse_registry(more)
+    assert parsed is not None
+    return parsed
+
+
+def fixed_registry(schemas: dict[str, str]) -> SchemaRegistry:
+    """Return a registry with schemas by id, which asks no server."""
+    return open_registry(config(**{"schema.registry.glue.schemas": json.dumps(schemas)}))
+
+
+def glue_frame(version_id: str, payload: bytes, compression: int = 0) -> bytes:
+    return bytes((3, compression)) + uuid.UUID(version_id).bytes + (zlib.compress(payload) if compression else payload)
 
 
 def decoder(format: Any, registry: SchemaRegistry, **more: Any) -> ColumnDecoder:

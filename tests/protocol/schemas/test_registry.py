@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import pickle
 import threading
 import traceback
 import weakref
@@ -19,16 +18,13 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from protocol.base.once import deferred_warnings
 from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.schemas import registry as registry_module
 from protocol.schemas.registry import RegisteredSchema, SchemaReference, SchemaRegistry, is_unknown
-from protocol.schemas.registry_config import parse_registry
 from protocol.schemas.values import ColumnDecoder, as_reader_schema
-from protocol.settings.secret import pickled_with_secrets
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.schema_registry import FakeSchemaRegistry
-from tests.protocol.schemas.conftest import client, decoded
+from tests.protocol.schemas.conftest import OAUTH, client, decoded
 from tests.support.cloud_endpoints import Answer, CloudEndpoint, Request, json_answer
 from tests.support.refusing_address import refusing_address
 from tests.support.tls_ends import authority_without_key_identifiers
@@ -219,12 +215,13 @@ def test_incompatible_schema_is_refused_with_the_reason(server: FakeSchemaRegist
 
 
 def test_passing_failures_are_retried_and_the_next_address_is_asked(server: FakeSchemaRegistry) -> None:
-    server.register("a", ORDER)
     with refusing_address() as away:
         registry = client(f"http://{away}, {server.url}/")
         server.fail_next(503, 2)
+        assert registry.register("a", RegisteredSchema(ORDER)) == 1
+        server.fail_next(503, 1)
         assert registry.by_id(1).text == ORDER
-    assert server.requests == ["GET /schemas/ids/1"] * 3
+    assert server.requests == ["POST /subjects/a/versions"] * 3 + ["GET /schemas/ids/1"] * 2
 
 
 def test_registry_that_does_not_respond_is_named_without_secrets(server: FakeSchemaRegistry) -> None:
@@ -301,58 +298,6 @@ def test_token_that_no_header_can_have_is_refused_and_not_shown(server: FakeSche
     assert client(server.url, bearer_auth_token="hunter2\n").subjects() == []
 
 
-USER = {"basic.auth.user.info": "me:hunter2"}
-TOKEN = {"bearer.auth.token": "hunter2"}
-STATIC = {"bearer.auth.credentials.source": "STATIC_TOKEN", **TOKEN}
-OAUTH = {
-    "bearer.auth.credentials.source": "OAUTHBEARER", "bearer.auth.issuer.endpoint.url": "http://t:1",
-    "bearer.auth.client.id": "me", "bearer.auth.client.secret": "hunter2",
-}  # fmt: skip
-SOURCE = "schema.registry.bearer.auth.credentials.source"
-
-
-@pytest.mark.parametrize(
-    ("properties", "message"),
-    [
-        ({"urls": "x"}, "schema.registry.urls is unknown; did you mean schema.registry.url?"),
-        ({"url": "registry:8081"}, "schema.registry.url has a wrong value.*not http://"),
-        ({"url": "http://me:hunter2@r:1"}, "an entry has a user; use basic.auth.user.info"),
-        (TOKEN, "schema.registry.bearer.auth.token is set, but schema.registry.url"),
-        (OAUTH, f"{SOURCE} is set, but schema.registry.url is not"),
-        ({"url": "http://r:1", "bearer.auth.credentials.source": "STATIC_TOKEN"},
-         "bearer.auth.credentials.source is set, but schema.registry.bearer.auth.token is not"),
-        ({"url": "http://r:1", "basic.auth.user.info": "hunter2"}, "there is no colon"),
-        ({"url": "http://r:1", "basic.auth.user.info": "me:hunter2\udcff"}, "which is not shown .not valid UTF-8"),
-        ({"url": "http://r:1", "basic.auth.credentials.source": "USER_INFO"},
-         "basic.auth.credentials.source is set, but schema.registry.basic.auth.user.info is not"),
-        *(({"url": "http://r:1", **USER, **bearer}, f"schema.registry.basic.auth.user.info and {SOURCE} are both set")
-          for bearer in (OAUTH, STATIC)),
-        ({"url": "http://r:1", **USER, **TOKEN},
-         "schema.registry.basic.auth.user.info and schema.registry.bearer.auth.token are both set"),
-        ({"url": "http://r:1", **TOKEN, **OAUTH}, f"schema.registry.bearer.auth.token and {SOURCE} are both set"),
-    ],
-)  # fmt: skip
-def test_wrong_properties_are_refused_with_their_names(properties: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as refused:
-        parse_registry({f"schema.registry.{name}": value for name, value in properties.items()})
-    assert "hunter2" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["schema.registry.bearer.auth.client.id", "schema.registry.bearer.auth.scope"])
-def test_property_of_another_source_of_tokens_is_a_warning(name: str) -> None:
-    with deferred_warnings() as warnings:
-        parse_registry({"schema.registry.url": "http://r:1", name: "me"})
-    assert [warning.partition(":")[0] for warning in warnings] == [f"{name} has no effect"]
-
-
-def test_configuration_reaches_other_processes_with_its_secret() -> None:
-    config = parse_registry({"schema.registry.url": "http://r:1", "schema.registry.basic.auth.user.info": "me:hunter2"})
-    assert config is not None
-    assert pickle.loads(pickled_with_secrets(config)) == config
-    assert "hunter2" not in repr(config)
-    assert parse_registry({"group.id": "g"}) is None
-
-
 def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> None:
     reference = SchemaRegistryClient({"url": server.url})
     schema_id = reference.register_schema("orders-value", Schema(ORDER, "AVRO"))
@@ -368,13 +313,6 @@ def test_confluents_client_works_with_the_double(server: FakeSchemaRegistry) -> 
     with pytest.raises(SchemaRegistryError) as missing:
         reference.get_latest_version("nothing")
     assert missing.value.error_code == 40401
-
-
-def test_request_is_repeated_unchanged_at_the_next_address(server: FakeSchemaRegistry) -> None:
-    with refusing_address() as away:
-        registry = client(f"http://{away},{server.url}")
-        schema_id = registry.register("orders-value", RegisteredSchema(ORDER))
-        assert registry.by_id(schema_id).text == ORDER
 
 
 def test_page_that_an_address_does_not_have_is_no_unknown_schema() -> None:
