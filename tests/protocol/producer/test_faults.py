@@ -95,19 +95,6 @@ class TestBrokers:
         assert_all_once_in_order(kafka, name, 9_006, 6)
 
 
-class TestLostReplies:
-    def test_rows_survive_loss_of_every_seventh_reply(
-        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
-    ) -> None:
-        name = topic(3, replication_factor=3, config=SAFE)
-        proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 7 == 0 else Fate.PASS
-        with producer_of(servers(proxy.bootstrap_servers)) as producer:
-            for first in range(0, 6_000, 300):
-                send_numbered(producer, name, first, 300, 3)
-        assert proxy.frame_counts["Produce", "reply"] > 70
-        assert_all_once_in_order(kafka, name, 6_000, 3)
-
-
 class TestErrorReplies:
     @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
     def test_written_records_with_an_error_reply_are_not_repeated(

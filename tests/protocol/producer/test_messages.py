@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,10 +21,12 @@ from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange, RecordMetadata
 from protocol.producer.sender import Sender
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.on_fake import TOPIC, WAIT_S, columns_of, nothing_written, values_of
 from tests.protocol.producer.producing import producer_of
-from tests.support.internals import assembler_of, pending_of
+from tests.support.internals import assembler_of, pending_of, thread_of
 from tests.support.wait_until import wait_until
 
 
@@ -108,6 +111,47 @@ def test_send_in_a_callback_to_an_unknown_partition_or_topic_fails_at_once(
     assert time.monotonic() - began_s < 15, "max.block.ms is 60 s"
     assert "partition 9 was requested, but topic t has 1" in str(raised[0])
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(raised[1])
+
+
+def test_callback_may_send_but_not_wait(broker: FakeKafka) -> None:
+    results: list[object] = []
+    with producer_of(broker.bootstrap_servers) as producer:
+
+        def on_written(future: Future[RecordMetadata]) -> None:
+            try:
+                producer.flush()
+            except KafkaError as error:
+                results.append(error)
+            results.append(producer.send(TOPIC, b"second", partition=0))
+
+        with nothing_written(broker):
+            producer.send(TOPIC, b"first", partition=0).add_done_callback(on_written)
+        wait_until(lambda: len(results) == 2)
+        error, second = results
+        assert isinstance(error, UsageError)
+        assert "a callback of a future may only send" in str(error)
+        assert isinstance(second, Future)
+        assert second.result(WAIT_S) == RecordMetadata(TOPIC, 0, 1, second.result().timestamp_ms)
+
+
+def test_close_ends_the_lookup_of_a_callback(broker: FakeKafka) -> None:
+    begun = threading.Event()
+    refusals: list[KafkaError] = []
+
+    def send_to_another_topic(_: object) -> None:
+        broker.lose_requests(METADATA, ALWAYS)
+        begun.set()
+        try:
+            producer.send("another", b"a")
+        except KafkaError as error:
+            refusals.append(error)
+
+    producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 600_000, "delivery.timeout.ms": 600_000})
+    producer.send(TOPIC, b"a").add_done_callback(send_to_another_topic)
+    assert begun.wait(WAIT_S)
+    producer.abort()
+    assert not thread_of(producer).is_alive()
+    assert refusals
 
 
 @pytest.mark.parametrize("error", [SystemExit("enough"), ZeroDivisionError("enough")], ids=["exit", "error"])

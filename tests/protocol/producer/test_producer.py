@@ -13,7 +13,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, UsageError
 from protocol.producer.producer import Producer
-from protocol.producer.results import ProducedRange, RecordMetadata
+from protocol.producer.results import RecordMetadata
 from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
@@ -82,13 +82,6 @@ class TestRowsRead:
 
 
 class TestBatching:
-    def test_linger_sends_rows_while_the_caller_is_away(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(1)
-        with producer_of(kafka.bootstrap_servers, {"linger.ms": 20}) as producer:
-            sent = producer.send_columns(name, numbered(0, 10))
-            sent.result(20_000)
-            assert producer.acknowledged == {(name, 0): ProducedRange(0, 9, 10)}
-
     def test_memory_stays_bounded_during_continuous_sends(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(40)
         bound = 150_000
@@ -154,13 +147,6 @@ class TestRefusals:
             assert "80" in str(raised.value)
             producer.flush()
         assert [record.value for record in read_back(kafka, name)] == values[:70] + values[71:]
-
-    def test_record_batches_too_large_for_the_broker_are_split(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(2, config={"max.message.bytes": "3000"})
-        with producer_of(kafka.bootstrap_servers, {"batch.size": 50_000}) as producer:
-            for first in range(0, 4_000, 400):
-                send_numbered(producer, name, first, 400, 2)
-        assert_all_once_in_order(kafka, name, 4_000, 2)
 
     @pytest.mark.parametrize(
         ("columns", "message"),

@@ -11,12 +11,12 @@ import pytest
 
 from protocol.errors import DeadlineExceeded
 from protocol.producer.results import RecordMetadata
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.protocol.producer.on_fake import TOPIC, WAIT_S, nothing_written
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.read_back import read_back
-
-WAIT_S = 20.0
 
 
 def in_log(kafka: LocalKafka, topic: str) -> dict[bytes | None, tuple[int, int, int]]:
@@ -51,11 +51,13 @@ class TestColumns:
         assert values_by_key == in_log(kafka, name)
         assert len(values_by_key) == 2_000
 
-    def test_result_is_awaited_until_its_deadline(self) -> None:
-        producer = producer_of("127.0.0.1:1", {"max.block.ms": 100})
-        with pytest.raises(DeadlineExceeded):
-            producer.send_columns("t", numbered(0, 1))
-        producer.abort()
+    def test_result_is_awaited_until_its_deadline(self, broker: FakeKafka) -> None:
+        with producer_of(broker.bootstrap_servers) as producer:
+            with nothing_written(broker):
+                sent = producer.send_columns(TOPIC, numbered(0, 2))
+                with pytest.raises(DeadlineExceeded, match="2 of 2 rows sent to t are not acknowledged in time"):
+                    sent.result(50)
+            assert sent.result(20_000).num_rows == 2
 
     def test_result_of_no_rows_is_done_at_once(self) -> None:
         with producer_of("127.0.0.1:1") as producer:

@@ -351,14 +351,6 @@ def test_failure_shared_by_two_calls_is_raised_if_one_result_was_not_requested(
     assert len(broker.request_bodies(PRODUCE)) == (2 if both and call == "send_columns" else 1)
 
 
-def test_flush_names_all_rows_above_the_request_size(broker: FakeKafka) -> None:
-    values = [b"x" * (2_000 if row in (1, 3, 4) else 10) for row in range(6)]
-    with producer_of(broker.bootstrap_servers, {"max.request.size": 1_000}) as producer:
-        producer.send_columns(TOPIC, columns_of(*values))
-        with pytest.raises(UsageError, match=r"row 1 of its batch, which has 2 more: 3, 4\)"):
-            producer.flush()
-
-
 def test_close_at_its_deadline_raises_for_the_rows_it_drops_and_logs_an_earlier_failure(
     broker: FakeKafka, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, TransactionFailed, UsageError
+from protocol.errors import DeadlineExceeded, KafkaError, TransactionFailed, UsageError
 from protocol.producer import sender
 from protocol.producer.partition_producer import PartitionProducer
 from protocol.producer.producer import Producer
@@ -21,7 +21,6 @@ from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.records import encode
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
@@ -33,14 +32,13 @@ from tests.protocol.producer.on_fake import (
     WAIT_S,
     SkippingClock,
     columns_of,
-    nothing_written,
     send_rows,
     skip_a_minute,
     trouble,
     values_of,
 )
 from tests.protocol.producer.producing import numbered, producer_of
-from tests.support.internals import assembler_of, pending_of, sender_of, thread_of
+from tests.support.internals import assembler_of, pending_of, sender_of
 from tests.support.wait_until import wait_until
 
 
@@ -125,29 +123,6 @@ class TestWhileCallersAreAway:
         for future in futures:
             assert isinstance(future.exception(WAIT_S), DeadlineExceeded)
         producer.abort()
-
-    def test_delivery_timeout_fails_rows_that_cannot_be_written(self, broker: FakeKafka) -> None:
-        broker.edit_replies(PRODUCE, lambda body: {"responses": []})
-        properties = {"delivery.timeout.ms": 1_000, "request.timeout.ms": 200}
-        producer = producer_of(broker.bootstrap_servers, properties)
-        began_s = time.monotonic()
-        sent = send_rows(producer, 0, 3)
-        wait_until(lambda: sent.done)
-        assert 0.5 < time.monotonic() - began_s < 15
-        with pytest.raises(DeadlineExceeded, match=r"1 s \(delivery.timeout.ms\)"):
-            producer.flush()
-        producer.abort()
-
-    def test_next_call_raises_an_earlier_failure_once(self, broker: FakeKafka) -> None:
-        broker.refuse(PRODUCE, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 1)
-        with producer_of(broker.bootstrap_servers) as producer:
-            sent = send_rows(producer, 0, 3)
-            wait_until(lambda: sent.done)
-            with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
-                send_rows(producer, 3, 3)
-            # Raised once.
-            send_rows(producer, 3, 3)
-        assert broker.log(TOPIC).end_offset == 3
 
     def test_sender_sleeps_without_work(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sender, "_MAX_WAIT_S", 0.1)
@@ -338,49 +313,6 @@ class TestFlush:
             assert done == [True]
 
 
-class TestCallbacks:
-    def test_callback_may_send_but_not_wait(self, broker: FakeKafka) -> None:
-        results: list[object] = []
-        with producer_of(broker.bootstrap_servers) as producer:
-
-            def on_written(future: Future[RecordMetadata]) -> None:
-                try:
-                    producer.flush()
-                except KafkaError as error:
-                    results.append(error)
-                results.append(producer.send(TOPIC, b"second", partition=1))
-
-            with nothing_written(broker):
-                producer.send(TOPIC, b"first", partition=0).add_done_callback(on_written)
-            wait_until(lambda: len(results) == 2)
-            error, second = results
-            assert isinstance(error, UsageError)
-            assert "a callback of a future may only send" in str(error)
-            assert isinstance(second, Future)
-            assert second.result(WAIT_S) == RecordMetadata(TOPIC, 1, 0, second.result().timestamp_ms)
-
-    def test_close_ends_the_lookup_of_a_callback(self, broker: FakeKafka) -> None:
-        begun = threading.Event()
-        refusals: list[KafkaError] = []
-
-        def send_to_another_topic(_: object) -> None:
-            broker.lose_requests(METADATA, ALWAYS)
-            begun.set()
-            try:
-                producer.send("another", b"a")
-            except KafkaError as error:
-                refusals.append(error)
-
-        producer = producer_of(
-            broker.bootstrap_servers, {"request.timeout.ms": 600_000, "delivery.timeout.ms": 600_000}
-        )
-        producer.send(TOPIC, b"a").add_done_callback(send_to_another_topic)
-        assert begun.wait(WAIT_S)
-        producer.abort()
-        assert not thread_of(producer).is_alive()
-        assert refusals
-
-
 def test_partition_refused_forever_does_not_delay_others(broker: FakeKafka) -> None:
     broker.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, ALWAYS, partition=(TOPIC, 0))
     with producer_of(broker.bootstrap_servers) as producer:
@@ -440,15 +372,3 @@ def test_failed_lookup_of_one_topic_delays_no_other(broker: FakeKafka) -> None:
             assert not futures[0].done()
             producer.abort()
             assert flush.exception(WAIT_S) is not None
-
-
-def test_flush_writes_rows_of_many_partitions_that_exceed_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `buffer.memory` above 2 GiB, which no array of bytes may exceed; here 5 MiB."""
-    monkeypatch.setattr(encode, "_LARGEST_BATCH_BYTES", 5 << 20)
-    with FakeKafka() as kafka:
-        kafka.create_topic(TOPIC, 10)
-        properties = {"batch.size": 1 << 20, "linger.ms": 3_600_000}
-        with producer_of(kafka.bootstrap_servers, properties) as producer:
-            producer.send_columns(TOPIC, numbered(0, 70_000), np.arange(70_000, dtype=np.int32) % 10)
-            producer.flush()
-        assert [kafka.log(TOPIC, partition).end_offset for partition in range(10)] == [7_000] * 10
