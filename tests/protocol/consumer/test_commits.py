@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from protocol.consumer.commits import Offsets
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, KafkaError, UsageError
+from protocol.errors import CommitFailed, ConnectFailed, KafkaError, UsageError
 from protocol.fetch.consumer import Consumer
 from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
@@ -251,6 +252,25 @@ def test_claims_continue_when_a_subscribed_topic_is_deleted(
         assert time.monotonic() - since_s < 25
     assert committed(client, SECOND) == END
     assert any("UNKNOWN_TOPIC_ID" in str(error) for error in errors)
+
+
+def test_claim_whose_thread_cannot_start_ends_the_session_with_an_error(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse_claims(thread: threading.Thread) -> None:
+        if thread.name.startswith("claim"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_claims)
+    with group_of(client) as members:
+        kept = commits_of(members).uncommitted_at_revocation
+        kept[FIRST] = CommittedOffset(2)
+        with pytest.raises(ConnectFailed, match="claim orders-0: no thread could be started"):
+            members.consume(["orders"], IdleHandler())
+        assert kept == {FIRST: CommittedOffset(2)}
 
 
 # -- the coordinator does not answer --------------------------------------------------------------

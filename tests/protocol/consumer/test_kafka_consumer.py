@@ -16,12 +16,14 @@ from protocol.errors import DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from protocol.testing.mock_consumer import MockConsumer
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer.members import IdleHandler, Listener, consumer_of, read
 from tests.protocol.fetch.consuming import produce
+from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
 FIRST_MS, DELETED, COUNT, FIRST_EPOCH = 1_700_000_000_000, 4, 20, 0
@@ -133,6 +135,23 @@ def test_reset_by_duration_counts_from_now(orders: str, new_consumer: NewConsume
     position = ours.position((orders, 0))
     # Its start offset is one second per record later than at the time of the call.
     assert 10 <= position <= 11 + time.time() - FIRST_MS / 1000 - 9.5 - ago_s
+
+
+def test_reset_by_duration_skips_no_records_written_during_its_requests(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    """Without a record at or after the time, a second request lists the end of the log."""
+
+    def write(body: object) -> None:
+        if len(fake.request_bodies(LIST_OFFSETS)) == 2:
+            fake.produce("fresh", b"new", partition=0)
+
+    fake.create_topic("fresh", 1)
+    fake.before[LIST_OFFSETS] = write
+    with consumer_of(fake_client, group=None, **{"auto.offset.reset": "by_duration:PT1H"}) as consumer:
+        consumer.assign([("fresh", 0)])
+        assert consumer.position(("fresh", 0)) == 0
+    assert len(fake.request_bodies(LIST_OFFSETS)) >= 3
 
 
 @pytest.mark.parametrize(("committed", "reset", "begin"), [(2, "latest", 20), (99, "earliest", 4), (99, "none", None)])

@@ -151,7 +151,7 @@ def test_failure_of_an_assignor_is_raised_by_poll_and_the_next_one_joins_again(
 ) -> None:
     assignor = Broken(method)
     consumer = new_member(assignor)
-    with pytest.raises(UsageError, match=f"assignor by-weight: .*{error}|assignor by-weight: {error}"):
+    with pytest.raises(UsageError, match=f"assignor by-weight: .*{error}"):
         consumer.poll(30_000)
     assignor.method = "none"
     wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])

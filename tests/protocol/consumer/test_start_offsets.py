@@ -25,14 +25,13 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
 from tests.protocol.consumer.conftest import EAGER
 from tests.protocol.consumer.members import IdleHandler, ReadingHandler, consumer_of, group_of
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.background import background
-from tests.support.internals import commits_of, partitions_of
+from tests.support.internals import partitions_of
 from tests.support.wait_until import wait_until
 
 HEALTHY, OFFLINE = ("healthy", 0), ("offline", 0)
@@ -123,19 +122,13 @@ def test_partition_without_leader_is_raised_repeatedly_and_healthy_one_is_read(f
         assert consumer.position(HEALTHY) == 5
 
 
-def test_committed_partition_is_read_though_another_has_no_offset(client: Client) -> None:
-    with consumer_of(client, **{"auto.offset.reset": "none"}) as consumer:
-        consumer.assign([HEALTHY, OFFLINE])
-        consumer.commit_sync({HEALTHY: CommittedOffset(2)})
-        with pytest.raises(NoOffset, match="offline-0: no start offset"):
-            consumer.poll(10_000)
-        assert consumer.position(HEALTHY) == 2
-
-
-def test_position_of_a_committed_partition_is_returned_though_another_has_no_offset(client: Client) -> None:
+@pytest.mark.parametrize("polled", [[OFFLINE], [HEALTHY, OFFLINE]], ids=["assigned later", "polled together"])
+def test_position_of_a_committed_partition_is_returned_though_another_has_no_offset(
+    client: Client, polled: list[TopicPartition]
+) -> None:
     with consumer_of(client, **{"auto.offset.reset": "none"}) as consumer:
         consumer.commit_sync({HEALTHY: CommittedOffset(2)})
-        consumer.assign([OFFLINE])
+        consumer.assign(polled)
         with pytest.raises(NoOffset, match="offline-0: no start offset"):
             consumer.poll(10_000)
         consumer.assign([HEALTHY, OFFLINE])
@@ -162,25 +155,6 @@ def test_poll_retries_a_thread_that_cannot_start(client: Client, monkeypatch: py
         read.until_rows(healthy=5)
     assert len(refused) == 2
     assert {type(error) for error in read.errors} == (set() if name == "start offsets" else {ConnectFailed})
-
-
-def test_claim_whose_thread_cannot_start_ends_the_session_with_an_error(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def refuse_claims(thread: threading.Thread) -> None:
-        if thread.name.startswith("claim"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_claims)
-    with group_of(client) as members:
-        kept = commits_of(members).uncommitted_at_revocation
-        kept[HEALTHY] = CommittedOffset(2)
-        with pytest.raises(ConnectFailed, match="claim healthy-0: no thread could be started"):
-            members.consume(["healthy"], IdleHandler())
-        assert kept == {HEALTHY: CommittedOffset(2)}
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["no commit", "a commit"])
@@ -292,21 +266,6 @@ def recreate(fake: FakeKafka, first: int, count: int) -> None:
         fake.write("healthy", 0, records(first, count))
 
 
-def test_recreated_topic_is_read_from_its_beginning_with_one_warning(
-    fake: FakeKafka, read: Read, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.move_leader(*OFFLINE, 1)
-    read.until_rows(healthy=5, offline=5)
-    looks = len(fake.request_bodies(METADATA))
-    with caplog.at_level(logging.WARNING):
-        recreate(fake, 0, 8)
-        read.until_rows(healthy=13)
-    assert read.consumer.position(HEALTHY) == 8
-    assert len(fake.request_bodies(METADATA)) - looks < 20
-    assert ["deleted and created again" in text for text in caplog.messages if "healthy-0" in text] == [True]
-    assert read.errors == []
-
-
 def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, client: Client) -> None:
     with consumer_of(client, group=None, **{"auto.offset.reset": "none"}) as consumer:
         read = reading(consumer, HEALTHY)
@@ -327,21 +286,6 @@ def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKa
         wait_until(lambda: bool(fake.request_bodies(OFFSET_FETCH)))
         since_s = time.monotonic()
     assert time.monotonic() - since_s < 5
-
-
-def test_reset_by_duration_skips_no_records_written_during_its_requests(fake: FakeKafka, client: Client) -> None:
-    """Without a record at or after the time, a second request lists the end of the log."""
-
-    def write(body: object) -> None:
-        if len(fake.request_bodies(LIST_OFFSETS)) == 2:
-            fake.produce("fresh", b"new", partition=0)
-
-    fake.create_topic("fresh", 1)
-    fake.before[LIST_OFFSETS] = write
-    with consumer_of(client, group=None, **{"auto.offset.reset": "by_duration:PT1H"}) as consumer:
-        consumer.assign([("fresh", 0)])
-        assert consumer.position(("fresh", 0)) == 0
-    assert len(fake.request_bodies(LIST_OFFSETS)) >= 3
 
 
 @pytest.mark.parametrize("kind", [OFFSET_FETCH, LIST_OFFSETS], ids=["OffsetFetch", "ListOffsets"])
@@ -440,5 +384,5 @@ def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
         consumer_of(client) as consumer,
     ):
         consumer.assign([HEALTHY])
-        with pytest.raises(DeadlineExceeded, match=r"healthy-0 has no .*: the coordinator does not|OffsetFetch"):
+        with pytest.raises(DeadlineExceeded, match="healthy-0 has no start offset yet: the coordinator does not"):
             consumer.position(HEALTHY)

@@ -14,7 +14,7 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
-from protocol.cluster.metadata import Broker, Metadata
+from protocol.cluster.metadata import Broker
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.assignors.assignor import Assignor
@@ -83,14 +83,6 @@ def test_joining_member_reports_its_wait_and_joins_when_others_rejoin(
     assert len(two.poll_rebalance().added) == 2
 
 
-def assert_leaves_at_once(owner: Owner, fake: FakeKafka) -> None:
-    """Assert that the owner leaves at once, and one member remains."""
-    began_s = time.monotonic()
-    owner.membership.close(timeout_ms=30_000)
-    assert time.monotonic() - began_s < 15
-    assert len(fake.groups.groups[owner.group].members) == 1
-
-
 @pytest.mark.parametrize("protocol", ["classic"])
 def test_close_during_join_leaves_at_once(
     fake: FakeKafka, client: Client, joined: Callable[..., Owner], new_member: NewMember, group: str
@@ -99,7 +91,10 @@ def test_close_during_join_leaves_at_once(
     two = new_member(client, "orders")
     two.poll_rebalance(100)
     wait_until(lambda: len(fake.groups.groups[group].members) == 2)
-    assert_leaves_at_once(two, fake)
+    began_s = time.monotonic()
+    two.membership.close(timeout_ms=30_000)
+    assert time.monotonic() - began_s < 15
+    assert len(fake.groups.groups[group].members) == 1
 
 
 @pytest.mark.parametrize("protocol", ["consumer"])
@@ -220,51 +215,28 @@ def test_unreachable_brokers_are_logged_once(
     assert caplog.text.count("are retried") == 1
 
 
-def test_silent_owner_is_not_suspended_while_metadata_are_awaited(
-    fake: FakeKafka, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lookup", ["metadata", "coordinator"])
+def test_suspension_is_noticed_during_a_lookup_that_is_none(
+    fake: FakeKafka, new_member: NewMember, monkeypatch: pytest.MonkeyPatch, lookup: str
 ) -> None:
-    """A broker may need 15 s for the reply; a suspected loss would withhold records of a valid session."""
+    """A broker may need 15 s for metadata, and a connection 10 s: a suspected loss would withhold valid records."""
     monkeypatch.setattr(membership, "TICK_S", 0.01)
     clock, is_requested, is_answered = ManualClock(), threading.Event(), threading.Event()
     with Client({"bootstrap.servers": fake.bootstrap_servers}, clock) as client:
         owner = new_member(client, "orders")
         owner.poll_rebalance(10_000)
-        metadata = client.metadata
+        look_up = getattr(client, lookup)
 
-        def answer_late(*arguments: Any, **options: Any) -> Metadata:
+        def answer_late(*arguments: Any, **options: Any) -> object:
             is_requested.set()
             assert is_answered.wait(20)
-            return metadata(*arguments, **options)
+            return look_up(*arguments, **options)
 
-        monkeypatch.setattr(client, "metadata", answer_late)
-        owner.membership.subscribe(TopicSubscription(pattern=re.compile("orders")))
-        assert is_requested.wait(20)
-        for _ in range(3):
-            clock.advance(2)
-            wait_until(lambda: clock_checked_s(owner.membership) == clock.now_s())
-        assert owner.membership.assignment_lost is None
-        is_answered.set()
-        owner.membership.close(timeout_ms=1_000)
-
-
-def test_suspension_is_noticed_while_a_coordinator_is_looked_up(
-    fake: FakeKafka, new_member: NewMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A connection attempt may take 10 s, and is no suspension; one that falls into it is still noticed."""
-    monkeypatch.setattr(membership, "TICK_S", 0.01)
-    clock, is_requested, is_answered = ManualClock(), threading.Event(), threading.Event()
-    with Client({"bootstrap.servers": fake.bootstrap_servers}, clock) as client:
-        owner = new_member(client, "orders")
-        owner.poll_rebalance(10_000)
-        coordinator = client.coordinator
-
-        def answer_late(*arguments: Any) -> Broker:
-            is_requested.set()
-            assert is_answered.wait(20)
-            return coordinator(*arguments)
-
-        monkeypatch.setattr(client, "coordinator", answer_late)
-        clock.advance(1)
+        monkeypatch.setattr(client, lookup, answer_late)
+        if lookup == "metadata":
+            owner.membership.subscribe(TopicSubscription(pattern=re.compile("orders")))
+        else:
+            clock.advance(1)
         assert is_requested.wait(20)
         for _ in range(5):
             clock.advance(2)
@@ -337,27 +309,20 @@ def test_leader_names_the_member_with_invalid_metadata_and_joins_again(
     rebalance(owner, until=lambda: len(owner.numbers) == 4)
 
 
-def test_unexpected_error_is_raised_to_the_owner(joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = joined()
-    monkeypatch.setattr(MemberMachine, "next_step", lambda *arguments: 1 / 0)
-    wait_until(lambda: owner.membership.rebalance_pending)
-    with pytest.raises(UsageError, match="ZeroDivisionError"):
-        owner.poll_rebalance()
-
-
-def test_member_failed_by_a_bug_leaves_when_it_is_closed(
-    fake: FakeKafka, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch, group: str
+@pytest.mark.parametrize("method", ["next_step", "on_response"])
+def test_bug_is_raised_to_the_owner_and_the_member_leaves_if_its_thread_still_can(
+    fake: FakeKafka, joined: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch, group: str, method: str
 ) -> None:
     owner = joined()
     with monkeypatch.context() as broken:
-        broken.setattr(MemberMachine, "on_response", lambda *arguments: 1 / 0)
+        broken.setattr(MemberMachine, method, lambda *arguments: 1 / 0)
         wait_until(lambda: owner.membership.rebalance_pending)
     for _ in range(2):
         with pytest.raises(UsageError, match="ZeroDivisionError"):
             owner.poll_rebalance()
     owner.membership.close()
     groups: dict[str, Any] = {**fake.groups.groups, **fake.groups.consumer_groups}
-    assert not groups[group].members
+    assert bool(groups[group].members) == (method == "next_step")
 
 
 def test_closed_member_leaves_no_threads(joined: Callable[..., Owner]) -> None:
