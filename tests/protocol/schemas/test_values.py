@@ -16,7 +16,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import protocol
-from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
+from protocol.errors import ConfigurationError, DecodeFailed, KafkaError, RegistryFailed
 from protocol.schemas import avro_language
 from protocol.schemas.avro_schema import parse_avro
 from protocol.schemas.reader_schema import ReaderSchema
@@ -291,7 +291,7 @@ def test_read_fails_at_a_value_that_does_not_decode(
 ) -> None:
     write(broker, [serialize(FIRST, {"id": 1}), b"{}"])
     reader = protocol.read(properties(broker, server), "orders", columns=["value"], value_format="confluent-avro")
-    with pytest.raises(Exception, match="orders-0, offset 1: the value does not decode: it does not begin with"):
+    with pytest.raises(DecodeFailed, match="orders-0, offset 1: the value does not decode: it does not begin with"):
         reader.read_all()
 
 
