@@ -59,7 +59,7 @@ def events(fake: FakeKafka, registry: FakeSchemaRegistry) -> dict[str, str]:
 
 @pytest.fixture
 def parsed(events: dict[str, str]) -> Parsed:
-    """Return `parsed(**options)`: the options of a query, with its schemas; "" stands for no option."""
+    """Return `parsed(**options)`: the options of a query, with its schemas; "" removes an option."""
 
     def parse(streaming: bool = True, **more: str) -> SourceOptions:
         chosen = {name: text for name, text in {**events, **more}.items() if text}
