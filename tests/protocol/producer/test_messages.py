@@ -135,6 +135,7 @@ def test_callback_may_send_but_not_wait(broker: FakeKafka) -> None:
 
 
 def test_close_ends_the_lookup_of_a_callback(broker: FakeKafka) -> None:
+    producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 600_000, "delivery.timeout.ms": 600_000})
     begun = threading.Event()
     refusals: list[KafkaError] = []
 
@@ -146,7 +147,6 @@ def test_close_ends_the_lookup_of_a_callback(broker: FakeKafka) -> None:
         except KafkaError as error:
             refusals.append(error)
 
-    producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 600_000, "delivery.timeout.ms": 600_000})
     producer.send(TOPIC, b"a").add_done_callback(send_to_another_topic)
     assert begun.wait(WAIT_S)
     producer.abort()
