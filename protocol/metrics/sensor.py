@@ -82,6 +82,10 @@ class _Sample:
     sums: list[float]
     maxima: list[float]
 
+    def is_over(self, now_s: float) -> bool:
+        """Return True if the window ends at or before this time. A second formula would round differently."""
+        return now_s - self.start_s >= WINDOW_S
+
 
 class Sensor:
     """Records events of `values` numbers each. Thread-safe.
@@ -143,18 +147,17 @@ class Sensor:
         events = [pending.popleft() for _ in range(len(pending))]
         while events:
             sample = self._sample_at(events[0][0])
-            end_s = sample.start_s + WINDOW_S
-            if events[-1][0] < end_s:
+            if not sample.is_over(events[-1][0]):
                 self._add(sample, events)
                 return
             # At least 1, since the sample is that of the first event.
-            count = next(nth for nth, event in enumerate(events) if event[0] >= end_s)
+            count = next(nth for nth, event in enumerate(events) if sample.is_over(event[0]))
             self._add(sample, events[:count])
             events = events[count:]
 
     def _sample_at(self, now_s: float) -> _Sample:
         samples = self._samples
-        if not samples or now_s - samples[-1].start_s >= WINDOW_S:
+        if not samples or samples[-1].is_over(now_s):
             samples.append(_Sample(now_s, now_s, 0, [0.0] * self.values, [float("-inf")] * self.values))
             # One more than the window, which rarely begins with a sample.
             if len(samples) > WINDOWS + 1:

@@ -54,11 +54,12 @@ def test_events_leave_the_window_but_not_the_total() -> None:
     assert (quiet.count, quiet.totals) == (2, (905.0,))
 
 
-def test_one_fold_distributes_events_over_windows() -> None:
+@pytest.mark.parametrize("start_s", [0.0, 2025.329])  # the second plus 30 is rounded down to less than 30 s later
+def test_one_fold_distributes_events_over_windows(start_s: float) -> None:
     sensor = Sensor(1)
     for second in range(0, 100, 10):  # fewer than one fold needs
-        sensor.record((float(second), 1.0))
-    reading = sensor.read(100.0)
+        sensor.record((start_s + second, 1.0))
+    reading = sensor.read(start_s + 100)
     assert reading.count == 10
     assert reading.recent_count < 10
     assert reading.rates[0] == pytest.approx(0.1, rel=0.1)
