@@ -8,7 +8,6 @@ never show the value of an unknown property, of a SASL property, or of a resolve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -281,7 +280,7 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
                 is_raw = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
                 value = text if is_raw else resolve_references(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
-                kind = row.kind if value == text else replace(row.kind, secret=True)
+                kind = row.kind if value == text else row.kind.hidden()
                 values[row.field] = kind.read(name, value, name)
             elif row.effect is Effect.NO_EFFECT:
                 warn_once(f"{name} has no effect: {row.doc}", name)

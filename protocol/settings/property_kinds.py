@@ -11,7 +11,7 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,16 @@ class Kind:
             raise ConfigurationError(
                 f"{name} {problem}{detail}; allowed: {self.allowed}.", name=name, settings=settings
             ) from error
+
+    def hidden(self) -> Kind:
+        """Return this kind with errors that contain no part of the value."""
+
+        def parse(text: str) -> Any:
+            with suppress(ValueError, OverflowError):
+                return self.parse(text)
+            raise ValueError
+
+        return replace(self, parse=parse, secret=True)
 
 
 def shown(text: str) -> str:

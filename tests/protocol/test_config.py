@@ -273,6 +273,14 @@ def test_password_in_an_address_is_not_shown() -> None:
     assert "hunter2" not in message
 
 
+@pytest.mark.parametrize("name", ["ssl.enabled.protocols", "bootstrap.servers"])
+def test_wrong_value_of_a_reference_is_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSWORD_OF_A_TEST", "hunter2..hunter2:1")
+    with pytest.raises(ConfigurationError, match=f"^{name} has a wrong value, which is not shown; allowed: ") as raised:
+        parse_client({**BROKERS, name: "${env:PASSWORD_OF_A_TEST}"})
+    assert "hunter2" not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+
 def test_error_traceback_has_no_secrets() -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse_client({"bootstrap.servers": "me:hunter2@broker"})
