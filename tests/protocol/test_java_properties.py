@@ -19,6 +19,7 @@ from protocol.settings.config_providers import parse_java_properties
         ('jaas = Login required password="a=b:c#d";', {"jaas": 'Login required password="a=b:c#d";'}),
         ("last = \\", {"last": ""}),
         ("bad = \\u12", {"bad": "u12"}),
+        ("pair = \\ud83d\\ude00\nhalf = \\ude00", {"pair": "\U0001f600", "half": "\ude00"}),
         ("", {}),
     ],
 )
