@@ -143,21 +143,7 @@ def _password(config: SaslConfig, options: Mapping[str, Secret]) -> Password:
             "sasl.username",
             "sasl.password",
         )
-    if not (_is_unicode(username) and _is_unicode(password)):
-        raise ConfigurationError(
-            "sasl.jaas.config is [hidden], whose user or password is no valid Unicode text: the bytes that it was read "
-            "from are not UTF-8.",
-            settings=("sasl.jaas.config", "sasl.username", "sasl.password"),
-        )
     return Password(username, password, (_text(options.get("tokenauth")) or "").lower() == "true")
-
-
-def _is_unicode(secret: Secret) -> bool:
-    try:
-        secret.reveal().encode()
-    except UnicodeEncodeError:  # it holds the text
-        return False
-    return True
 
 
 def _kerberos(config: SaslConfig, options: Mapping[str, Secret]) -> Kerberos:

@@ -72,7 +72,9 @@ def _lookup(match: re.Match[str]) -> str:
             return os.environb[os.fsencode(match["name"])].decode("utf-8")
         if match["kind"] == "dir":
             return _read_mounted_file(Path(match["path"]), match["key"])
-        return parse_java_properties(Path(match["path"]).read_text(ENCODING))[match["key"]]
+        text = parse_java_properties(Path(match["path"]).read_text(ENCODING))[match["key"]]
+        text.encode()  # a later error about a half of a surrogate pair would contain the whole secret
+        return text
     except KeyError:
         why = "there is no such name in " + ("this process's environment" if match["env"] else "that file")
     except (OSError, ValueError) as error:

@@ -56,11 +56,12 @@ def test_unresolvable_reference_is_named_in_the_error(folder: Path, text: str, w
     assert text in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["${dir:FOLDER:binary}", "${env:BINARY_OF_A_TEST}"])
+@pytest.mark.parametrize("text", ["${dir:FOLDER:binary}", "${env:BINARY_OF_A_TEST}", "${file:FOLDER/half:a}"])
 def test_value_that_is_not_text_is_not_shown(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setitem(os.environb, b"BINARY_OF_A_TEST", b"hunter2\xff")
     (folder / "binary").write_bytes(b"hunter2\xff")
-    with pytest.raises(ConfigurationError) as refused:
+    (folder / "half").write_text("a = hunter2\\ud83d")
+    with pytest.raises(ConfigurationError, match="it is not UTF-8 text") as refused:
         resolve_references(text.replace("FOLDER", str(folder)))
     error: BaseException | None = refused.value
     while error is not None:
