@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _JKS = b"\xfe\xed\xfe\xed"
 _KEYTOOL_TIMEOUT_S = 60
+# With a line break, any pipe holds as much without a reader.
+_MAX_PASSWORD_BYTES = 4_095
 # The JVM prints the options that it takes from the environment; they may contain passwords.
 _JVM_NOTICE = "Picked up "
 # English, since the output is searched for "Alias name"; and little JIT compilation, for a run of half a second.
@@ -162,14 +164,17 @@ def _keytool(arguments: list[str], passwords: Mapping[str, str | None], *, answe
 
 @contextmanager
 def _pipes(texts: list[str]) -> Iterator[list[int]]:
-    """Yield, for each text, the read end of a pipe that contains it as a line."""
+    """Yield, for each text, the read end of a pipe that contains it as a line. Raises `ConfigurationError`."""
     ends: list[int] = []
     try:
         for text in texts:
+            password = text.encode()
+            if len(password) > _MAX_PASSWORD_BYTES:
+                raise ConfigurationError(f"the password of a store has more than {_MAX_PASSWORD_BYTES} bytes")
             to_read, to_write = os.pipe()
             ends.append(to_read)
-            with os.fdopen(to_write, "w", encoding="utf-8", errors="surrogatepass") as pipe:
-                pipe.write(f"{text}\n")
+            with os.fdopen(to_write, "wb") as pipe:
+                pipe.write(password + b"\n")
         yield ends
     finally:
         for end in ends:
