@@ -111,7 +111,7 @@ def credentials(config: SaslConfig) -> Credentials | None:
     sasl_extensions(config)  # reports a wrong one
     if config.metadata_type != "none":
         return _cloud_identity(config, mechanism)
-    if mechanism == "AWS_MSK_IAM" or (config.login_handler or "").endswith(".IAMOAuthBearerLoginCallbackHandler"):
+    if mechanism == "AWS_MSK_IAM":
         return _aws_iam(options)
     if mechanism == "OAUTHBEARER":
         return _token_source(config, options)
@@ -194,7 +194,10 @@ def sasl_extensions(config: SaslConfig) -> Mapping[str, str]:
 
 
 def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSource:
-    if (config.login_handler or "").endswith(".GcpLoginCallbackHandler"):
+    handler = (config.login_handler or "").rpartition(".")[2]
+    if handler == "IAMOAuthBearerLoginCallbackHandler":
+        return _aws_iam(options)
+    if handler == "GcpLoginCallbackHandler":
         return GoogleManagedKafka()
     if config.token_provider is not None:
         if not re.fullmatch(r"[\w.]+:\w+", config.token_provider) and "${" not in config.token_provider:

@@ -22,6 +22,7 @@ from protocol.net.tokens import Tokens
 from protocol.sasl.cloud_identity import AwsIam
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.credentials import (
+    Password,
     TokenEndpoint,
     TokenFile,
     TokenProvider,
@@ -225,7 +226,11 @@ def test_aws_credentials_are_read_from_jaas_options() -> None:
     def of(settings: str) -> object:
         return credentials(SaslConfig(mechanism="AWS_MSK_IAM", jaas_config=Secret(f"{AWS} {settings};")))
 
+    handler = "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler"
     assert of('awsProfileName="" awsMaxRetries="7"') == AwsIam()
+    assert credentials(SaslConfig(mechanism="OAUTHBEARER", login_handler=handler)) == AwsIam()
+    who = {"username": Secret("me"), "password": Secret("hunter2")}
+    assert credentials(SaslConfig(mechanism="PLAIN", login_handler=handler, **who)) == Password(*who.values())
     assert of('awsRoleArn="arn" awsRoleSessionName="me"') == AwsIam(role_arn="arn", role_session_name="me")
     with pytest.raises(ConfigurationError, match="whose awsRoleExternalId the AWS signer does not support") as refused:
         of('awsRoleArn="arn" awsRoleExternalId="hunter2"')
