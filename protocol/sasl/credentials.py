@@ -97,14 +97,14 @@ _OTHER_AWS_KEYS = ("awsRoleExternalId", "awsRoleAccessKeyId", "awsRoleSecretAcce
 def credentials(config: SaslConfig) -> Credentials | None:
     """Return the credentials of `config`.
 
-    Returns None if a property with several settings is an unresolved reference: call again with `config.resolved()`.
+    Returns None if they depend on a property that is an unresolved reference: call again with `config.resolved()`.
     Raises `ConfigurationError`: a property is missing or wrong; the message names it.
     """
     mechanism = config.mechanism
     if mechanism is None:
         raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")
-    secrets = (config.jaas_config, config.metadata_config, Secret(config.extensions or ""))
-    if any(secret is not None and is_reference(secret.reveal()) for secret in secrets):
+    texts = (_text(config.jaas_config), _text(config.metadata_config), config.extensions, config.token_endpoint_url)
+    if any(is_reference(text or "") for text in texts):
         return None
     module = _module(config, mechanism)
     options = module.options if module is not None else {}

@@ -209,6 +209,7 @@ def test_sasl_never_falls_back_to_plain_text(value: str) -> None:
 
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 PASSWORD = f'{JAAS} username="me" password="hunter2";'
+REFERENCE = "${env:NOT_THERE_OF_A_TEST}"
 
 
 @pytest.mark.parametrize(
@@ -246,9 +247,12 @@ def test_incomplete_sasl_properties_are_refused_at_once(options: dict[str, str],
 
 
 def test_references_to_external_secrets_are_resolved_later() -> None:
-    for jaas in ("${env:NOT_THERE_OF_A_TEST}", f'{JAAS} username="me" password="${{file:/no/such/file:name}}";'):
-        who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
-        assert parse_client({**BROKERS, **who}).sasl.jaas_config == Secret(jaas)
+    who = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}
+    for jaas in (REFERENCE, f'{JAAS} username="me" password="${{file:/no/such/file:name}}";'):
+        assert parse_client({**BROKERS, **who, "sasl.jaas.config": jaas}).sasl.jaas_config == Secret(jaas)
+    # The URL may be that of a file, which needs no client id.
+    token = {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": REFERENCE}
+    assert parse_client({**BROKERS, **who, **token}).sasl.token_endpoint_url == REFERENCE
 
 
 @pytest.mark.parametrize("prefix", ["kafkashaded.", "shadeddatabricks.v2."])
