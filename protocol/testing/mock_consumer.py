@@ -86,6 +86,7 @@ class MockConsumer:
         self._drained: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._subscription = TopicSubscription()
+        self._subscribed = False
         self._given_assignment: set[TopicPartition] | None = None
         self._listener = ConsumerRebalanceListener()
         self._callbacks: list[tuple[OnCommit, Offsets, CommitFailed | None]] = []
@@ -193,6 +194,7 @@ class MockConsumer:
         if self._positions and not self._subscribed:
             raise UsageError("partitions are assigned with assign; call unsubscribe first")
         self._subscription = TopicSubscription.of(topics, re2)
+        self._subscribed = True
         self._listener = listener or ConsumerRebalanceListener()
 
     def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:
@@ -214,6 +216,7 @@ class MockConsumer:
         self._require_open()
         self._revoke(set(self._positions))
         self._subscription = TopicSubscription()
+        self._subscribed = False
 
     @property
     def subscription(self) -> TopicSubscription:
@@ -228,10 +231,6 @@ class MockConsumer:
     def enforce_rebalance(self) -> None:
         """Revoke all partitions; the next `poll` assigns them again."""
         self._revoke(set(self._positions))
-
-    @property
-    def _subscribed(self) -> bool:
-        return bool(self._subscription.names or self._subscription.pattern)
 
     def _update_assignment(self) -> None:
         """Revoke and assign as the coordinator would."""

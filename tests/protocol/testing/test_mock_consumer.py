@@ -43,6 +43,16 @@ def test_batches_equal_those_of_a_real_consumer() -> None:
     assert collected[0].schema == collected[1].schema
 
 
+def test_subscription_to_no_topic_revokes_all_partitions() -> None:
+    with MockConsumer() as consumer:
+        consumer.yield_records("orders", b"1")
+        consumer.subscribe(["orders"])
+        assert consumer.poll(0).num_rows == 1
+        consumer.subscribe([])
+        assert not consumer.poll(0)
+        assert consumer.assignment == frozenset()
+
+
 def test_records_that_were_not_polled_fail_the_with_block() -> None:
     consumer = MockConsumer(max_poll_records=1)
     consumer.yield_records("orders", b"1", b"2")
