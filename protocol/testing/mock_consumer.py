@@ -283,7 +283,8 @@ class MockConsumer:
                 batches[key] = [pa.RecordBatch.from_pylist(rows, schema=self._schema)]
                 self._positions[key] = rows[-1]["offset"] + 1
                 self._drained[key] = max(self._drained.get(key, 0), self._positions[key])
-        if not batches and self._wakeup_when_drained and not self._errors:
+        is_drained = not batches and not any(map(self._readable, self._paused))
+        if is_drained and self._wakeup_when_drained and not self._errors:
             raise WakeUp("all records were polled")
         return ConsumerRecords(batches)
 

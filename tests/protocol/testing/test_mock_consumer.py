@@ -96,9 +96,13 @@ def test_error_that_was_not_polled_fails_the_test() -> None:
 
 
 def test_drained_consumer_wakes_up() -> None:
-    with MockConsumer(wakeup_when_drained=True) as consumer:
-        consumer.yield_records("orders", b"1")
+    with MockConsumer(wakeup_when_drained=True, max_poll_records=1) as consumer:
+        consumer.yield_records("orders", b"1", b"2")
         consumer.subscribe(re.compile("ord.*"))
+        assert consumer.poll(0).num_rows == 1
+        consumer.pause([ORDERS])
+        assert not consumer.poll(0)
+        consumer.resume([ORDERS])
         assert consumer.poll(0).num_rows == 1
         with pytest.raises(WakeUp):
             consumer.poll(0)
