@@ -248,9 +248,10 @@ class MockConsumer:
             self._listener.on_partitions_assigned(added)
 
     def _revoke(self, partitions: set[TopicPartition]) -> None:
-        if partitions:
-            if self._subscribed:
+        try:
+            if partitions and self._subscribed:
                 self._listener.on_partitions_revoked(partitions)
+        finally:
             self._drop(partitions)
 
     def _add(self, partitions: set[TopicPartition]) -> None:
@@ -417,8 +418,10 @@ class MockConsumer:
     def close(self, timeout_ms: float | None = None, *, leave_group: bool | None = None) -> None:
         """Call the listener for all partitions, and close. Idempotent. Only a `with` block or `verify` verifies."""
         if not self._closed:
-            self._revoke(set(self._positions))
-            self._closed = True
+            try:
+                self._revoke(set(self._positions))
+            finally:
+                self._closed = True
             self._run_callbacks()
 
     def _require_open(self) -> None:

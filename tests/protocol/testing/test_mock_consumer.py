@@ -202,6 +202,24 @@ def test_rebalance_revokes_and_assigns_in_the_next_poll() -> None:
     ]
 
 
+def test_exception_of_a_listener_is_raised_once() -> None:
+    class Listener(protocol.ConsumerRebalanceListener):
+        def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+            raise ZeroDivisionError
+
+    consumer = MockConsumer()
+    for end in (lambda: consumer.poll(0), consumer.close):
+        consumer.yield_records("orders", b"1")
+        consumer.rebalance([ORDERS])
+        consumer.subscribe(["orders"], Listener())
+        consumer.poll(0)
+        consumer.rebalance([])
+        with pytest.raises(ZeroDivisionError):
+            end()
+        assert consumer.assignment == frozenset()
+    consumer.close()
+
+
 def test_subscribe_and_assign_exclude_each_other() -> None:
     consumer = MockConsumer()
     consumer.assign([ORDERS])
