@@ -78,8 +78,7 @@ class RealKafka:
         UsageError
             The topic or the partition does not exist.
         """
-        if topic not in self._admin.list_topics():
-            raise UsageError(f"{topic} does not exist in this cluster; call create_topic first", topic=topic)
+        self._require(topic, partition)
         if self._producer is None:
             self._producer = Producer(self._properties, {"partitioner": "murmur2"})
         fields = {"key": key, "headers": headers, "partition": partition, "timestamp_ms": timestamp_ms}
@@ -90,7 +89,14 @@ class RealKafka:
     def records(
         self, topic: str, partition: int | None = None, *, isolation_level: str = "read_committed"
     ) -> list[ConsumerMessage]:
-        """Return the records that a consumer would read now, by partition and offset. As `FakeKafka.records`."""
+        """Return the records that a consumer would read now, by partition and offset. As `FakeKafka.records`.
+
+        Raises
+        ------
+        UsageError
+            The topic or the partition does not exist.
+        """
+        self._require(topic, partition)
         properties = {**self._properties, "isolation.level": isolation_level}
         rows = []
         for row in read(properties, topic).read_all().to_pylist():
@@ -126,6 +132,14 @@ class RealKafka:
                     self._admin.delete_groups(groups)
         finally:
             self._admin.close()
+
+    def _require(self, topic: str, partition: int | None) -> None:
+        if topic in self._admin.list_topics():
+            count = len(self._admin.describe_topics([topic])[topic].partitions)
+            if partition is None or 0 <= partition < count:
+                return
+        subject = topic if partition is None else f"{topic}-{partition}"
+        raise UsageError(f"{subject} does not exist in this cluster; call create_topic first", topic=topic)
 
     def _present(self) -> tuple[set[str], set[str]]:
         """Return the topics and the groups of the cluster."""

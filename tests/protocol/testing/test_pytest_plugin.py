@@ -151,6 +151,12 @@ class TestRealKafka:
             assert {"own-topic", "topic-of-another"} & admin.list_topics().keys() == {"topic-of-another"}
             admin.delete_topics(["topic-of-another"])
 
-    def test_unknown_topic_is_a_usage_error(self, kafka1: LocalKafka) -> None:
-        with RealKafka(kafka1.bootstrap_servers) as real, pytest.raises(UsageError, match="nothing does not exist"):
-            real.produce("nothing", "1")
+    @pytest.mark.parametrize(("topic", "partition"), [("nothing", None), ("nothing", 0), ("orders", 1)])
+    def test_unknown_topic_or_partition_is_a_usage_error(self, topic: str, partition: int | None) -> None:
+        with FakeKafka() as fake, RealKafka(fake.bootstrap_servers) as real:
+            fake.create_topic("orders")
+            for kafka in (fake, real):
+                with pytest.raises(UsageError, match=f"{topic}{'' if partition is None else '-.'} does not exist"):
+                    kafka.produce(topic, "1", partition=partition)
+                with pytest.raises(UsageError, match=f"{topic}.* does not exist"):
+                    kafka.records(topic, partition)
