@@ -42,6 +42,7 @@ class RealKafka:
         self._producer: Producer | None = None
         self._created: set[str] = set()
         self._exclusive = exclusive
+        self._closed = False
         self._topics_before, self._groups_before = self._present() if exclusive else (set(), set())
 
     def __enter__(self) -> RealKafka:
@@ -113,8 +114,11 @@ class RealKafka:
     def close(self) -> None:
         """Delete topics, and groups of an exclusive cluster; groups that still have members stay.
 
-        Waits up to 5 s until the deleted topics are no longer listed: brokers learn of a deletion later.
+        Waits up to 5 s until the deleted topics are no longer listed: brokers learn of a deletion later. Idempotent.
         """
+        if self._closed:
+            return
+        self._closed = True
         if self._producer is not None:
             self._producer.abort()
         try:

@@ -160,3 +160,4 @@ class TestRealKafka:
                     kafka.produce(topic, "1", partition=partition)
                 with pytest.raises(UsageError, match=f"{topic}.* does not exist"):
                     kafka.records(topic, partition)
+            real.close()
