@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from protocol.base.condition import Lock
+from protocol.errors import UsageError
 from protocol.metrics.definitions import BROKER, CLIENT_GROUPS, DEFINITIONS, NODE_ID, TOPIC, Definition, Kind, Stat
 from protocol.metrics.sensor import Family, Reading, Sensor, combined
 
@@ -45,7 +46,12 @@ class Histogram:
         return self.total / self.count if self.count else _NAN
 
     def quantile(self, fraction: float) -> float:
-        """Return the bound below which this fraction of the values lies; NaN without any."""
+        """Return the bound below which this fraction of the values lies; NaN without any.
+
+        Raises `UsageError`: the fraction is not from 0 to 1.
+        """
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"the fraction of a quantile is {fraction!r}; it must be from 0 to 1")
         if not self.count:
             return _NAN
         return next(bound for bound, count in self.counts if count >= fraction * self.count)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from protocol.errors import UsageError
 from protocol.metrics import sensor as sensor_module
 from protocol.metrics.client_sensors import ClientSensors, Histogram, Metric
 from protocol.metrics.sensor import Family, Sensor
@@ -197,6 +198,8 @@ def test_histogram_counts_values_up_to_each_bound() -> None:
     assert [counts[bound] for bound in (1, 2, 4, 8, 1_024, 2_048, float("inf"))] == [2, 3, 5, 5, 6, 7, 7]
     assert (histogram.count, histogram.total) == (7, 2_059)
     assert histogram.quantile(0.5) == 4
+    with pytest.raises(UsageError, match="fraction of a quantile is 99; it must be from 0 to 1"):
+        histogram.quantile(99)
     assert Histogram(((float("inf"), 0),), 0.0).count == 0
 
 
