@@ -94,7 +94,8 @@ def _pkcs12(path: str, data: bytes, password: str | None) -> PKCS12KeyAndCertifi
     except ValueError as error:
         # The message of `error` is not trusted to hide secrets.
         raise ConfigurationError(
-            f"the store {path} cannot be read: its password is wrong, or it is not a key store"
+            f"the store {path} cannot be read: its password is wrong, it is not a key store, or the package "
+            "cryptography does not support a certificate in it"
         ) from error
 
 

@@ -32,18 +32,18 @@ _INSECURE = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _VERSIONS = ("TLSv1.2", "TLSv1.3")
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _protocols(text: str) -> tuple[str, ...]:
-    versions = [name.strip() for name in text.split(",")]
+    versions = _names(text)
     if unknown := [name for name in versions if name not in _VERSIONS + _INSECURE]:
         raise ValueError(f"{unknown[0]} is not a TLS version")
     accepted = tuple(name for name in _VERSIONS if name in versions)
     if not accepted:
-        raise ValueError("these versions are insecure (RFC 8996); all brokers support TLSv1.2")
+        raise ValueError("these versions are insecure (RFC 8996); all brokers support TLSv1.2" if versions else "")
     return accepted
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 _PROTOCOLS = Kind(",".join(_VERSIONS), _protocols)

@@ -275,7 +275,8 @@ class TestErrors:
             ({"enabled_protocols": "TLSv1.3", "protocol": "TLSv1.2"},
              "^ssl.enabled.protocols=TLSv1.3: all are newer than ssl.protocol=TLSv1.2. Remove one of"),
             ({"enabled_protocols": "TLSv1.1"}, "these versions are insecure"),
-            ({"enabled_protocols": "TLSv1.4"}, "TLSv1.4 is not a TLS version"),
+            ({"enabled_protocols": "TLSv1.2,TLSv1.4,"}, "TLSv1.4 is not a TLS version"),
+            ({"enabled_protocols": ","}, "ssl.enabled.protocols is ','; allowed: TLSv1.2,TLSv1.3"),
             ({"endpoint_identification_algorithm": "none"}, "allowed: https, or nothing"),
         ],
     )  # fmt: skip
