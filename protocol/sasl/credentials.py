@@ -15,6 +15,7 @@ from protocol.errors import ConfigurationError
 from protocol.sasl.cloud_identity import AwsIam, CloudIdentity, GoogleManagedKafka, cloud_identity, name_value_pairs
 from protocol.sasl.config import SaslConfig
 from protocol.sasl.jaas import LoginModule, class_of, parse_jaas
+from protocol.sasl.token import checked_extensions
 from protocol.settings.config_providers import is_reference
 from protocol.settings.secret import Secret
 
@@ -186,11 +187,11 @@ def _cloud_identity(config: SaslConfig, mechanism: str) -> CloudIdentity:
 def sasl_extensions(config: SaslConfig) -> Mapping[str, str]:
     """Return the SASL extensions of `sasl.oauthbearer.extensions`, to send with any token.
 
-    Raises `ConfigurationError`: the property is not name=value,name=value.
+    Raises `ConfigurationError`: the property is not name=value,name=value, or OAUTHBEARER has no such extension.
     """
     if config.extensions is None:
         return {}
-    return name_value_pairs("sasl.oauthbearer.extensions", config.extensions)
+    return checked_extensions(name_value_pairs("sasl.oauthbearer.extensions", config.extensions))
 
 
 def _token_source(config: SaslConfig, options: Mapping[str, Secret]) -> TokenSource:

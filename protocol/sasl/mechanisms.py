@@ -28,6 +28,7 @@ from typing import Any
 
 from protocol.errors import AuthenticationFailed, ConfigurationError, ConnectFailed
 from protocol.sasl.credentials import Kerberos
+from protocol.sasl.token import checked_extensions
 from protocol.settings.secret import Secret
 
 Exchange = Generator[bytes, bytes, None]
@@ -126,8 +127,6 @@ def _text(message: bytes) -> str:
 _SEPARATOR = "\x01"
 # The characters that RFC 6750 allows in an HTTP header. Others could be parsed as further fields of the message.
 _TOKEN = re.compile(r"[-._~+/A-Za-z0-9]+=*")
-_EXTENSION_NAME = re.compile(r"[A-Za-z]+")
-_EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 
 
 def oauthbearer(token: Secret, extensions: Mapping[str, str]) -> Exchange:
@@ -156,16 +155,6 @@ def _checked_token(token: Secret) -> str:
     if not _TOKEN.fullmatch(token.reveal()):
         raise ConfigurationError("the token is empty, or has characters that no token has.")
     return token.reveal()
-
-
-def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the extensions; raise `ConfigurationError` for one that the message cannot contain."""
-    for name, value in extensions.items():
-        if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
-            raise ConfigurationError(
-                "an extension must have a name of letters, but not auth, and ASCII text as its value."
-            )
-    return extensions
 
 
 def _refusal_details(refusal: bytes) -> str:

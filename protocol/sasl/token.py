@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -14,6 +15,9 @@ from protocol.settings.secret import Secret
 # The default of Java's client (sasl.login.refresh.window.factor).
 _REFRESH_WINDOW_FACTOR = 0.8
 _UNSECURED = "unsecuredLogin"
+_EXTENSIONS = "sasl.oauthbearer.extensions"
+_EXTENSION_NAME = re.compile(r"[A-Za-z]+")
+_EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
 # In the year 5138: a larger number is most likely in milliseconds.
 _MAX_TIME_S = 1e11
 
@@ -57,6 +61,18 @@ def jwt_expiry_s(text: str) -> float | None:
         return None
     end = claims.get("exp") if isinstance(claims, dict) else None
     return float(end) if is_valid_time_s(end) else None
+
+
+def checked_extensions(extensions: Mapping[str, str]) -> Mapping[str, str]:
+    """Return SASL extensions (KIP-342); raise `ConfigurationError` for one that the message cannot contain."""
+    for name, value in extensions.items():
+        if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
+            raise ConfigurationError(
+                f"{_EXTENSIONS} or the source of the token has a wrong extension; it must have a name of letters, but "
+                "not auth, and ASCII text as its value.",
+                settings=(_EXTENSIONS,),
+            )
+    return extensions
 
 
 def unsecured_token(options: Mapping[str, str], now_s: float) -> Token:

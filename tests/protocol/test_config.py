@@ -233,6 +233,7 @@ REFERENCE = "${env:NOT_THERE_OF_A_TEST}"
             "allowed: package.module:function",
         ),
         ({"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": "https://a"}, 'give clientId="…"'),
+        ({"sasl.oauthbearer.extensions": "auth=hunter2"}, "must have a name of letters, but not auth"),
         ({"sasl.mechanism": "GSSAPI"}, "sasl.kerberos.service.name is missing"),
         ({"sasl.mechanism": "hunter2"}, "sasl.mechanism has a wrong value, which is not shown; allowed: PLAIN, SCRAM"),
         ({"sasl.mechanism": "PLIAN"}, "which is not shown (did you mean PLAIN?); allowed: PLAIN, SCRAM"),
