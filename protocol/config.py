@@ -210,6 +210,9 @@ def _resolve_sasl(values: dict[str, Any]) -> None:
         return
     values["sasl"] = sasl = SaslConfig(**sasl_values)
     credentials(sasl)  # raises errors now; references are resolved only when a connection is opened
+    if sasl.metadata_config is not None and sasl.metadata_type == "none":
+        name, kind = "sasl.oauthbearer.config", "sasl.oauthbearer.metadata.authentication.type"
+        warn_once(f"{name} has no effect: {kind} is none", name, kind)
     if protocol == "SASL_PLAINTEXT" and sasl.mechanism in ("PLAIN", "OAUTHBEARER"):
         warn_once(
             f"security.protocol is {protocol}: {sasl.mechanism} sends credentials unencrypted; use SASL_SSL",

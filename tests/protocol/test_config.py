@@ -363,6 +363,11 @@ def test_configuration_without_properties_is_checked_too() -> None:
     [
         (parse_client, {"acks": "1", "group.id": "g"}, None),
         (parse_client, {**PLAIN, "security.protocol": "SASL_SSL"}, None),
+        (
+            parse_client,
+            {**PLAIN, "security.protocol": "SASL_SSL", "sasl.oauthbearer.config": "region=a"},
+            "sasl.oauthbearer.config has no effect: sasl.oauthbearer.metadata.authentication.type is none",
+        ),
         (parse_client, {**PLAIN, "security.protocol": "SASL_PLAINTEXT"}, "PLAIN sends credentials unencrypted"),
         (parse_consumer, {"acks": "1", "group.id": "g"}, "acks has no effect: it is a property of producers"),
         (
