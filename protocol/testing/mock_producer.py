@@ -21,6 +21,7 @@ from protocol.producer.partition_choice import GivenPartitions, int32_partitions
 from protocol.producer.partitioner import partition_of
 from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.records.record_columns import record_columns
+from protocol.records.record_fields import HEADERS_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -220,16 +221,20 @@ class MockProducer:
         self._raise_failures()
         self._begin_account()
         checked = record_columns(columns, _now_ms())
-        keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * checked.num_rows
-        headers = columns.column("headers").to_pylist() if "headers" in columns.schema.names else []
         count = checked.num_rows
+        keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * count
+        headers: list[Any] = [None] * count
+        if "headers" in columns.schema.names:
+            headers = columns.column("headers").cast(HEADERS_TYPE).to_pylist()
         source = f"for {count} rows of topic {topic}"
         numbers = [None] * count if partitions is None else int32_partitions(partitions, count, source).to_pylist()
         times_ms = checked.column("timestamp_ms").to_pylist()
         values = checked.column("value").to_pylist()
         rows = [
-            self._placed(topic, keys[row], values[row], _pairs(headers, row), times_ms[row], numbers[row])
-            for row in range(checked.num_rows)
+            self._placed(
+                topic, key, value, [(header["key"], header["value"]) for header in pairs or ()], time_ms, number
+            )
+            for key, value, pairs, time_ms, number in zip(keys, values, headers, times_ms, numbers, strict=True)
         ]
         chosen = np.array([row.partition for row in rows], np.int32)
         result = SentColumns(topic, chosen, np.array(times_ms, np.int64), self._reported)
@@ -332,11 +337,6 @@ class MockProducer:
 
 def _encoded(content: Any) -> Any:
     return content.encode() if isinstance(content, str) else content
-
-
-def _pairs(headers: list[Any], row: int) -> list[tuple[str, bytes | None]]:
-    """Return the headers of a row of columns."""
-    return [(header["key"], header["value"]) for header in headers[row] or ()] if headers else []
 
 
 def _now_ms() -> int:

@@ -43,7 +43,12 @@ def test_given_fields_are_compared() -> None:
     with MockProducer() as producer:
         producer.expect_send("orders", "1", key="k", headers=[("h", b"x")], timestamp_ms=5, partition=0)
         producer.send("orders", b"1", key=b"k", headers=[("h", b"x")], timestamp_ms=5)
-    assert producer.sent == [("orders", 0, b"k", b"1", [("h", b"x")], 5)]
+        producer.expect_send(headers=[("h", b"x")])
+        columns = pa.table(
+            {"value": ["1"], "key": ["k"], "timestamp_ms": [5], "headers": [[{"key": "h", "value": "x"}]]}
+        )
+        producer.send_columns("orders", columns)
+    assert producer.sent == 2 * [("orders", 0, b"k", b"1", [("h", b"x")], 5)]
 
 
 def test_message_with_another_field_raises_in_the_call_and_at_the_end() -> None:
