@@ -152,10 +152,15 @@ class ProducerConfig:
     def __post_init__(self) -> None:
         conflict = _not_idempotent(self.acks, self.retries, self.max_in_flight_requests_per_connection)
         if self.enable_idempotence and conflict:
-            raise ConfigurationError(f"enable.idempotence is true, but {conflict}. Change one of the two.")
+            name, why = conflict
+            raise ConfigurationError(
+                f"enable.idempotence is true, but {why}. Leave out one of the two.",
+                settings=("enable.idempotence", name),
+            )
         if self.transactional_id is not None and not self.enable_idempotence:
             raise ConfigurationError(
-                "transactional.id requires enable.idempotence=true. Leave out transactional.id, or enable idempotence."
+                "transactional.id requires enable.idempotence=true. Leave out transactional.id, or enable idempotence.",
+                settings=("transactional.id", "enable.idempotence"),
             )
 
 
@@ -325,16 +330,10 @@ def _resolve_idempotence(values: dict[str, Any]) -> None:
         values.get("retries", ProducerConfig.retries),
         values.get("max_in_flight_requests_per_connection", ProducerConfig.max_in_flight_requests_per_connection),
     )
-    if not conflict:
-        return
-    name, why = conflict
-    if values.get("enable_idempotence"):
-        raise ConfigurationError(
-            f"enable.idempotence is true, but {why}. Leave out one of the two.", settings=("enable.idempotence", name)
-        )
-    if "enable_idempotence" not in values:
+    if conflict and "enable_idempotence" not in values:
+        name, why = conflict
         warn_once(f"enable.idempotence is off, because {why}: a retry can make duplicates", "enable.idempotence", name)
-    values["enable_idempotence"] = False
+        values["enable_idempotence"] = False
 
 
 def _resolve_compression(values: dict[str, Any]) -> None:

@@ -354,7 +354,7 @@ def test_invalid_combination_is_refused_as_in_java(parse: Parse, options: dict[s
 
 
 def test_configuration_without_properties_is_checked_too() -> None:
-    with pytest.raises(ConfigurationError, match="retries is 0"):
+    with pytest.raises(ConfigurationError, match=r"^enable.idempotence is true, but retries is 0\. Leave out one of"):
         ProducerConfig(retries=0)
 
 
