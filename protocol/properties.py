@@ -29,7 +29,6 @@ from protocol.settings.property_kinds import (
     POSITIVE_MILLISECONDS,
     SECURITY_PROTOCOL,
     SOCKET_BUFFER,
-    TEXT,
     Effect,
     Property,
     Role,
@@ -267,7 +266,7 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():
-        row = find(name)
+        row = BY_NAME.get(name)
         if row is None:
             _refuse_or_warn(name, role)
             continue
@@ -277,7 +276,7 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
             if row.effect is Effect.APPLIES:
                 text = _text(name, raw)
                 # Texts of TLS and SASL keep their references; these are resolved when a connection is opened.
-                is_raw = name.startswith(("ssl.", "sasl.")) and row.kind.allowed in (TEXT.allowed, NONEMPTY.allowed)
+                is_raw = name.startswith(("ssl.", "sasl.")) and row.kind.allowed == NONEMPTY.allowed
                 value = text if is_raw else resolve_references(text)
                 # Hide resolved values in errors: a reference may point to a secret by mistake.
                 kind = row.kind if value == text else row.kind.hidden()
@@ -289,21 +288,15 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     return values
 
 
-def find(name: str) -> Property | None:
-    """Return the row of a property, or None if the table has no such property."""
-    return BY_NAME.get(name)
-
-
 def _refuse_or_warn(name: str, role: Role) -> None:
     """Raise `ConfigurationError` if the name resembles a property that applies to `role`; otherwise warn once."""
     like = closest_match(name, BY_NAME)
-    row = find(like) if like else None
-    if row is None:
+    if like is None:
         warn_once(f"{name} has no effect: it is not a known Kafka property", name)
-    elif row.effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
-        raise ConfigurationError(f"{name} is not a Kafka property; did you mean {like}?", settings=(name, str(like)))
+    elif (row := BY_NAME[like]).effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
+        raise ConfigurationError(f"{name} is not a Kafka property; did you mean {like}?", settings=(name, like))
     elif role is not Role.CLIENT:
-        warn_once(f"{name} has no effect: it is not a known Kafka property; did you mean {like}?", name, str(like))
+        warn_once(f"{name} has no effect: it is not a known Kafka property; did you mean {like}?", name, like)
 
 
 def _text(name: str, raw: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from protocol.base.condition import Lock
@@ -78,7 +78,7 @@ class Metric:
     tags: Mapping[str, str]
     value: float | Histogram
     description: str
-    kind: Kind = field(default=Kind.GAUGE)
+    kind: Kind = Kind.GAUGE
 
     def __str__(self) -> str:
         tags = ", ".join(f"{name}={value}" for name, value in self.tags.items())
@@ -178,8 +178,7 @@ class ClientSensors:
         `groups`: groups to return; by default all that are in use.
         """
         with self._lock:
-            chosen = self._groups if groups is None else self._groups.intersection(groups)
-            chosen = set(chosen)
+            chosen = self._groups.intersection(self._groups if groups is None else groups)
         reader = _Reader(self, now_s, node_ids)
         return [
             Metric(

@@ -103,7 +103,7 @@ def credentials(config: SaslConfig) -> Credentials | None:
     """
     mechanism = config.mechanism
     if mechanism is None:
-        raise _missing("sasl.mechanism", f"{', '.join(_MODULES)}")
+        raise _missing("sasl.mechanism", ", ".join(_MODULES))
     texts = (_text(config.jaas_config), _text(config.metadata_config), config.extensions, config.token_endpoint_url)
     if any(is_reference(text or "") for text in texts):
         return None
@@ -168,15 +168,18 @@ def _aws_iam(options: Mapping[str, Secret]) -> AwsIam:
 
 def _cloud_identity(config: SaslConfig, mechanism: str) -> CloudIdentity:
     name = "sasl.oauthbearer.metadata.authentication.type"
-    conditions = {"sasl.oauthbearer.token.provider": config.token_provider is not None}
-    if config.metadata_type != "azure_imds":
-        conditions["sasl.oauthbearer.token.endpoint.url"] = config.token_endpoint_url is not None
+    rivals = {
+        "sasl.oauthbearer.token.provider": config.token_provider,
+        "sasl.oauthbearer.token.endpoint.url": None
+        if config.metadata_type == "azure_imds"
+        else config.token_endpoint_url,
+    }
     if mechanism != "OAUTHBEARER":
         raise ConfigurationError(
             f"{name}={config.metadata_type} requires sasl.mechanism=OAUTHBEARER.", settings=(name, "sasl.mechanism")
         )
-    for option, is_set in conditions.items():
-        if is_set:
+    for option, text in rivals.items():
+        if text is not None:
             raise ConfigurationError(
                 f"{name}={config.metadata_type} and {option} are two sources of a token; give one.",
                 settings=(name, option),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from protocol.base.clock import SYSTEM_CLOCK
 from protocol.checked_values import checked_partition
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
@@ -124,7 +124,7 @@ class MockConsumer:
         """
         log = self._logs.setdefault((topic, partition), [])
         for value in values:
-            time_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            time_ms = SYSTEM_CLOCK.wall_ms() if timestamp_ms is None else timestamp_ms
             message = Message(value, key, headers, time_ms, partition)
             pairs = [{"key": name, "value": content} for name, content in message.headers]
             log.append(

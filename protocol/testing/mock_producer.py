@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from protocol.base.clock import Deadline
+from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
@@ -178,7 +177,9 @@ class MockProducer:
         """Send one message; the future is done on return. As `Producer.send`."""
         self._require_open()
         self._begin_account()
-        message = Message(value, key, headers, _now_ms() if timestamp_ms is None else timestamp_ms, partition)
+        message = Message(
+            value, key, headers, SYSTEM_CLOCK.wall_ms() if timestamp_ms is None else timestamp_ms, partition
+        )
         sent = self._placed(topic, message.key, message.value, list(message.headers), message.timestamp_ms, partition)
         error = self._meet(sent)
         future = MessageFuture()
@@ -220,7 +221,7 @@ class MockProducer:
         self._require_open()
         self._raise_failures()
         self._begin_account()
-        checked = record_columns(columns, _now_ms())
+        checked = record_columns(columns, SYSTEM_CLOCK.wall_ms())
         count = checked.num_rows
         keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * count
         headers: list[Any] = [None] * count
@@ -337,7 +338,3 @@ class MockProducer:
 
 def _encoded(content: Any) -> Any:
     return content.encode() if isinstance(content, str) else content
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

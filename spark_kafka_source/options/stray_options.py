@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 
 from protocol.base.spelling import closest_match, same
 from protocol.errors import ConfigurationError
-from protocol.properties import PROPERTIES, find
+from protocol.properties import BY_NAME, PROPERTIES
 from protocol.settings.property_kinds import Effect, Property, Role
 
 PREFIX = "kafka."
@@ -58,7 +58,7 @@ def why_ignored(name: str, options: Iterable[str], role: Role, otherwise: dict[s
     one; or it names credentials that Databricks gives to its own connector only.
     """
     lower = name.lower()
-    row = find(lower)
+    row = BY_NAME.get(lower)
     if lower.startswith(_DATABRICKS_CREDENTIALS):
         raise ConfigurationError(
             f"{name} is not supported: Databricks gives such credentials to its own connector only. Give "
