@@ -21,6 +21,7 @@ from protocol.settings.property_kinds import (
     ACKS,
     ADDRESSES,
     BOOLEAN,
+    KAFKA_STRING,
     LIBRDKAFKA_PARTITIONER,
     MAX_INT64,
     MILLISECONDS,
@@ -47,7 +48,7 @@ _ARROW = "keys and values are bytes in Arrow columns; convert the columns before
 
 PROPERTIES: tuple[Property, ...] = (
     _client("bootstrap.servers", ADDRESSES, "brokers to contact first; required"),
-    _client("client.id", NONEMPTY, "the name in brokers' logs, metrics and quotas"),
+    _client("client.id", KAFKA_STRING, "the name in brokers' logs, metrics and quotas"),
     _client("security.protocol", SECURITY_PROTOCOL, "encryption and authentication of connections to brokers"),
     _client("request.timeout.ms", POSITIVE_MILLISECONDS, "the longest wait for one reply"),
     _client("default.api.timeout.ms", POSITIVE_MILLISECONDS, "the longest time of a call, including its retries"),
@@ -71,7 +72,7 @@ PROPERTIES: tuple[Property, ...] = (
     _client("receive.buffer.bytes", SOCKET_BUFFER, "SO_RCVBUF; -1: the system tunes it"),
     _client("send.buffer.bytes", SOCKET_BUFFER, "SO_SNDBUF; -1: the system tunes it"),
     _client("max.response.bytes", integer(1024), "limit of one reply (a property of this client, not of Kafka)"),
-    _consumer("group.id", NONEMPTY, "the group whose offsets are read and committed"),
+    _consumer("group.id", KAFKA_STRING, "the group whose offsets are read and committed"),
     _consumer(
         "auto.offset.reset",
         one_of("earliest", "latest", "none", otherwise="by_duration is not supported yet"),
@@ -92,7 +93,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     _consumer(
         "client.rack",
-        NONEMPTY,
+        KAFKA_STRING,
         "the rack of this client; brokers with replica.selector.class name a nearby replica to read from",
     ),
     _consumer(
@@ -115,7 +116,7 @@ PROPERTIES: tuple[Property, ...] = (
     ),
     _consumer(
         "group.instance.id",
-        NONEMPTY,
+        KAFKA_STRING,
         "id of a static member: it keeps its partitions if it returns within session.timeout.ms (KIP-345)",
     ),
     _consumer(
@@ -135,7 +136,7 @@ PROPERTIES: tuple[Property, ...] = (
         "classic: assignors in order of preference: range, roundrobin, sticky, cooperative-sticky, or the names of "
         "Java's classes for these",
     ),
-    _consumer("group.remote.assignor", NONEMPTY, "consumer: assignor of the brokers; by default their choice"),
+    _consumer("group.remote.assignor", KAFKA_STRING, "consumer: assignor of the brokers; by default their choice"),
     _producer("acks", ACKS, "number of replicas that must confirm a write"),
     _producer("compression.type", one_of("none", "gzip", "snappy", "lz4", "zstd"), "the codec of record batches"),
     _producer("compression.gzip.level", integer(1, 9, also={-1: None}), "level of gzip", field="gzip_level"),
@@ -160,7 +161,7 @@ PROPERTIES: tuple[Property, ...] = (
     _producer("enable.idempotence", BOOLEAN, "retries neither duplicate nor reorder records"),
     _producer(
         "transactional.id",
-        NONEMPTY,
+        KAFKA_STRING,
         "identity of a transactional producer across restarts: a newer producer with this id fences the older",
     ),
     _producer(

@@ -22,6 +22,7 @@ from protocol.settings.secret import Secret
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MAX_SHOWN = 200
+_MAX_STRING_BYTES = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,14 @@ def _nonempty(text: str) -> str:
     return text
 
 
+def _kafka_string(text: str) -> str:
+    if _SURROGATE.search(text):
+        raise ValueError("not valid UTF-8 text")
+    if len(text.encode()) > _MAX_STRING_BYTES:
+        raise ValueError(f"more than {_MAX_STRING_BYTES} bytes")
+    return _nonempty(text)
+
+
 def _secret(text: str) -> Secret:
     if _SURROGATE.search(text):
         # A later encoding error would contain the whole secret.
@@ -170,6 +179,8 @@ POSITIVE_MILLISECONDS = integer(1)
 SOCKET_BUFFER = integer(1, also={-1: -1})
 TEXT = Kind("any text", str)
 NONEMPTY = Kind("any text but the empty one", _nonempty)
+KAFKA_STRING = Kind(NONEMPTY.allowed, _kafka_string)
+"""Text that requests contain: a STRING of Kafka's protocol."""
 SECRET = Kind(NONEMPTY.allowed, _secret, secret=True, exact=True)
 ADDRESSES = Kind("host:port[,host:port...]", _addresses)
 ACKS = one_of(meanings={"all": -1, "-1": -1, "1": 1, "0": 0})

@@ -100,6 +100,7 @@ def test_bootstrap_servers_are_required() -> None:
         (parse_client, "request.timeout.ms", "2147483648", "1 to 2147483647"),
         (parse_client, "request.timeout.ms", "", "1 to 2147483647"),
         (parse_client, "client.id", " ", "any text but the empty one"),
+        (parse_client, "client.id", "a\ud800", "any text but the empty one"),
         (parse_client, "connections.max.idle.ms", "-2", "1 to 2147483647 or -1"),
         (parse_consumer, "check.crcs", "yes", "true, false"),
         (parse_consumer, "isolation.level", "serializable", "read_uncommitted, read_committed"),
@@ -118,6 +119,15 @@ def test_invalid_value_is_refused_with_name_value_and_allowed_values(
     message = refusal(parse, {**BROKERS, name: value})
     assert message.startswith(f"{name} is {value!r}")
     assert f"allowed: {allowed}" in message
+
+
+@pytest.mark.parametrize(("text", "is_too_long"), [("x" * 32_767, False), ("x" * 32_766 + "é", True)])
+def test_text_of_requests_has_at_most_32767_bytes(text: str, is_too_long: bool) -> None:
+    """Longer text does not fit into a STRING of Kafka's protocol."""
+    if is_too_long:
+        assert "more than 32767 bytes" in refusal(parse_consumer, {**BROKERS, "group.id": text})
+    else:
+        assert parse_consumer({**BROKERS, "group.id": text}).group_id == text
 
 
 def test_configurations_are_picklable_and_hashable() -> None:
