@@ -84,16 +84,17 @@ def copy(
       pykafka copy orders orders-test -o -1000
       pykafka copy orders orders --to-bootstrap-server test-broker-1:9092 --keep-partitions --follow
     """
-    is_other_cluster = to_bootstrap_server is not None or to_config is not None
-    if source == target and not is_other_cluster:
-        raise click.UsageError("Source and target are the same topic of the same cluster.")
-    target_properties = {} if is_other_cluster else dict(cluster.properties)
-    target_properties |= {} if to_config is None else parse_java_properties(to_config.read_text(ENCODING))
+    target_properties = {} if to_config is None else parse_java_properties(to_config.read_text(ENCODING))
     target_properties |= to_properties
     if to_bootstrap_server is not None:
         target_properties["bootstrap.servers"] = to_bootstrap_server
+    if to_config is None and "bootstrap.servers" not in target_properties:
+        if source == target:
+            raise click.UsageError("Source and target are the same topic of the same cluster.")
+        target_properties = {**cluster.properties, **target_properties}
     with stop_request() as stop, ExitStack() as opened:
-        client = opened.enter_context(_client(target_properties)) if is_other_cluster else cluster.client
+        is_other_client = target_properties != cluster.properties
+        client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
         topic_to_write(client, target, None, cluster.deadline)
         producer = opened.enter_context(Producer(client, target_properties))
@@ -190,7 +191,7 @@ def _client(properties: Mapping[str, str]) -> Iterator[Client]:
     try:
         config = parse_client(properties)
     except ConfigurationError as error:
-        raise click.UsageError(f"--to-config: {error}") from error
+        raise click.UsageError(f"The properties of the target cluster: {error}") from error
     with Client(config) as client:
         yield client
 

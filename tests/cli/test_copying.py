@@ -204,6 +204,16 @@ def test_replay_commits_the_leader_epoch_of_its_end(fake: FakeKafka) -> None:
     assert (committed.offset, committed.leader_epoch) == (end, 3)
 
 
+@pytest.mark.parametrize("option", ["--to-bootstrap-server={}", "--to-property=bootstrap.servers={}"])
+def test_copy_writes_to_the_cluster_that_an_option_names(fake: FakeKafka, option: str) -> None:
+    with FakeKafka() as second:
+        second.create_topic("orders", 1)
+        invoke_at(fake, "copy", "orders", "orders", option.format(second.bootstrap_servers))
+        assert len(second.records("orders")) == len(fake.records("orders")) == 1
+        wrong = invoke_at(fake, "copy", "orders", "orders-copy", "--to-property", "security.protocol=x", code=2)
+        assert "properties of the target cluster: security.protocol" in " ".join(wrong.stderr.split())
+
+
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
     began_s = time.monotonic()
     with listening() as address:
