@@ -96,9 +96,9 @@ def _read_as_member(consumer: KafkaConsumer, receiver: Receiver, stop: StopReque
         try:
             for key, batches in records.items():
                 for batch in batches:
+                    if unread[key] is None:
+                        unread[key] = _first_offset(batch)
                     if receiver.done:
-                        if unread[key] is None:
-                            unread[key] = _first_offset(batch)
                         break
                     unread[key] = receiver.take(key, batch)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import uuid
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from click.testing import Result
 from confluent_kafka import Producer
 
 from protocol import Admin, KafkaConsumer
+from protocol.testing import FakeKafka
 from spark_kafka_source.cli import consume
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at, process_at, refusal
@@ -181,13 +181,10 @@ def test_signal_ends_following_with_complete_file_and_then_commits(
         assert admin.list_consumer_group_offsets(group)[topic, 0].offset == 5
 
 
-def test_batch_after_the_last_wanted_record_is_left_to_the_group(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic, group = topic1(1), f"g-{uuid.uuid4().hex}"
-    fill(kafka1, topic, 5)
-    fill(kafka1, topic, 5)
-    poll = KafkaConsumer.poll
+@pytest.mark.parametrize("fails", [False, True])
+def test_group_keeps_batch_after_last_printed_one(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """The output of the first of two batches has all wanted records, or that of the second one fails."""
+    poll, written = KafkaConsumer.poll, []
 
     def two_batches(consumer: KafkaConsumer, timeout_ms: float) -> Any:
         values_by_key = {}
@@ -196,10 +193,20 @@ def test_batch_after_the_last_wanted_record_is_left_to_the_group(
             values_by_key[key] = [rows.slice(0, 5), rows.slice(5)] if len(rows) > 5 else [rows]
         return values_by_key
 
+    def write(_: object, key: object, batch: pa.RecordBatch) -> None:
+        if written:
+            raise OSError("no space left")
+        written.append(batch.num_rows)
+
     monkeypatch.setattr(KafkaConsumer, "poll", two_batches)
-    assert words(run(topic, "-o", "earliest", "-g", group, "-n", "5")) == [f"value-{number}" for number in range(5)]
-    with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
-        assert admin.list_consumer_group_offsets(group)[topic, 0].offset == 5
+    monkeypatch.setattr(f"{consume.__name__}._Output._write", write)
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        for _ in range(10):
+            kafka.produce("orders", b"x", partition=0)
+        limit = () if fails else ("-n", "5")
+        invoke_at(kafka, "consume", "orders", "-o", "earliest", "-g", "g", *limit, code=int(fails))
+        assert (written, kafka.offsets.committed["g"]["orders", 0].offset) == ([5], 5)
 
 
 def test_failing_file_leaves_offsets_of_the_group(
