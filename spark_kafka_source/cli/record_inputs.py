@@ -36,6 +36,7 @@ _TYPES = {
     "timestamp_ms": pa.int64(),
     "partition": pa.int32(),
 }
+_SCHEMA = pa.schema(list(_TYPES.items()))
 # Of records that `pykafka consume` and `protocol.read` return.
 _IGNORED = ("topic", "offset", "timestamp_type")
 _JSON_FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp_ms", "partition")
@@ -69,7 +70,7 @@ def format_of_suffix(suffix: str) -> str:
 
 
 def read_records(source: BinaryIO, how: InputFormat) -> Iterator[pa.RecordBatch]:
-    """Read records. Raises `InputError`; batches before the wrong place are yielded."""
+    """Read records. Raises `InputError`; the records before the wrong line, or rows before its batch, are yielded."""
     if how.kind == LINES:
         for lines in _lines(source):
             yield _records_of_lines(lines, how)
@@ -127,18 +128,18 @@ def _nulls(texts: pa.Array, how: InputFormat) -> pa.Array:
 def _records_of_json(chunks: Iterable[pa.Array]) -> Iterator[pa.RecordBatch]:
     number = 0
     for lines in chunks:
-        records = []
+        records, wrong = [], None
         for line in lines.to_pylist():
             number += 1
             if line.strip():
                 try:
                     records.append(_record(json.loads(line)))
-                except (ValueError, TypeError) as error:
-                    raise InputError(f"line {number}: {error}") from error
-        try:
-            yield _with_types(pa.RecordBatch.from_pylist(records, schema=pa.schema(list(_TYPES.items()))))
-        except (pa.ArrowException, OverflowError) as error:
-            raise InputError(f"before line {number + 1}: {error}") from error
+                except (ValueError, TypeError, RecursionError) as error:
+                    wrong = InputError(f"line {number}: {error}")
+                    break
+        yield pa.RecordBatch.from_pylist(records, schema=_SCHEMA)
+        if wrong is not None:
+            raise wrong
 
 
 def _record(fields: Any) -> dict[str, Any]:
@@ -154,9 +155,22 @@ def _record(fields: Any) -> dict[str, Any]:
         headers = [{"key": name, "value": value} for name, value in headers.items()]
     return {
         **{name: _bytes(fields, name) for name in ("key", "value")},
-        "headers": [{"key": header["key"], "value": _bytes(header, "value")} for header in headers] or None,
-        **{name: fields.get(name) for name in ("timestamp_ms", "partition")},
+        "headers": [_header(header) for header in headers] or None,
+        **{name: _integer(fields, name) for name in ("timestamp_ms", "partition")},
     }
+
+
+def _header(header: Any) -> dict[str, bytes | None]:
+    if not isinstance(header, dict) or not isinstance(name := header.get("key"), str):
+        raise ValueError("a header is a JSON object with the fields key, a text, and value")
+    return {"key": name.encode(), "value": _bytes(header, "value")}
+
+
+def _integer(fields: Mapping[str, Any], name: str) -> int | None:
+    number = fields.get(name)
+    if number is None or (type(number) is int and number.bit_length() < _TYPES[name].bit_width):
+        return number
+    raise ValueError(f"{name}: {number!r} is not an integer of {_TYPES[name].bit_width} bits")
 
 
 def _bytes(fields: Mapping[str, Any], name: str) -> bytes | None:
@@ -181,7 +195,8 @@ def _csv(source: BinaryIO, how: InputFormat) -> Iterator[pa.RecordBatch]:
     # As text: 007 stays 007.
     types |= {name: pa.string() for name in (how.key_column, how.value_column) if name is not None}
     options = csv.ConvertOptions(column_types=types, strings_can_be_null=how.empty_as_null, null_values=[""])
-    yield from csv.open_csv(source, convert_options=options)
+    lines = csv.ParseOptions(newlines_in_values=True)
+    yield from csv.open_csv(source, parse_options=lines, convert_options=options)
 
 
 def _parquet(source: BinaryIO, _: InputFormat) -> Iterator[pa.RecordBatch]:
@@ -212,6 +227,8 @@ _TABLES = {CSV: _csv, PARQUET: _parquet, ARROW: _arrow}
 
 def _records_of_rows(batch: pa.RecordBatch, how: InputFormat) -> pa.RecordBatch:
     names = batch.schema.names
+    if len(set(names)) < len(names):
+        raise InputError(f"two columns have the same name; the columns are {listed(names, CHOICES)}")
     for column in (how.key_column, how.value_column):
         if column is not None and column not in names:
             raise InputError(f"there is no column {column}; the columns are {listed(names, CHOICES)}")

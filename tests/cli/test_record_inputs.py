@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from spark_kafka_source.cli.record_inputs import InputError, InputFormat, format_of_suffix, read_records
 
 TIME_MS = 1_769_839_200_000
+CSV_BLOCK_BYTES = 1 << 20
 
 
 class Pipe(io.BufferedReader):
@@ -105,6 +106,11 @@ def test_tables_are_records_or_rows_as_json(kind: str, seekable: bool) -> None:
     assert found(orders, key_column="id", value_column="name") == [{"value": "naïve".encode(), "key": b"7"}]
 
 
+def test_csv_values_contain_newlines() -> None:
+    line = b'"%s\na"\n' % (b"x" * 101)
+    assert {row["value"] for row in rows(b"value\n" + line * (3 * CSV_BLOCK_BYTES // len(line)), "csv")} == {line[1:-2]}
+
+
 def test_columns_of_other_types_are_their_text() -> None:
     table = pa.table({
         "key": pa.array([b"k"], pa.large_binary()),
@@ -125,10 +131,17 @@ def test_columns_of_other_types_are_their_text() -> None:
         ("json", {}, b'{"key": "x"}', "line 1: the field value is missing"),
         ("json", {}, b'{"value_base64": "?"}', "line 1: value_base64: "),
         ("json", {}, b'{"value_base64": 1}', "line 1: value_base64: "),
-        ("json", {}, b'{"value": "x", "partition": "one"}', "before line 2: "),
+        ("json", {}, b'{"value": "x", "partition": "one"}', "line 1: partition: 'one' is not an integer of 32 bits"),
+        ("json", {}, b'{"value": "x", "partition": 1.5}', "line 1: partition: 1.5 is not an integer of 32 bits"),
+        ("json", {}, b'{"value": "x", "timestamp_ms": 1e30}', "line 1: timestamp_ms: 1e.30 is not an integer"),
+        ("json", {}, b'{"value": "x", "headers": [{"name": "h"}]}', "line 1: a header is a JSON object"),
+        ("json", {}, b'{"value": "x", "headers": "h"}', "line 1: a header is a JSON object"),
+        ("json", {}, b'{"value": "x", "headers": {"\\ud800": "1"}}', "line 1: .* surrogates not allowed"),
+        pytest.param("json", {}, b"[" * 100_000, "line 1: maximum recursion depth", id="deep"),
         ("csv", {}, b"value,note\n1,2\n", "note is not a column of a record; name the one to send: --value-column"),
         ("csv", {"key_column": "id"}, b"value\n1\n", "there is no column id; the columns are value"),
         ("csv", {}, b"value,partition\n1,one\n", "not csv: "),
+        ("csv", {}, b"value,value\n1,2\n", "two columns have the same name; the columns are value, value"),
         ("parquet", {}, b"PAR0", "not parquet: "),
         ("arrow", {}, b"ARROW0", "not arrow: "),
     ],
@@ -138,12 +151,13 @@ def test_wrong_input_is_refused(kind: str, options: dict[str, Any], text: bytes,
         rows(text + b"\n" if kind == "json" else text, kind, **options)
 
 
-def test_records_before_wrong_input_are_yielded() -> None:
-    source = Pipe(b'{"value": "x"}\n' * 3 + b"{}\n", part_bytes=15)
-    batches = read_records(source, InputFormat("json"))
-    assert [next(batches).num_rows for _ in range(3)] == [1, 1, 1]
+@pytest.mark.parametrize("part_bytes", [15, 1 << 16])
+def test_records_before_wrong_line_are_yielded(part_bytes: int) -> None:
+    batches = read_records(Pipe(b'{"value": "x"}\n' * 3 + b"{}\n", part_bytes), InputFormat("json"))
+    counts: list[int] = []
     with pytest.raises(InputError, match="line 4: the field value is missing"):
-        next(batches)
+        counts.extend(batch.num_rows for batch in batches)
+    assert sum(counts) == 3
 
 
 @pytest.mark.parametrize(
