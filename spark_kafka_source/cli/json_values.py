@@ -32,6 +32,8 @@ def json_column(column: pa.Array) -> pa.Array:
 
 def _stored(kind: pa.DataType) -> pa.DataType:
     """Return the type with integers for dates and times: Python's types have fewer years, and no nanoseconds."""
+    if pa.types.is_dictionary(kind):
+        return _stored(kind.value_type)
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_date32(kind):
@@ -40,19 +42,25 @@ def _stored(kind: pa.DataType) -> pa.DataType:
         return pa.struct([field.with_type(_stored(field.type)) for field in kind])
     if pa.types.is_map(kind):
         return pa.map_(kind.key_field, kind.item_field.with_type(_stored(kind.item_type)))
-    if pa.types.is_list(kind):
+    if _is_list(kind):
         return pa.list_(kind.value_field.with_type(_stored(kind.value_type)))
     return kind
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def _writer(kind: pa.DataType) -> Write:
+    if pa.types.is_dictionary(kind):
+        return _writer(kind.value_type)
     if pa.types.is_struct(kind):
         return _object(
             [(json.dumps(field.name, ensure_ascii=False), field.name, _writer(field.type)) for field in kind]
         )
     if pa.types.is_map(kind):
         return _map(_writer(kind.key_type), _writer(kind.item_type))
-    if pa.types.is_list(kind):
+    if _is_list(kind):
         return _array(_writer(kind.value_type))
     if pa.types.is_timestamp(kind):
         return _timestamp(_PER_SECOND[kind.unit], "Z" if kind.tz else "")
@@ -124,6 +132,10 @@ def _number(value: Any) -> str:
     return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
 
 
+def _base64(value: Any) -> str:
+    return f'"{base64.b64encode(value).decode()}"'
+
+
 def _text(value: Any) -> str:
     return json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
 
@@ -134,6 +146,6 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Write], ...] = (
     (pa.types.is_float32, lambda value: _number(np.float32(value))),
     (pa.types.is_floating, _number),
     (pa.types.is_decimal, lambda value: format(value, "f")),
-    (pa.types.is_binary, lambda value: _text(base64.b64encode(value).decode())),
     (pa.types.is_date32, _date),
+    *((check, _base64) for check in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)),
 )

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.records.record_fields import HEADERS_TYPE
+from spark_kafka_source.cli.json_values import json_column
 
 LINES, JSON, CSV, PARQUET, ARROW = FORMATS = ("lines", "json", "csv", "parquet", "arrow")
 _OF_SUFFIX = {
@@ -235,8 +236,7 @@ def _records_of_rows(batch: pa.RecordBatch, how: InputFormat) -> pa.RecordBatch:
     value = how.value_column or ("value" if "value" in names else None)
     key = how.key_column or ("key" if "key" in names and value is not None else None)
     if value is None:
-        rows = [json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str) for row in batch.to_pylist()]
-        columns = {"value": pa.array(rows, pa.string())}
+        columns = {"value": json_column(batch.to_struct_array())}
     else:
         unknown = set(names) - {key, value, "key", "value", *_TYPES, *_IGNORED}
         if unknown and how.value_column is None:

@@ -97,7 +97,7 @@ def test_tables_are_records_or_rows_as_json(
     run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", typed=path.read_bytes())
     messages = read(kafka1, topic)
     assert messages[1].timestamp() == (1, 1769839200001)
-    texts = ['{"id":7,"name":"x","paid":1.5}', '{"id":8,"name":"naïve","paid":2.0}']
+    texts = ['{"id": 7, "name": "x", "paid": 1.5}', '{"id": 8, "name": "naïve", "paid": 2.0}']
     if suffix == ".csv":  # keys are text there
         texts = [text.replace("7", '"7"').replace("8", '"8"') for text in texts]
     assert pairs(messages) == [

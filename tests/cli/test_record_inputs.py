@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -102,7 +103,7 @@ def test_tables_are_records_or_rows_as_json(kind: str, seekable: bool) -> None:
     records = pa.table({"key": ["a"], "value": ["1"], "timestamp_ms": [TIME_MS], "partition": [2], "offset": [9]})
     assert found(records) == [{"value": b"1", "timestamp_ms": TIME_MS, "partition": 2, "key": b"a"}]
     orders = pa.table({"id": [7], "name": ["naïve"], "paid": [1.5]})
-    assert found(orders) == [{"value": '{"id":7,"name":"naïve","paid":1.5}'.encode()}]
+    assert found(orders) == [{"value": '{"id": 7, "name": "naïve", "paid": 1.5}'.encode()}]
     assert found(orders, key_column="id", value_column="name") == [{"value": "naïve".encode(), "key": b"7"}]
 
 
@@ -120,6 +121,19 @@ def test_columns_of_other_types_are_their_text() -> None:
     assert rows(saved(table, "arrow"), "arrow") == [
         {"value": b"v", "headers": [{"key": "h", "value": b"1"}], "key": b"k"}
     ]
+
+
+def test_rows_are_json_as_decoded_values_are() -> None:
+    table = pa.table({
+        "hash": pa.array([b"\0\xff"], pa.large_binary()),
+        "id": pa.array([b"\0\xff"], pa.binary(2)),
+        "price": [math.nan],
+        "times": pa.array([[0]], pa.large_list(pa.timestamp("ms", "UTC"))),
+        "grade": pa.array([2]).dictionary_encode(),
+    })  # fmt: skip
+    assert rows(saved(table, "arrow"), "arrow") == [{
+        "value": b'{"hash": "AP8=", "id": "AP8=", "price": "NaN", "times": ["1970-01-01T00:00:00Z"], "grade": 2}'
+    }]  # fmt: skip
 
 
 @pytest.mark.parametrize(
