@@ -17,7 +17,6 @@ from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
-from protocol.producer.producer import Producer
 from protocol.producer.topics import topic_to_write
 from protocol.settings.config_providers import ENCODING, parse_java_properties
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
@@ -30,11 +29,11 @@ from spark_kafka_source.cli.record_sources import follow, read_ranges
 from spark_kafka_source.cli.rows import long_output_option, print_rows
 from spark_kafka_source.cli.stop_signals import StopRequest, stop_request
 from spark_kafka_source.cli.values import NUMBERS
+from spark_kafka_source.cli.written import producing
 
 # Kafka Connect, Kafka Streams (KIP-1034), Spring.
 _TOPIC_HEADERS = ("__connect.errors.topic", "__streams.errors.topic", "kafka_dlt-original-topic")
 _ERROR_PREFIXES = ("__connect.errors.", "__streams.errors.", "kafka_dlt-")
-_COLUMNS = ("topic", "partition", "first_offset", "last_offset", "records")
 
 
 @click.command()
@@ -97,16 +96,12 @@ def copy(
         client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
         topic_to_write(client, target, None, cluster.deadline)
-        producer = opened.enter_context(Producer(client, target_properties))
+        producer = opened.enter_context(producing(client, target_properties, output))
         copied = Copy(producer, target, keep_partitions, limit)
-        try:
-            if follows and span.end is None:
-                follow(cluster, starts, COPIED_COLUMNS, copied, stop)
-            else:
-                _copy(cluster, ranges, copied, stop)
-            producer.flush()
-        finally:
-            _print_written(producer, output)
+        if follows and span.end is None:
+            follow(cluster, starts, COPIED_COLUMNS, copied, stop)
+        else:
+            _copy(cluster, ranges, copied, stop)
 
 
 @click.command()
@@ -173,13 +168,9 @@ def replay(
             _tell_left_out(counted)
             click.echo("Nothing was written; --execute writes the records.", err=True)
             return
-        with Producer(cluster.client, cluster.properties) as producer:
+        with producing(cluster.client, cluster.properties, output) as producer:
             copied = Copy(producer, target)
-            try:
-                _copy(cluster, ranges, copied, stop)
-                producer.flush()
-            finally:
-                _print_written(producer, output)
+            _copy(cluster, ranges, copied, stop)
         _tell_left_out(copied)
         if group is not None:
             ends = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
@@ -235,21 +226,7 @@ def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest
     """Read ranges into `copied`. Raises `click.ClickException` if stopped before their end."""
     with advancing(copied, sum(source_range.size for source_range in ranges)) as receiver:
         if not read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop):
-            if copied.producer is not None:
-                copied.producer.flush()
             raise click.ClickException("interrupted before the end")
-
-
-def _print_written(producer: Producer, output: str) -> None:
-    written = sorted(producer.acknowledged.items())
-    print_rows(
-        _COLUMNS,
-        [
-            (*key, source_range.first_offset, source_range.last_offset, source_range.count)
-            for key, source_range in written
-        ],
-        output,
-    )
 
 
 def _tell_left_out(copied: Copy) -> None:

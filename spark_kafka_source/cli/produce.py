@@ -12,10 +12,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
-from protocol.producer.results import ProducedRange
-from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.records.record_fields import HEADERS_TYPE
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
@@ -29,10 +26,10 @@ from spark_kafka_source.cli.record_inputs import (
     read_records,
 )
 from spark_kafka_source.cli.record_text import unescape
-from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.rows import output_option
 from spark_kafka_source.cli.values import Parsed
+from spark_kafka_source.cli.written import producing, producing_in_transaction
 
-_COLUMNS = ("topic", "partition", "first_offset", "last_offset", "records")
 _SEPARATOR = Parsed("separator", unescape)
 
 Header = dict[str, Any]
@@ -124,25 +121,22 @@ def produce(
     kind = kind or (LINES if path is None else format_of_suffix(path.suffix))
     if separator is not None and kind != LINES:
         raise click.UsageError(f"--key-separator is for lines; the input is {kind}.")
+    if separator == b"":
+        raise click.UsageError("--key-separator is empty.")
     if (key_column or value_column) is not None and kind in (LINES, JSON):
         raise click.UsageError(f"--key-column and --value-column are for tables; the input is {kind}.")
     how = InputFormat(kind, separator, key_column, value_column, empty_as_null)
     properties = _properties(cluster, compression, acks, transactional_id)
-    written: dict[TopicPartition, ProducedRange] = {}
-    try:
-        with _source(path) as source, _producer(cluster, properties, written) as producer:
-            try:
-                for batch in read_records(source, how):
-                    _send(producer, topic, batch, key, headers, partition)
-            except KeyboardInterrupt as error:
-                raise InputError("interrupted") from error
-    except InputError as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        if written:
-            print_rows(
-                _COLUMNS, [(*key, *_numbers(range_written)) for key, range_written in sorted(written.items())], output
-            )
+    if "transactional.id" in properties:
+        opened = producing_in_transaction(cluster.client, properties, output, cluster.left_ms)
+    else:
+        opened = producing(cluster.client, properties, output)
+    with _source(path) as source, opened as producer:
+        try:
+            for batch in read_records(source, how):
+                _send(producer, topic, batch, key, headers, partition)
+        except KeyboardInterrupt as error:
+            raise InputError("interrupted") from error
 
 
 def _properties(
@@ -161,31 +155,6 @@ def _source(path: Path | None) -> Iterator[BinaryIO]:
     if sys.stdin.isatty():
         click.echo("A record per line; Ctrl-D ends.", err=True)
     yield sys.stdin.buffer
-
-
-@contextmanager
-def _producer(
-    cluster: Cluster, properties: Mapping[str, str], written: dict[TopicPartition, ProducedRange]
-) -> Iterator[Producer]:
-    """Open a producer and, with a transactional id, a transaction; put into `written` what can be read afterwards."""
-    if "transactional.id" in properties:
-        with TransactionalProducer(cluster.client, properties) as producer:
-            producer.init_transactions(cluster.left_ms)
-            producer.begin_transaction()
-            yield producer
-            producer.commit_transaction()
-            written.update(producer.acknowledged)
-        return
-    with Producer(cluster.client, properties) as producer:
-        try:
-            yield producer
-        except InputError:
-            producer.flush()
-            raise
-        else:
-            producer.flush()
-        finally:
-            written.update(producer.acknowledged)
 
 
 def _send(
@@ -207,9 +176,3 @@ def _send(
                 [[*(headers_of_row or ()), *headers] for headers_of_row in own.to_pylist()], HEADERS_TYPE
             )
     producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
-
-
-def _numbers(source_range: ProducedRange) -> tuple[int | None, int | None, int]:
-    # Without offsets, with acks=0.
-    first, last = (offset if offset >= 0 else None for offset in (source_range.first_offset, source_range.last_offset))
-    return first, last, source_range.count

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,7 +44,7 @@ _IGNORED = ("topic", "offset", "timestamp_type")
 _JSON_FIELDS = ("key", "key_base64", "value", "value_base64", "headers", "timestamp_ms", "partition")
 
 
-class InputError(Exception):
+class InputError(click.ClickException):
     """The input is not as its format requires."""
 
 

@@ -210,6 +210,8 @@ def test_copy_writes_to_the_cluster_that_an_option_names(fake: FakeKafka, option
         second.create_topic("orders", 1)
         invoke_at(fake, "copy", "orders", "orders", option.format(second.bootstrap_servers))
         assert len(second.records("orders")) == len(fake.records("orders")) == 1
+        unknown = invoke_at(fake, "copy", "orders", "orders-copy", "--to-property", "acks=0", "--output", "csv")
+        assert unknown.stdout.splitlines()[1:] == ["orders-copy,0,,,1"]
         wrong = invoke_at(fake, "copy", "orders", "orders-copy", "--to-property", "security.protocol=x", code=2)
         assert "properties of the target cluster: security.protocol" in " ".join(wrong.stderr.split())
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
+from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at, rows
 from tests.cli.test_record_inputs import saved
@@ -43,7 +44,7 @@ def test_lines_are_values_and_offsets_are_printed(run: Any, kafka1: LocalKafka, 
         (None, b"na\xefve\xff"),
         (None, b"last"),
     ]
-    assert run(topic, typed=b"").stdout == ""
+    assert rows(run(topic, "-o", "json", typed=b"")) == []
 
 
 def test_keys_headers_and_partition_are_sent(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -142,12 +143,23 @@ def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: Loca
     assert count == len(read(kafka1, topic)) == 20_000
 
 
+def test_records_before_refused_one_are_written_and_shown() -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        typed = b"first\n" + b"x" * 3_000_000
+        refused = invoke_at(kafka, "produce", "orders", "-o", "csv", typed=typed, code=1)
+        assert "more than max.request.size" in refused.stderr
+        assert refused.stdout.splitlines()[1:] == ["orders,0,0,0,1"]
+        assert [record.value for record in kafka.records("orders")] == [b"first"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "typed", "code", "says"),
     [
         (("-i", "json"), b"[1]\n", 1, "line 1: a record is a JSON object"),
         (("-p", "9", "-X", "max.block.ms=1000"), b"x\n", 1, "partition 9"),
         (("-i", "json", "-K", ":"), b"", 2, "--key-separator is for lines"),
+        (("-K", ""), b"x\n", 2, "--key-separator is empty"),
         (("--value-column", "x"), b"", 2, "for tables"),
         (("-X", "acks=2"), b"", 2, "acks"),
     ],
