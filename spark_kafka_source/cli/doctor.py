@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -21,7 +20,6 @@ from spark_kafka_source.cli.rows import output_option, print_rows
 
 _COLORS = {checks.OK: "green", checks.WARNING: "yellow", checks.FAILED: "red", checks.SKIPPED: "bright_black"}
 _PACKAGES = ("pyspark", "databricks-connect", "pyarrow", "numpy", "crc32c", "lz4", "pandas", "cryptography")
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @click.command()
@@ -122,7 +120,7 @@ def _report(properties: Mapping[str, str], columns: Iterable[str], rows: Iterabl
         "platform": platform.platform(),
         **{name: packages[name] for name in _PACKAGES if name in packages},
     }
-    values = {name: _USER_OF_URL.sub("[hidden]@", shown(name, value)) for name, value in sorted(properties.items())}
+    values = {name: shown(name, value) for name, value in sorted(properties.items())}
     tables = (
         _table(("version of", ""), versions.items()),
         _table(("property", ""), values.items()),

@@ -23,6 +23,7 @@ _FILE_VARIABLE = "PYKAFKA_CONFIG"
 _USED = "profile"
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|private|credential|user\.info", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def shown(name: str, value: str) -> str:
-    """Return the value of a property, hidden if it may be a secret; references such as `${env:…}` are shown."""
-    return "[hidden]" if _SECRET.search(name) and not _REFERENCE.fullmatch(value) else value
+    """Return the value of a property without secrets and users of URLs; references such as `${env:…}` are shown."""
+    is_hidden = _SECRET.search(name) and not _REFERENCE.fullmatch(value)
+    return "[hidden]" if is_hidden else _USER_OF_URL.sub("[hidden]@", value)
 
 
 def complete_profiles(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a profile in a shell."""
-    return [CompletionItem(name) for name in read_profiles().by_name if name.startswith(incomplete)]
+    """Complete the name of a profile in a shell; without a readable file there are none."""
+    try:
+        return [CompletionItem(name) for name in read_profiles().by_name if name.startswith(incomplete)]
+    except click.UsageError:
+        return []

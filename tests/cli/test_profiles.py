@@ -49,6 +49,7 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
         security.protocol = "SASL_SSL"
         sasl.jaas.config = "x password=geheim"
         ssl.truststore.password = "${env:STORE}"
+        schema.registry.url = "https://ops:geheim@registry:8081"
         "request.timeout.ms" = 5000
         [profiles.test]
         bootstrap.servers = "test:9092"
@@ -68,6 +69,7 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
         "security.protocol": "SASL_SSL",
         "sasl.jaas.config": "[hidden]",
         "ssl.truststore.password": "${env:STORE}",
+        "schema.registry.url": "https://[hidden]@registry:8081",
         "request.timeout.ms": "5000",
     }
     assert [row["used"] for row in json.loads(run("profile", "list", "-o", "json").stdout)] == [True, False]
@@ -118,6 +120,7 @@ def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
     second = tmp_path / "other.toml"
     second.write_text('[profiles.x]\nbootstrap.servers = "x:1"\n')
     assert "x:1" in run("profile", "list", PYKAFKA_CONFIG=str(second)).stdout
+    assert completed("pykafka produce --profile p", tmp_path) == []
     path.write_text('profiles = "none"\n')
     run("profile", "list", code=2)
 
@@ -129,7 +132,7 @@ def completed(words: str, tmp_path: Path, *, by_process: bool = False, **env: st
     if by_process:
         output = subprocess.run(COMMAND, env=os.environ | properties, capture_output=True, text=True, timeout=60).stdout
     else:
-        output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=properties).stdout
+        output = CliRunner().invoke(pykafka, [], prog_name="pykafka", env=properties, catch_exceptions=False).stdout
     return [line.partition(",")[2] for line in output.splitlines() if line]
 
 
