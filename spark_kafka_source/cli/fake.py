@@ -58,10 +58,13 @@ def fake(topics: tuple[tuple[str, int], ...], brokers: int, port: int, host: str
     by_itself = {"auto.create.topics.enable": "true", "log.retention.check.interval.ms": "300000"}
     try:
         kafka = FakeKafka(brokers, settings={**by_itself, **settings}, host=host, port=port, record_requests=False)
-    except OSError as error:
-        raise click.ClickException(
-            f"{host}:{port}: {os.strerror(error.errno) if error.errno else error}. Choose another --port."
-        ) from error
+    except (OSError, OverflowError) as error:
+        # A taken port has a number of the operating system, which an unknown host has not.
+        text = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else error
+        ports = f"{port}" if brokers == 1 or not port else f"{port}-{port + brokers - 1}"
+        raise click.ClickException(f"{host}:{ports}: {text}. Choose another --port or --host.") from error
+    except ValueError as error:
+        raise click.UsageError(f"--set: {error}.") from error
     with kafka, stop_request() as stopped:
         for name, partitions in topics:
             try:

@@ -95,6 +95,9 @@ def test_examples_of_the_page_run_on_other_ports() -> None:
         (("--topic", "orders:0"), 2, "such as orders:3"),
         (("--brokers", "0"), 2, "x>=1"),
         (("--set", "nothing"), 2, "NAME=VALUE"),
+        (("--port", "65535", "--brokers", "2"), 1, "127.0.0.1:65535-65536: "),
+        (("--port", "0", "--host", "no-such-host.invalid"), 1, "[Errno -"),
+        (("--port", "0", "--set", "log.retention.check.interval.ms=soon"), 2, "--set: invalid literal"),
         (("--port", "0", "--topic", "a b"), 1, "topic a b: INVALID_TOPIC_EXCEPTION"),
         (("--port", "0", "--topic", "a", "--topic", "a"), 1, "topic a: TOPIC_ALREADY_EXISTS"),
     ],
@@ -107,4 +110,4 @@ def test_taken_port_is_explained() -> None:
     with FakeKafka() as kafka:
         port = kafka.addresses[1][1]
         stderr = invoke("fake", "--port", str(port), code=1).stderr
-    assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port." in stderr
+    assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port or --host." in stderr
