@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from protocol.testing import FakeKafka
+from spark_kafka_source.cli import perf
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at
 from tests.cli.test_produce import read
@@ -75,3 +80,16 @@ def test_consume_ends_when_idle_and_names_missing_records(run: Any, topic1: Topi
 
 def test_produce_to_missing_topic_is_one_error(run: Any) -> None:
     assert "Error: " in run("produce", "no such topic", "-n", "1", code=1).stderr
+
+
+def test_produce_ends_at_a_signal_while_it_limits_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    signals = iter((False, False))  # before the first call, and in its pause; then the signal
+    stop = type("Stop", (), {"__bool__": lambda _: next(signals, True)})()
+    monkeypatch.setattr(perf, "stop_request", lambda: nullcontext(stop))
+    monkeypatch.setattr(perf, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    with FakeKafka() as kafka:
+        kafka.create_topic("perf-test", 1)
+        result = invoke_at(kafka, "perf", "produce", "perf-test", "-n", "1000", "--throughput", "1")
+    assert result.stdout.startswith("500 records sent")
+    assert sum(slept) < 1
