@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -41,8 +42,8 @@ _FORMATS = tuple(name for name, spec in FORMATS.items() if spec.language is not 
 _TYPE_OPTIONS = TypeOptionNames(
     "--value-types", "--subject", "--subject-name-strategy", "--value-schema", "--union-types"
 )
-# Bytes that control a terminal become question marks there; \t, \n and \r stay.
-_ON_TERMINAL = bytes(63 if (byte < 32 and byte not in b"\t\n\r") or byte == 127 else byte for byte in range(256))
+# Control characters, also of two bytes in UTF-8, become question marks on a terminal; \t, \n and \r stay.
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 _POSITION_OR_JSON = Parsed("position", lambda text: text if text == _JSON else parse_span(text))
@@ -90,7 +91,7 @@ class _Output:
         chosen, unread = self._filter.apply(batch), None
         if self._left is not None and chosen.num_rows >= self._left:
             chosen = chosen.slice(0, self._left)
-            last = chosen.column("offset")[-1].as_py() if chosen.num_rows else batch.column("offset")[0].as_py() - 1
+            last = chosen.column("offset")[-1].as_py()
             unread = last + 1 if last < batch.column("offset")[-1].as_py() else None
         if chosen.num_rows:
             if self.decoder is not None:
@@ -106,7 +107,7 @@ class _Output:
             self.file.write(key[1], batch)
         elif self.format is not None:
             rendered = self.format.render(*key, batch)
-            click.echo(rendered.translate(_ON_TERMINAL) if sys.stdout.isatty() else rendered, nl=False)
+            click.echo(_CONTROL.sub(b"?", rendered) if sys.stdout.isatty() else rendered, nl=False)
 
 
 @click.command()
@@ -322,7 +323,7 @@ def _consume_partitions(
 ) -> None:
     with stop_request(prints=path is None) as stop, ExitStack() as opened:
         starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
-        total = sum(max(0, end.until_offset - end.from_offset) for end in ends or ())
+        total = sum(source_range.size for source_range in ends or ())
         receiver = _open(opened, output, path, topic, None if ends is None else total)
         if ends is None:
             follow(cluster, starts, output.columns, receiver, stop)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.records.decode import SCHEMA
+from spark_kafka_source.cli.consume import _Output
 from spark_kafka_source.cli.positions import Position, Span, parse_span
 from spark_kafka_source.cli.record_filters import RecordFilter
 from spark_kafka_source.cli.record_text import json_format, text_format
@@ -112,6 +113,16 @@ def test_json_lines_hold_any_text(records: list[tuple[str | None, str | None]]) 
     assert [(record["key"], record["value"]) for record in printed] == [
         tuple(None if cell is None else cell.decode() for cell in row) for row in rows
     ]
+
+
+def test_control_characters_do_not_reach_a_terminal(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = _Output(RecordFilter(), None)
+    output.format = text_format(r"%v\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    output.take(("t", 0), batch_of((None, "\x1b[2J \x9b2J\x7f na\u00efve\t\u00c2".encode(), None)))
+    assert capsysbinary.readouterr().out == "?[2J ?2J? na\u00efve\t\u00c2\n".encode()
 
 
 def test_filters_are_combined() -> None:
