@@ -11,8 +11,9 @@ from protocol.admin.admin import Admin
 from protocol.errors import AdminFailed, UnsupportedVersion
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.log_offsets import Range
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.connection import Cluster
+from spark_kafka_source.cli.positions import list_ends
 
 COLUMNS = (
     "topic",
@@ -37,23 +38,20 @@ def sample_partitions(cluster: Cluster, name: str, last: int) -> list[tuple[Any,
     admin = Admin(cluster.client)
     described = admin.describe_topics([name], timeout_ms=cluster.left_ms)[name]
     keys = [(name, number) for number in sorted(described.partitions)]
-    begins, ends = (
-        {key: offset.offset for key, offset in admin.list_offsets(dict.fromkeys(keys, moment)).items()}
-        for moment in (EARLIEST, LATEST)
-    )
+    logs = list_ends(cluster.client, cluster.consumer, keys, cluster.deadline)
+    begins, ends = logs.starts, {key: end.offset for key, end in logs.ends.items()}
     sizes = _sizes_on_disk(admin, cluster, keys, {key: described.partitions[key[1]].leader for key in keys})
     ranges = [Range(*key, max(begins[key], ends[key] - last), ends[key]) for key in keys]
-    columns = ["key", "value", "timestamp_ms"]
     samples: dict[TopicPartition, list[pa.RecordBatch]] = {key: [] for key in keys}
     reader = BoundedReader(
         cluster.client,
         cluster.consumer,
-        [source_range for source_range in ranges if source_range.until_offset > source_range.from_offset],
-        columns=columns,
+        [source_range for source_range in ranges if source_range.size > 0],
+        columns=["key", "value", "timestamp_ms"],
         poll_timeout_ms=cluster.left_ms,
     )
     for source_range, batch in reader:
-        samples[source_range.topic, source_range.partition].append(_summary_columns(batch))
+        samples[source_range.topic_partition].append(_summary_columns(batch))
     return [(*key, ends[key] - begins[key], sizes.get(key), *_statistics(samples[key])) for key in keys]
 
 

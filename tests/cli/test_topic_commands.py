@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from protocol import Producer
+from protocol import Producer, TransactionalProducer
+from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at, rows
 from tests.conftest import TopicFactory
@@ -120,3 +121,16 @@ def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka
     wait_until_known(kafka, name, 3)
     assert replicas() == [first, second, third]
     run("delete", name, "--yes")
+
+
+def test_analyze_of_committed_records_ends_before_open_transaction() -> None:
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders", 1)
+        kafka.produce("orders", b"1", partition=0)
+        with TransactionalProducer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "t"}) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("orders", b"2").result(30)
+            options = ("-X", "isolation.level=read_committed", "--timeout", "10s", "-o", "json")
+            (row,) = rows(invoke_at(kafka, "topics", "analyze", "orders", *options))
+    assert row["records"] == 1
