@@ -13,6 +13,7 @@ from protocol.fetch.consumer import Consumer
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.connection import Cluster
+from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest
 
 
@@ -80,6 +81,9 @@ def read_as_member(
     """
     if complete is not None:
         properties = {**properties, "enable.auto.commit": "false"}
+    if exit_at_end:
+        # Without its topic, a member would wait for an end.
+        named_partitions(cluster.client, [(topic, None)], cluster.deadline)
     with KafkaConsumer(cluster.client, properties, columns=columns) as consumer:
         consumer.subscribe([topic])
         _read_as_member(consumer, receiver, stop, exit_at_end=exit_at_end)

@@ -209,6 +209,12 @@ def test_group_keeps_batch_after_last_printed_one(monkeypatch: pytest.MonkeyPatc
         assert (written, kafka.offsets.committed["g"]["orders", 0].offset) == ([5], 5)
 
 
+def test_group_does_not_wait_for_the_end_of_a_missing_topic() -> None:
+    with FakeKafka(settings={"auto.create.topics.enable": "false"}) as kafka:
+        missing = invoke_at(kafka, "consume", "orders", "-g", "g", "-e", "--timeout", "1s", code=1)
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in missing.stderr
+
+
 def test_failing_file_leaves_offsets_of_the_group(
     run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
