@@ -69,12 +69,12 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, as click requires."""
-        return sorted({*super().list_commands(ctx), *self._lazy})
+        return sorted(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None for an unknown one."""
         if cmd_name not in self._lazy:
-            return super().get_command(ctx, cmd_name)
+            return None
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), attribute)
         return command

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.producer import Producer
 
-_SENT = ("key", "value", "timestamp_ms", "headers")
-COPIED_COLUMNS = ("offset", *_SENT)
+COPIED_COLUMNS = ("key", "value", "timestamp_ms", "headers")
 
 
 @dataclass(frozen=True)
@@ -79,19 +78,15 @@ class Copy:
         """True if `limit` records were copied."""
         return self.limit is not None and self.counts.total() >= self.limit
 
-    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
-        """Copy a batch; return the offset of its first record that was not copied because of the limit."""
-        unread = None
-        if self.limit is not None and batch.num_rows > (room := self.limit - self.counts.total()):
-            unread = int(batch.column("offset")[room].as_py())
-            batch = batch.slice(0, room)
+    def take(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
+        """Copy a batch, up to the limit."""
+        if self.limit is not None:
+            batch = batch.slice(0, self.limit - self.counts.total())
         for topic, records in self._by_topic(batch):
             self.counts[topic] += records.num_rows
             if self.producer is not None:
-                columns = {name: records.column(name) for name in _SENT}
                 partitions = np.full(records.num_rows, key[1], np.int32) if self.keeps_partition else None
-                self.producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
-        return unread
+                self.producer.send_columns(topic, records.select(COPIED_COLUMNS), partitions)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if isinstance(self.target, str):
