@@ -60,7 +60,7 @@ def fake(topics: tuple[tuple[str, int], ...], brokers: int, port: int, host: str
         kafka = FakeKafka(brokers, settings={**by_itself, **settings}, host=host, port=port, record_requests=False)
     except (OSError, OverflowError) as error:
         # A taken port has a number of the operating system, which an unknown host has not.
-        text = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else error
+        text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno and error.errno > 0 else error
         ports = f"{port}" if brokers == 1 or not port else f"{port}-{port + brokers - 1}"
         raise click.ClickException(f"{host}:{ports}: {text}. Choose another --port or --host.") from error
     except ValueError as error:
