@@ -69,17 +69,6 @@ class ItemReader(ABC):
     def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
         """Return the column of the values at these places, which ascend; `number` is that of `Found`."""
 
-    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Return one value per message: `last` indexes `hits`, -1 for null. `starts` are those of the messages."""
-        rows = np.flatnonzero(last >= 0)
-        chosen = last[rows]
-        column = self.read(data, hits.at[chosen], hits.number[chosen])
-        if len(rows) == len(last):
-            return column
-        index = np.full(len(last), -1, np.int64)
-        index[rows] = np.arange(len(rows))
-        return take_rows(column, index)
-
 
 class NumberReader(ItemReader):
     """Numbers, bool and enums.
@@ -217,10 +206,6 @@ class BytesReader(ItemReader):
         """Return the column of the values."""
         return self._text(binary_column(data, at, number))
 
-    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Return the column of the occurrences `last`, null for -1."""
-        return self._text(binary_column(data, *self.places(hits, last, starts)))
-
     def places(self, hits: Found, last: Positions, starts: Positions) -> tuple[Positions, Positions]:
         """Return where the values are and their lengths, -1 for null."""
         rows = np.flatnonzero(last >= 0)
@@ -255,7 +240,17 @@ def _is_text(raw: bytes) -> bool:
     return True
 
 
-class MessageReader(ItemReader):
+class NestedReader(ItemReader):
+    """Reads messages: as structs, or as the value that some of them stand for."""
+
+    wire = BYTES
+
+    @abstractmethod
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions) -> pa.Array:
+        """Return one message per row: `last` indexes `hits`, -1 for null. A message that occurs twice is merged."""
+
+
+class MessageReader(NestedReader):
     """Messages and groups as structs."""
 
     def __init__(self, fields: Collection[FieldReader], is_group: bool = False, dummy: bool = False) -> None:
@@ -291,8 +286,8 @@ class MessageReader(ItemReader):
             columns.append(pa.nulls(len(at), pa.string()))
         return pa.Array.from_buffers(self.type, len(at), [None], children=columns)
 
-    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Return the column of the messages, null where there is none. A message that occurs twice is merged."""
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions) -> pa.Array:
+        """Return the column of the messages, null where there is none."""
         rows = np.flatnonzero(last >= 0)
         try:
             if len(hits.row) > len(rows):
@@ -347,13 +342,11 @@ def _merged(data: Bytes, hits: Found, rows: Positions) -> tuple[Bytes, Positions
     return (joined if len(joined) else data), np.concatenate([np.zeros(1, np.int64), ends[:-1]]), ends
 
 
-class TimeReader(ItemReader):
+class TimeReader(NestedReader):
     """`Timestamp` and `Duration`: seconds and nanoseconds, as microseconds.
 
     `parts`: reads both fields, zero for absent ones.
     """
-
-    wire = BYTES
 
     def __init__(self, parts: MessageReader, type: pa.DataType) -> None:
         self._parts = parts
@@ -363,9 +356,9 @@ class TimeReader(ItemReader):
         """Return the column of the times."""
         return self._micros(self._parts.read(data, at, number))
 
-    def read_sparse(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions) -> pa.Array:
         """Return the column of the times, null where there is none."""
-        return self._micros(self._parts.read_sparse(data, hits, last, starts))
+        return self._micros(self._parts.read_sparse(data, hits, last))
 
     def _micros(self, parts: pa.Array) -> pa.Array:
         rows = len(parts)
@@ -381,10 +374,8 @@ class TimeReader(ItemReader):
         return pa.Array.from_buffers(self.type, rows, [validity, pa.py_buffer(micros)])
 
 
-class WrappedReader(ItemReader):
+class WrappedReader(NestedReader):
     """A wrapper such as `Int64Value`, as its only field."""
-
-    wire = BYTES
 
     def __init__(self, message: MessageReader) -> None:
         self._message = message
@@ -393,6 +384,10 @@ class WrappedReader(ItemReader):
     def read(self, data: Bytes, at: Positions, number: Integers) -> pa.Array:
         """Return the column of the values."""
         return self._message.read(data, at, number).field(0)
+
+    def read_sparse(self, data: Bytes, hits: Found, last: Positions) -> pa.Array:
+        """Return the column of the values, null where there is none."""
+        return self._message.read_sparse(data, hits, last).field(0)
 
 
 # -- fields -----------------------------------------------------------------------------------
@@ -419,6 +414,13 @@ def _last_hits(hits: Found, rows: int) -> tuple[Found, Positions, Positions]:
     last = np.full(rows, -1, np.int64)
     last[hits.row] = np.arange(len(hits.row))
     return hits, last, np.flatnonzero(last < 0)
+
+
+def _with_empty_messages(hits: Found, last: Positions, starts: Positions) -> tuple[Found, Positions]:
+    """Return the hits, with a message without fields in rows that have none, and the last hit of each row."""
+    missing = np.flatnonzero(last < 0)
+    empty = Found(missing, starts[missing], np.zeros(len(missing), np.uint8), 0)
+    return _last_hits(join_found([hits, empty]), len(last))[:2]
 
 
 class FieldReader:
@@ -469,9 +471,10 @@ class FieldReader:
             return self._single_numbers(data, own, last, missing)
         if isinstance(self._item, BytesReader):
             return self._single_bytes(data, own, last, missing, starts)
+        assert isinstance(self._item, NestedReader)
         if self._rules.dense and len(missing):
-            return self._dense_messages(data, own, last, starts)
-        return self._item.read_sparse(data, own, last, starts)
+            own, last = _with_empty_messages(own, last, starts)
+        return self._item.read_sparse(data, own, last)
 
     def _read_column(self, data: Bytes, column: Column) -> pa.Array:
         """Return the column of a field that no message has more than once."""
@@ -562,16 +565,6 @@ class FieldReader:
                 places[missing] = len(last)
                 return pa.concat_arrays([column, single]).take(to_arrow(places))
         return item.sparse(data, at, length)
-
-    def _dense_messages(self, data: Bytes, hits: Found, last: Positions, starts: Positions) -> pa.Array:
-        """Read messages, an absent one as one without fields."""
-        missing = np.flatnonzero(last < 0)
-        empty = Found(missing, starts[missing], np.zeros(len(missing), np.uint8), np.zeros(len(missing), np.int64))
-        all_hits = join_found([hits, empty]) if len(hits.row) else empty
-        all_hits = all_hits.where(np.lexsort((all_hits.order, all_hits.row)))
-        filled = np.full(len(last), -1, np.int64)
-        filled[all_hits.row] = np.arange(len(all_hits.row))
-        return self._item.read_sparse(data, all_hits, filled, starts)
 
     # -- repeated fields ----------------------------------------------------------------------
 

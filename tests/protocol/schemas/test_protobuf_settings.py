@@ -89,6 +89,11 @@ def test_wrappers_are_structs_or_their_values() -> None:
     assert decode(WRAPPERS, [zero], unwrap_wrappers=True) == [empty]
     expected = {**empty, "a": 0, "b": ""}
     assert decode(WRAPPERS, [zero], unwrap_wrappers=True, emit_default_values=True) == [expected]
+    assert decode(WRAPPERS, [b"\x0a\2\x08\5\x0a\0"], unwrap_wrappers=True) == [{**empty, "a": 5}]  # merged
+    settings = ProtobufSettings(unwrap_wrappers=True)
+    inputs = [b"", b"\x12\3\x0a\1x", b"", b"\x12\3\x0a\1\xff", b""]
+    rows, errors = decoded(ColumnDecoder(ReaderSchema("protobuf", WRAPPERS, protobuf=settings)), inputs)
+    assert (rows, len(errors)) == ([empty, {**empty, "b": "x"}, empty, None, empty], 1)
     upcast = decode(WRAPPERS, [value], unwrap_wrappers=True, upcast_unsigned_ints=True)
     assert int(upcast[0]["c"]) == 2**64 - 1
 
