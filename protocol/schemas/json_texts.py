@@ -9,7 +9,7 @@ import base64
 import binascii
 import re
 from datetime import datetime, timedelta, timezone, tzinfo
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -35,7 +35,10 @@ def parse_decimal(text: str, precision: int, scale: int) -> int | None:
     text = text.replace(",", "")
     if len(text) > _MAX_DIGITS or _DECIMAL.fullmatch(text) is None:
         return None
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None  # an exponent that no number of Python has
     if not number or number.adjusted() < -scale - 1:
         return 0
     if number.adjusted() >= precision - scale:

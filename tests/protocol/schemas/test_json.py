@@ -72,6 +72,8 @@ def field(kind: str, text: str) -> Any:
         ("DECIMAL(10, 2)", "1e7", Decimal("10000000.00")),
         ("DECIMAL(10, 2)", "2147483648", "field a: 2147483648 is not a decimal(10,2)"),
         ("DECIMAL(10, 2)", "1e999999999", "field a: 1e999999999 is not a decimal(10,2)"),
+        *(("DECIMAL(10, 2)", f"{number}e{sign}{'9' * 20}",
+           f"field a: {number}e{sign}{'9' * 20} is not a decimal(10,2)") for number in "01" for sign in ("", "-")),
         ("DECIMAL(38, 18)", "9223372036854775808", Decimal("9223372036854775808.000000000000000000")),
         ("DECIMAL(38, 18)", "123456789012345678901234567890",
          "field a: 123456789012345678901234567890 is not a decimal(38,18)"),
