@@ -45,6 +45,8 @@ _TAKES: dict[str, tuple[pa.DataType, ...]] = {
     "fixed": (pa.binary(), pa.large_binary()),
 }
 _DECIMAL_BYTES = 16
+# Spark's type of a union of null alone.
+_NO_FIELDS = pa.struct([])
 
 
 def encoder(avro: AvroType, kind: pa.DataType) -> ColumnWriter:
@@ -138,7 +140,7 @@ def _union(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
     if _has_members(avro, kind):
         writers = [_writer(member, field.type, path) for member, field in zip(members, kind, strict=True)]
         return _Members([avro.children.index(member) for member in members], writers, null, path)
-    if null is not None and (pa.types.is_null(kind) or not members):
+    if null is not None and (pa.types.is_null(kind) or (not members and kind == _NO_FIELDS)):
         return _Constant(zigzag_varint(null))
     for number, branch in enumerate(avro.children):
         if branch.kind == "null":

@@ -362,6 +362,11 @@ def test_slice_of_a_column_is_written() -> None:
         (record(("a", LINES)), pa.struct([("a", pa.list_(pa.struct([("sku", pa.int32())])))]), "a[].sku is int32"),
         (record(("a", MILLIS)), pa.struct([("a", pa.timestamp("us"))]), "a is timestamp[us], which"),
         (record(("a", ["null", "int"])), pa.struct([("a", pa.string())]), "a is string, which the schema's int"),
+        (
+            record(("a", ["null"])),
+            pa.struct([("a", pa.int32())]),
+            "a is int32, which the schema's union of null cannot",
+        ),
         ("long", pa.string(), "the column is string, which the schema's long cannot take"),
     ],
 )
