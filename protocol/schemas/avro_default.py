@@ -27,7 +27,14 @@ _STORED = {"float": "<f", "double": "<d"}
 
 
 def encode_default(avro: AvroType, value: Any) -> bytes:
-    """Return the bytes of a default. Raises `TypeError` or `ValueError` if it has another type."""
+    """Return the bytes of a default. Raises `ValueError`: it has another type; the text says which."""
+    try:
+        return _encoded(avro, value)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        raise ValueError(f"a default that is no {avro.text}: {value!r}") from None
+
+
+def _encoded(avro: AvroType, value: Any) -> bytes:
     kind = avro.kind
     if kind in _NESTED:
         return _NESTED[kind](avro, value)
@@ -56,14 +63,14 @@ def _union(avro: AvroType, value: Any) -> bytes:
     for number, branch in enumerate(avro.children):
         try:
             return zigzag_varint(number) + encode_default(branch, value)
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        except ValueError:
             continue
     raise ValueError
 
 
 def _record(avro: AvroType, value: Any) -> bytes:
     members = {field.name: field.default for field in avro.fields if field.default is not NO_DEFAULT} | value
-    return b"".join(encode_default(field.type, members[field.name]) for field in avro.fields)
+    return b"".join(_encoded(field.type, members[field.name]) for field in avro.fields)
 
 
 def _items(avro: AvroType, value: Any) -> bytes:
@@ -73,7 +80,7 @@ def _items(avro: AvroType, value: Any) -> bytes:
         return b"\0"
     keys = map(_sized, map(str.encode, value)) if isinstance(value, dict) else repeat(b"")
     elements = value.values() if isinstance(value, dict) else value
-    items = (key + encode_default(avro.children[0], element) for key, element in zip(keys, elements, strict=False))
+    items = (key + _encoded(avro.children[0], element) for key, element in zip(keys, elements, strict=False))
     return zigzag_varint(len(value)) + b"".join(items) + b"\0"
 
 

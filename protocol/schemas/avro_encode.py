@@ -125,7 +125,10 @@ def _record(avro: AvroType, kind: pa.StructType, path: str) -> ColumnWriter:
 def _default(field: AvroField, path: str) -> ColumnWriter:
     if field.default is NO_DEFAULT:
         raise ConfigurationError(f"the column has no field {path}, which has no default in the schema")
-    return _Constant(encode_default(field.type, field.default))
+    try:
+        return _Constant(encode_default(field.type, field.default))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} has {error}") from None
 
 
 def _required(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:

@@ -155,8 +155,10 @@ def _default_column(field: AvroField, path: str) -> pa.Array:
         # A byte follows, so that the buffer is not empty: a value such as null has no bytes.
         data = np.frombuffer(encoded + b"\0", np.uint8)
         column, _ = read_column(reader, data, np.zeros(1, np.int64), np.array([len(encoded)]))
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, InvalidRows):
-        raise Incompatible(f"{below} has a default that is no {field.type.text}: {field.default!r}") from None
+    except ValueError as error:
+        raise Incompatible(f"{below} has {error}") from None
+    except InvalidRows as error:
+        raise Incompatible(f"{below} has a default with {error}") from None
     return column
 
 

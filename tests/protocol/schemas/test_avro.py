@@ -359,6 +359,7 @@ def test_slice_of_a_column_is_written() -> None:
         (record(("a", "int")), pa.struct([("a", pa.int64())]), "a is int64, which the schema's int cannot take"),
         (record(("a", "int")), pa.struct([("b", pa.int32())]), "the schema has no field b; it has a"),
         (record(("a", "int")), pa.struct([]), "the column has no field a, which has no default in the schema"),
+        (record(("a", "int", "x")), pa.struct([]), "a has a default that is no int: 'x'"),
         (record(("a", LINES)), pa.struct([("a", pa.list_(pa.struct([("sku", pa.int32())])))]), "a[].sku is int32"),
         (record(("a", MILLIS)), pa.struct([("a", pa.timestamp("us"))]), "a is timestamp[us], which"),
         (record(("a", ["null", "int"])), pa.struct([("a", pa.string())]), "a is string, which the schema's int"),
