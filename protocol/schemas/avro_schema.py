@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import load_schema
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -127,18 +128,12 @@ def parse_avro(text: str, references: Mapping[str, str] | None = None) -> AvroTy
     message has the path.
     """
     parser = _Parser()
-    for reference in (references or {}).values():
-        parser.parse(_from_json(reference), "", "", 0)
-    return parser.parse(_from_json(text), "", "", 0)
+    *_, parsed = (parser.parse(_load(schema), "", "", 0) for schema in (*(references or {}).values(), text))
+    return parsed
 
 
-def _from_json(text: str) -> Any:
-    if text.strip() in PRIMITIVES:
-        return text.strip()
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the Avro schema is not JSON: {error}") from None
+def _load(text: str) -> Any:
+    return text.strip() if text.strip() in PRIMITIVES else load_schema(text, "the Avro schema")
 
 
 @dataclass(frozen=True)
@@ -285,7 +280,7 @@ def _aliases(schema: Mapping[str, Any], path: str) -> tuple[str, ...]:
 
 def _with_logical(plain: AvroType, schema: Mapping[str, Any]) -> AvroType:
     """Return the type with its logical type; an invalid one is ignored, as the specification demands."""
-    logical = schema.get("logicalType")
+    logical = str(schema.get("logicalType"))
     if logical == "decimal" and plain.kind in ("bytes", "fixed"):
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,16 @@ def check_fields(available: Sequence[str], fields: Collection[str]) -> None:
     if missing := [field for field in fields if field not in available]:
         names = listed(available, CHOICES) or "none"
         raise UnknownName(f"the schema has no field {listed(missing)}; it has {names}", of="Fields")
+
+
+def load_schema(text: str, subject: str) -> Any:
+    """Return a schema in JSON as Python objects. Raises `ConfigurationError`: it is not JSON, or not Unicode."""
+    try:
+        document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # escapes may be half of a character
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{subject} is not JSON: {error}") from None
+    return document
 
 
 def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:

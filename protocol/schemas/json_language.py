@@ -11,7 +11,15 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from protocol.schemas.decoding import OneName, RecordNames, SchemaText, ValueDecoder, check_fields, refuse_message
+from protocol.schemas.decoding import (
+    OneName,
+    RecordNames,
+    SchemaText,
+    ValueDecoder,
+    check_fields,
+    load_schema,
+    refuse_message,
+)
 from protocol.schemas.encoding import ColumnWriter
 from protocol.schemas.json_columns import JsonDecoder
 from protocol.schemas.json_encode import json_writer, schema_of
@@ -60,7 +68,7 @@ class JsonLanguage:
 
 
 def _title(text: str) -> str:
-    document = json.loads(text) if is_json_schema(text) else None
+    document = load_schema(text, "the JSON Schema") if is_json_schema(text) else None
     title = document.get("title") if isinstance(document, dict) else None
     return title if isinstance(title, str) else ""
 

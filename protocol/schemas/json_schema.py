@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import load_schema
 
 _MAX_DEPTH = 64
 # With references, a short text can describe a very large type.
@@ -83,7 +84,10 @@ def parse_json_schema(text: str, references: Mapping[str, str] | None = None) ->
     """
     document = _load(text, "the JSON Schema")
     documents = {name: _load(reference, f"the reference {name}") for name, reference in (references or {}).items()}
-    return _Parser(document, documents).parse(document, _Base("", document), "", 0)
+    try:
+        return _Parser(document, documents).parse(document, _Base("", document), "", 0)
+    except ValueError as error:
+        raise ConfigurationError(f"the JSON Schema has an $id or $ref that is no URI: {error}") from None
 
 
 def arrow_type(schema: JsonType) -> pa.DataType:
@@ -104,10 +108,7 @@ def arrow_type(schema: JsonType) -> pa.DataType:
 
 
 def _load(text: str, subject: str) -> Any:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{subject} is not JSON: {error}") from None
+    document = load_schema(text, subject)
     if not isinstance(document, dict | bool):
         raise ConfigurationError(f"{subject} is neither an object nor a boolean")
     return document

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from protocol.errors import ConfigurationError
 
+SYNTAXES = ("proto2", "proto3", "editions")
 _MAX_DEPTH = 64
 MAP_KEYS = frozenset(
     ("int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32", "sfixed64", "bool",
@@ -164,7 +165,7 @@ class _Parser:
     def _string(self) -> bytes:
         parts: list[bytes] = []
         while self._tokens[self._next][0] == "text":
-            parts.append(unescaped(self._advance()[1:-1].encode()))
+            parts.append(unescaped(self._advance()[1:-1].encode("utf-8", "replace")))
         if not parts:
             raise self._error(f"{self._current!r} instead of a text")
         return b"".join(parts)
@@ -201,7 +202,7 @@ class _Parser:
             if self._accept("syntax"):
                 self._expect("=")
                 made.syntax = self._string().decode("utf-8", "replace")
-                if made.syntax not in ("proto2", "proto3"):
+                if made.syntax not in SYNTAXES[:2]:
                     raise self._error(f"the unknown syntax {made.syntax!r}")
                 self._expect(";")
             elif self._accept("edition"):

@@ -10,7 +10,7 @@ import numpy as np
 from protocol.errors import ConfigurationError
 from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.proto_known_types import DESCRIPTOR
-from protocol.schemas.proto_text import EnumNode, FieldNode, FileNode, MessageNode, parse_proto, unescaped
+from protocol.schemas.proto_text import SYNTAXES, EnumNode, FieldNode, FileNode, MessageNode, parse_proto, unescaped
 from protocol.schemas.protobuf_columns import MessageReader, message_reader
 from protocol.schemas.protobuf_scan import scan
 from protocol.schemas.protobuf_schema import resolve_files
@@ -48,8 +48,11 @@ def _reader(name: str) -> MessageReader:
 
 
 def _file(file: dict[str, Any]) -> FileNode:
+    syntax = file["syntax"] or "proto2"
+    if syntax not in SYNTAXES:
+        raise ConfigurationError(f"the Protobuf schema has the unknown syntax {syntax!r}")
     return FileNode(
-        file["syntax"] or "proto2",
+        syntax,
         file["package"] or "",
         file["dependency"],
         [_message(message) for message in file["message_type"]],

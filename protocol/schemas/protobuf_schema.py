@@ -354,6 +354,11 @@ def _default(made: FieldType, raw: bytes, path: str) -> Default:
             return raw
         digits = text.lstrip("-")
         number = int(digits, 8) if digits.startswith("0") and digits.isdigit() else int(digits, 0)
-        return -number if text.startswith("-") else number
+        number = -number if text.startswith("-") else number
+        bits = 64 if made.kind.endswith("64") else 32
+        lowest = 0 if made.kind.startswith(("uint", "fixed")) else -(2 ** (bits - 1))
+        if not lowest <= number < lowest + 2**bits:
+            raise ValueError
+        return number
     except (KeyError, ValueError):
         raise ConfigurationError(f"the field {path} has a default that is no {made.kind}: {text!r}") from None

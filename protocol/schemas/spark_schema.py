@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.decoding import load_schema
 
 _MAX_DEPTH = 64
 _MAX_PRECISION = 38
@@ -52,11 +53,7 @@ def parse_spark(text: str) -> pa.DataType:
     Raises `ConfigurationError`: the text is no schema of Spark, or has a type that values in JSON cannot have.
     """
     if text.lstrip()[:1] in ("{", '"'):
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"the schema is not JSON: {error}") from None
-        return _from_json(document, "", 0)
+        return _from_json(load_schema(text, "the schema"), "", 0)
     return _Ddl(text).schema()
 
 

@@ -122,6 +122,7 @@ def test_schema_has_a_type_of_spark(schema: Any, expected: str) -> None:
          r"field a, is to have several types at once: date32\[day\], timestamp"),
         ({"properties": {"a": {"allOf": [{"enum": ["x", "y"]}, {"enum": ["z"]}]}}},
          "field a, has no value that all of its schemas allow"),
+        ({"$id": "http://[x", "properties": {"a": {"$ref": "b"}}}, "has an .id or .ref that is no URI: Invalid IPv6"),
         ({"properties": {"a": 1}}, "field a, is no schema: 1"),
         ({"oneOf": []}, "has oneOf without schemas"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -208,6 +210,28 @@ def test_wrong_arguments_are_refused_by_name(
 def test_schema_without_a_name_is_refused_in_the_terms_of_its_language(format: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=f"the schema of the subject a has no {problem}, and so no name"):
         fields_of_types(format, {"a": RecordNames("")})
+
+
+SURROGATE = '{"type": "enum", "name": "E", "symbols": ["\\ud800"]}'
+SYNTAX = base64.b64encode(b"\x62\x06proto9").decode()  # a FileDescriptorProto
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "message"),
+    [
+        ("json", "{", "the JSON Schema is not JSON"),
+        ("json", "{" + f'"minimum": {"9" * 10_000}' + "}", "the JSON Schema is not JSON"),
+        ("avro", SURROGATE, "the Avro schema is not JSON: .* surrogates not allowed"),
+        ("avro", '{"type": "int", "logicalType": []}', ""),
+        ("protobuf", SYNTAX, "the Protobuf schema has the unknown syntax 'proto9'"),
+        ("protobuf", "message M { optional int32 a = 1 [default = 2147483648]; }", "M.a has a default that is no int"),
+        ("protobuf", 'message M { optional string a = 1 [default = "\ud800"]; }', ""),
+    ],
+)  # fmt: skip
+def test_invalid_schema_of_a_writer_is_an_error_of_its_values(format: str, text: str, message: str) -> None:
+    """Any other exception would fail the task, at each try."""
+    with pytest.raises(ConfigurationError, match=message) if message else contextlib.nullcontext():
+        language_of(format).writer_names(text, {}, None)
 
 
 def test_each_format_is_in_the_table() -> None:
