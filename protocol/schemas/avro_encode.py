@@ -18,11 +18,12 @@ from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, filled, to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
-from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.decoding import InvalidRows, offsets_of
 from protocol.schemas.encoding import (
     EMPTY,
     ColumnWriter,
     binary_values,
+    bytes_of,
     constant,
     joined,
     refuse_at,
@@ -280,16 +281,15 @@ class _Items(ColumnWriter):
         self._items, self._path = items, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        offsets = to_numpy(column.offsets).astype(np.int64)
+        offsets = offsets_of(column)
         first, last = int(offsets[0]), int(offsets[-1])
         try:
             entries = self._entries(column, first, last)
         except InvalidRows as error:
             raise error.inside("", np.searchsorted(offsets, np.arange(first, last), side="right") - 1) from None
-        ends = np.frombuffer(entries.buffers()[1], np.int32)[entries.offset : entries.offset + len(entries) + 1]
+        data, ends = bytes_of(entries)
+        blocks = binary_values(data, ends[offsets[1:] - first])
         counts = np.diff(offsets)
-        data = np.frombuffer(entries.buffers()[2] or b"", np.uint8)[int(ends[0]) : int(ends[-1])]
-        blocks = binary_values(data, (ends[offsets[1:] - first] - ends[0]))
         # An empty array is one zero byte, any other ends with one behind its items.
         some = counts > 0
         parts = [zigzag_varints(counts), blocks]

@@ -76,6 +76,14 @@ def refuse_message(message: bytes | None) -> None:
         raise ConfigurationError("the header has more bytes than a schema's id or GUID")
 
 
+def offsets_of(column: pa.Array) -> Positions:
+    """Return the offsets of a column of bytes, texts, lists or maps. Without elements its buffer may be empty."""
+    if not len(column):
+        return np.zeros(1, np.int64)
+    stored = np.frombuffer(column.buffers()[1], np.int64 if pa.types.is_large_list(column.type) else np.int32)
+    return stored[column.offset : column.offset + len(column) + 1].astype(np.int64)
+
+
 @dataclass(frozen=True)
 class InvalidValue:
     """A value that was not decoded.

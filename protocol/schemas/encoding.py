@@ -18,7 +18,8 @@ from protocol.base.listing import listed
 from protocol.errors import UsageError
 from protocol.records.arrow_numpy import binaries, filled, take_rows, to_arrow, valid
 from protocol.records.row_layout import varint_sizes
-from protocol.schemas.decoding import InvalidRows
+from protocol.records.varints import Bytes, Positions
+from protocol.schemas.decoding import InvalidRows, offsets_of
 
 # `pa.scalar` would import pandas.
 EMPTY = binaries([b""])[0]
@@ -128,12 +129,27 @@ def write_some(writer: ColumnWriter, column: pa.Array, present: npt.NDArray[np.b
         encoded = writer.write(column.take(to_arrow(rows)))
     except InvalidRows as error:
         raise error.inside("", rows) from None
-    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
-    data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
-    return binary_values(data[int(offsets[0]) :], (offsets - offsets[0])[np.cumsum(present)])
+    return spread(encoded, rows, len(column))
 
 
 # -- columns of bytes -------------------------------------------------------------------------
+
+
+def bytes_of(column: pa.Array) -> tuple[Bytes, Positions]:
+    """Return the bytes of a column of bytes or texts, and the offsets of its values in them."""
+    offsets = offsets_of(column)
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+
+
+def spread(encoded: pa.Array, rows: Positions, count: int) -> pa.Array:
+    """Return a binary column of `count` values: `encoded` in the rows `rows`, and no bytes in the others."""
+    if len(rows) == count:
+        return encoded
+    data, offsets = bytes_of(encoded)
+    sizes = np.zeros(count, np.int64)
+    sizes[rows] = np.diff(offsets)
+    return binary_values(data, np.cumsum(sizes))
 
 
 def binary_values(data: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> pa.Array:

@@ -19,8 +19,18 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows
-from protocol.schemas.encoding import EMPTY, ColumnWriter, binary_values, constant, joined, mask, refuse_at, write_some
+from protocol.schemas.decoding import InvalidRows, offsets_of
+from protocol.schemas.encoding import (
+    EMPTY,
+    ColumnWriter,
+    binary_values,
+    bytes_of,
+    constant,
+    joined,
+    mask,
+    refuse_at,
+    write_some,
+)
 from protocol.schemas.json_schema import JsonField, JsonType
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -233,8 +243,7 @@ class _Float(ColumnWriter):
 class _Text(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
         column = column.cast(pa.string())
-        offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-        data = np.frombuffer(column.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+        data, _ = bytes_of(column)
         if (data < ord(" ")).any():
             return binaries([json.dumps(text or "", ensure_ascii=False).encode() for text in column.to_pylist()])
         if (data == ord("\\")).any():
@@ -329,7 +338,7 @@ class _List(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         present = valid(column)
-        raw = to_numpy(column.offsets).astype(np.int64)
+        raw = offsets_of(column)
         # A null may have items in Arrow.
         counts = np.where(present, np.diff(raw), 0)
         first, last = int(raw[0]), int(raw[-1])

@@ -21,13 +21,16 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.decoding import InvalidRows, offsets_of
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
+    bytes_of,
     constant,
     joined,
+    mask,
     refuse_at,
+    spread,
     unsigned_varints,
     write_some,
 )
@@ -254,33 +257,11 @@ class _Field(ColumnWriter):
             except InvalidRows as error:
                 raise error.inside("", rows) from None
             present = ~values.empty
-            encoded = self._tagged.framed(values.encoded if present.all() else values.encoded.filter(_mask(present)))
-            return _spread(encoded, rows[present], len(column))
+            encoded = self._tagged.framed(values.encoded if present.all() else values.encoded.filter(mask(present)))
+            return spread(encoded, rows[present], len(column))
         if present.all():
             return self._tagged.write(column)
         return write_some(self._tagged, column, present)
-
-
-def _mask(present: npt.NDArray[np.bool_]) -> pa.Array:
-    bits = pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(present), [None, bits])
-
-
-def _bounds(encoded: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return the bytes of a binary column, and the offsets of its values in them."""
-    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
-    data = np.frombuffer(encoded.buffers()[2] or b"", np.uint8)
-    return data[int(offsets[0]) : int(offsets[-1])], offsets.astype(np.int64) - int(offsets[0])
-
-
-def _spread(encoded: pa.Array, rows: npt.NDArray[np.int64], count: int) -> pa.Array:
-    """Return a column of `count` values: `encoded` in the rows `rows`, and no bytes in the others."""
-    if len(rows) == count:
-        return encoded
-    data, offsets = _bounds(encoded)
-    sizes = np.zeros(count, np.int64)
-    sizes[rows] = np.diff(offsets)
-    return binary_values(data, np.cumsum(sizes))
 
 
 class _Repeated(ColumnWriter):
@@ -296,7 +277,7 @@ class _Repeated(ColumnWriter):
             present = valid(column)
             if not present.all():
                 return write_some(self, column, present)
-        offsets = to_numpy(column.offsets).astype(np.int64)
+        offsets = offsets_of(column)
         first, last = int(offsets[0]), int(offsets[-1])
         owner = np.repeat(np.arange(len(column)), np.diff(offsets))
         items = self._items(column, first, last)
@@ -308,14 +289,14 @@ class _Repeated(ColumnWriter):
         except InvalidRows as error:
             raise error.inside("", owner) from None
         if self._packed is None:
-            data, ends = _bounds(self._tagged.framed(values))
+            data, ends = bytes_of(self._tagged.framed(values))
             return binary_values(data, ends[offsets[1:] - first])
-        data, ends = _bounds(values)
+        data, ends = bytes_of(values)
         blocks = binary_values(data, ends[offsets[1:] - first])
         some = np.flatnonzero(np.diff(offsets) > 0)
         if len(some) == len(column):
             return self._packed.framed(blocks)
-        return _spread(self._packed.framed(blocks.take(to_arrow(some))), some, len(column))
+        return spread(self._packed.framed(blocks.take(to_arrow(some))), some, len(column))
 
     def _items(self, column: pa.Array, first: int, last: int) -> pa.Array:
         if not pa.types.is_map(column.type):

@@ -21,7 +21,7 @@ from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
 from protocol.records.arrow_numpy import binaries, take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types
+from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types, offsets_of
 from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, language_of, registered_format
 from protocol.schemas.glue import HEADER_BYTES, decompressed_values, header, parts, version_ids
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
@@ -490,7 +490,7 @@ def header_ids(headers: pa.Array, name: str) -> tuple[Positions, pa.DictionaryAr
     Returns row numbers, and a dictionary array of binary: for each of these rows a byte 0 and the 4 bytes of the id, or
     a byte 1 and the 16 bytes of the GUID, and for Protobuf the number of the message.
     """
-    first = np.frombuffer(headers.buffers()[1], np.int32)[headers.offset : headers.offset + len(headers) + 1]
+    first = offsets_of(headers)
     pairs = headers.values
     keys, values = pairs.field(0), pairs.field(1)
     key_at, key_ends, key_data = _bounds(keys)
@@ -522,9 +522,8 @@ def _is_id(data: Bytes, at: Positions) -> npt.NDArray[np.bool_]:
 
 
 def _bounds(column: pa.Array) -> tuple[Positions, Positions, Bytes]:
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    wide = offsets.astype(np.int64)
-    return wide[:-1], wide[1:], np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    offsets = offsets_of(column)
+    return offsets[:-1], offsets[1:], np.frombuffer(column.buffers()[2] or b"", np.uint8)
 
 
 def _gather(data: Bytes, at: Positions, size: int) -> npt.NDArray[np.uint8]:

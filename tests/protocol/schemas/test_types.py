@@ -12,9 +12,12 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.encoding import encode
 from protocol.schemas.formats import written_language_of
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.spark_schema import parse_spark
+from protocol.schemas.values import ColumnDecoder
+from tests.protocol.schemas.conftest import decoded
 from tests.support.documents import ROOT
 
 LOGICAL = {"date": "int", "decimal": "bytes"}
@@ -97,6 +100,25 @@ def test_registered_schemas_have_the_types_of_the_table() -> None:
                         assert re.search(rf"\b{word}\b", text), (name, format, text)
                 checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize("format", ["avro", "json", "protobuf"])
+def test_arrays_without_items_whose_offsets_have_no_bytes_are_written(format: str) -> None:
+    """Arrow takes such arrays, and its library for Java has written them."""
+    empty = pa.py_buffer(b"")
+    texts = pa.Array.from_buffers(pa.string(), 0, [None, empty, empty])
+    lists = pa.Array.from_buffers(pa.list_(pa.string()), 0, [None, empty], children=[texts])
+    kind = pa.map_(pa.string(), pa.string())
+    pairs = pa.StructArray.from_arrays([texts, texts], fields=[kind.key_field, kind.item_field])
+    maps = pa.Array.from_buffers(kind, 0, [None, empty], children=[pairs])
+    items = pa.StructArray.from_arrays([texts, lists, maps], ["t", "l", "m"])
+    arrays = pa.Array.from_buffers(pa.list_(items.type), 2, [None, pa.py_buffer(bytes(12))], children=[items])
+    column = pa.StructArray.from_arrays([arrays], ["a"])
+    language = written_language_of(format)
+    text = language.text_of(column.type)
+    written = encode(language.writer(text, {}, None, column.type)[0], column)
+    decoder = ColumnDecoder(ReaderSchema(format, text))  # type: ignore[arg-type]
+    assert decoded(decoder, written.to_pylist()) == ([{"a": []}] * 2, [])
 
 
 NESTED = pa.struct([pa.field("x", pa.int32())])
