@@ -39,6 +39,9 @@ _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 _TEXTS = (pa.string(), pa.large_string())
 _BYTES = (pa.binary(), pa.large_binary())
 _MAX_DEPTH = 64
+# Arrow writes other years as "<value out of range: …>".
+_FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737
+_MICROS_OF_A_DAY = 86_400_000_000
 _COMMA = binaries([b","])[0]
 # JSON numbers that only some types of Kafka Connect have.
 _CONNECT = {pa.int8(): "int8", pa.int16(): "int16", pa.int32(): "int32", pa.float32(): "float32"}
@@ -186,9 +189,9 @@ def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
     if kind in _BYTES:
         return _Base64()
     if kind == pa.date32():
-        return _Quoted()
+        return _Date(path)
     if pa.types.is_timestamp(kind):
-        return _Timestamp()
+        return _Timestamp(path)
     raise _no_json(kind, path)
 
 
@@ -253,8 +256,12 @@ class _Text(ColumnWriter):
         return _quoted(column)
 
 
-class _Quoted(ColumnWriter):
+class _Date(ColumnWriter):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
     def write(self, column: pa.Array) -> pa.Array:
+        _refuse_far(to_numpy(column.view(pa.int32())), self._path)
         return _quoted(column.cast(pa.string()))
 
 
@@ -263,13 +270,21 @@ class _Base64(ColumnWriter):
         return binaries([b'"%b"' % base64.b64encode(data or b"") for data in column.to_pylist()])
 
 
+def _refuse_far(days: npt.NDArray[Any], path: str) -> None:
+    refuse_at((days < _FIRST_DAY) | (days > _LAST_DAY), path, "a time that is not in the years -32767 to 32767")
+
+
 class _Timestamp(ColumnWriter):
+    def __init__(self, path: str) -> None:
+        self._path = path
+
     def write(self, column: pa.Array) -> pa.Array:
         end = "Z" if column.type.tz else ""
         plain = column.cast(pa.timestamp("us", column.type.tz))
         plain = pa.Array.from_buffers(
             pa.timestamp("us"), len(plain), plain.buffers(), null_count=-1, offset=plain.offset
         )
+        _refuse_far(to_numpy(plain) // _MICROS_OF_A_DAY, self._path)
         is_whole = (to_numpy(plain) % 1_000 == 0) | ~valid(plain)
         texts = plain.cast(pa.string())
         if is_whole.any():

@@ -132,6 +132,9 @@ def test_column_that_a_schema_does_not_take_is_refused_with_its_path(
     [
         ({"enum": ["a", "b"]}, pa.string(), ["a", None, "c"], "row 2 has a value that the schema's enum does not have"),
         ({"type": "number"}, pa.float64(), [1.0, None, math.nan], "row 2 has NaN or an infinity"),
+        *((None, *structs([{"a": first}, {"a": None}, {"a": beyond}], a=kind), "field a: row 2 has a time that")
+          for kind, first, beyond in ((pa.date32(), 11_248_737, 11_248_738), (pa.date32(), -12_687_428, -12_687_429),
+                                      (pa.timestamp("us"), 971_890_963_199_999_999, 971_890_963_200_000_000))),
         ({"properties": {"a": STRING}, "required": ["a"]}, *structs([{"a": "x"}, None, {"a": None}], a=pa.string()),
          "field a: row 2 has null, which the schema does not allow"),
         ({"properties": {"a": {"type": "array", "items": STRING}}},
