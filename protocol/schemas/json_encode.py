@@ -299,7 +299,7 @@ class _Enum(ColumnWriter):
         self._writer, self._path = writer, path
         try:
             self._values = pa.array(values).cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        except (pa.ArrowException, OverflowError):
             raise ConfigurationError(f"{path or 'the column'} is {kind}, which the schema's enum cannot take") from None
 
     def write(self, column: pa.Array) -> pa.Array:

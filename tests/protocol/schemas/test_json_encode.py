@@ -97,6 +97,7 @@ def test_open_object_takes_other_fields_and_map_takes_a_struct() -> None:
     [
         (STRING, pa.int8(), "the column is int8, which the schema's string cannot take"),
         ({"enum": ["a"]}, pa.int8(), "the column is int8, which the schema's enum cannot take"),
+        ({"enum": [2**70]}, pa.int64(), "the column is int64, which the schema's enum cannot take"),
         ({"type": "integer", "connect.type": "int16"}, pa.int32(), "the column is int32, which the schema's integer"),
         ({"type": "number"}, pa.string(), "the schema's number cannot take"),
         ({"type": "boolean"}, pa.int8(), "the schema's boolean cannot take"),
