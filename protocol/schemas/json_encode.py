@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from protocol.schemas.encoding import (
     refuse_at,
     write_some,
 )
-from protocol.schemas.json_schema import JsonField, JsonType
+from protocol.schemas.json_schema import JsonType
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -153,28 +153,25 @@ _TAKES: dict[str, Callable[[JsonType, pa.DataType], bool]] = {
 
 
 def _struct(schema: JsonType, kind: pa.StructType, path: str, depth: int) -> ColumnWriter:
-    fields_by_name = {field.name: field for field in schema.fields}
-    own = [field.name for field in kind]
-    _check_fields(schema, fields_by_name, own, path)
+    types = {field.name: field.type for field in schema.fields}
+    _check_fields(schema, types, {field.name for field in kind}, path)
     others = (schema.items if schema.kind == "map" else None) or _ANY
     fields = []
-    for column_field in kind:
-        below = f"{path}.{column_field.name}" if path else column_field.name
-        default = JsonField(column_field.name, others)
-        field = fields_by_name.get(column_field.name, default)
-        fields.append((column_field.name, _writer(field.type, column_field.type, below, depth + 1), field))
-    return _Struct(fields, path)
+    for field in kind:
+        below = f"{path}.{field.name}" if path else field.name
+        type = types.get(field.name, others)
+        fields.append(_StructField(field.name, below, _writer(type, field.type, below, depth + 1), type.nullable))
+    return _Struct(fields, schema.required)
 
 
-def _check_fields(schema: JsonType, fields_by_name: Mapping[str, JsonField], own: Sequence[str], path: str) -> None:
-    unknown = [] if schema.open or schema.kind != "object" else [name for name in own if name not in fields_by_name]
-    if unknown:
-        names = listed(fields_by_name, CHOICES) or "none"
+def _check_fields(schema: JsonType, types: Mapping[str, JsonType], own: Set[str], path: str) -> None:
+    if not schema.open and schema.kind == "object" and (unknown := own - types.keys()):
+        names = listed(types, CHOICES) or "none"
         where = f"the object {path}" if path else "the schema"
-        raise ConfigurationError(f"{where} has no field {listed(unknown)}; it has {names}")
-    if missing := [field.name for field in schema.fields if field.required and field.name not in own]:
+        raise ConfigurationError(f"{where} has no field {listed(sorted(unknown))}; it has {names}")
+    if missing := schema.required - own:
         where = f"{path} " if path else "the column "
-        raise ConfigurationError(f"{where}lacks the field {listed(missing)}, which the schema requires")
+        raise ConfigurationError(f"{where}lacks the field {listed(sorted(missing))}, which the schema requires")
 
 
 def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
@@ -308,31 +305,34 @@ class _Enum(ColumnWriter):
         return self._writer.write(column)
 
 
+class _StructField(NamedTuple):
+    name: str
+    path: str
+    writer: ColumnWriter
+    nullable: bool
+
+
 class _Struct(ColumnWriter):
-    def __init__(self, fields: Sequence[tuple[str, ColumnWriter, JsonField]], path: str) -> None:
-        self._fields = [
-            (json.dumps(name, ensure_ascii=False).encode() + b":", writer, field) for name, writer, field in fields
-        ]
-        self._path = path
+    def __init__(self, fields: Sequence[_StructField], required: Set[str]) -> None:
+        self._fields = fields
+        self._keys = [json.dumps(field.name, ensure_ascii=False).encode() + b":" for field in fields]
+        self._required = required
 
     def write(self, column: pa.Array) -> pa.Array:
         rows = len(column)
-        alive = valid(column)
         parts = [constant(b"{", rows)]
         begun = np.zeros(rows, np.bool_)
-        for number, (key, writer, field) in enumerate(self._fields):
+        for number, (key, field) in enumerate(zip(self._keys, self._fields, strict=True)):
             values = column.field(number)
-            present = valid(values) & alive
-            shown = present
-            if field.required and not present.all():
-                path = f"{self._path}.{field.name}" if self._path else field.name
-                if not field.type.nullable:
-                    refuse_at(~present & alive, path, "null, which the schema does not allow")
-                shown = alive
+            present = valid(values)
+            required = field.name in self._required
+            if required and not field.nullable:
+                refuse_at(~present, field.path, "null, which the schema does not allow")
+            shown = np.ones(rows, np.bool_) if required else present
             parts += [_some(b",", begun & shown), _some(key, shown)]
-            if shown is not present:
-                parts.append(_some(b"null", shown & ~present))
-            parts.append(writer.write(values) if present.all() else write_some(writer, values, present))
+            if required and not present.all():
+                parts.append(_some(b"null", ~present))
+            parts.append(field.writer.write(values) if present.all() else write_some(field.writer, values, present))
             begun |= shown
         return joined([*parts, constant(b"}", rows)])
 

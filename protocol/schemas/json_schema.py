@@ -45,7 +45,6 @@ class JsonField:
 
     name: str
     type: JsonType
-    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,12 +215,12 @@ class _Parser:
         if not isinstance(properties, dict) or not isinstance(patterns, dict):
             raise _invalid(path, "has properties that are no object")
         if properties:
-            fields = []
-            for name, property_schema in properties.items():
-                kind = self.parse(property_schema, base, _below(path, name), depth + 1)
-                fields.append(JsonField(name, kind, name in required))
+            fields = tuple(
+                JsonField(name, self.parse(property_schema, base, _below(path, name), depth + 1))
+                for name, property_schema in properties.items()
+            )
             is_open = additional is not False or bool(patterns)
-            return JsonType("object", fields=tuple(fields), open=is_open, required=required)
+            return JsonType("object", fields=fields, open=is_open, required=required)
         schemas = [*patterns.values(), *([additional] if additional is not False else [])]
         if additional is False and not patterns:
             return JsonType("object", open=False, required=required)
@@ -373,8 +372,7 @@ def _all_of(parts: list[JsonType], path: str) -> JsonType:
     merged = types[0]
     for part in types[1:]:
         merged = _both(merged, part, path)
-    fields = tuple(replace(field, required=field.required or field.name in required) for field in merged.fields)
-    return replace(merged, fields=fields, nullable=nullable, required=required)
+    return replace(merged, nullable=nullable, required=required)
 
 
 def _both(first: JsonType, second: JsonType, path: str) -> JsonType:
@@ -383,7 +381,7 @@ def _both(first: JsonType, second: JsonType, path: str) -> JsonType:
     for added in second.fields:
         before = fields.get(added.name)
         kind = added.type if before is None else _all_of([before.type, added.type], _below(path, added.name))
-        fields[added.name] = JsonField(added.name, kind, added.required or (before is not None and before.required))
+        fields[added.name] = JsonField(added.name, kind)
     items = [kind.items for kind in (first, second) if kind.items is not None]
     # A type by format or connect.type is more exact than the type of the kind.
     arrows = {kind.arrow for kind in (first, second)} - {_SIMPLE.get(first.kind)} or {first.arrow}

@@ -116,6 +116,9 @@ def test_open_object_takes_other_fields_and_map_takes_a_struct() -> None:
          "the column lacks the field a, which the schema requires"),
         ({"properties": {"a": {"properties": {"b": STRING}, "required": ["b"]}}},
          pa.struct([("a", pa.struct([("c", pa.string())]))]), "a lacks the field b, which the schema requires"),
+        *(({**words, "required": ["b", "a"]}, pa.struct([("a", pa.string())]),
+           "the column lacks the field b, which the schema requires") for words in (
+            {}, {"type": "object"}, {"properties": {"a": STRING}})),
         ({}, pa.duration("s"), "the column is duration"),
         ({}, pa.struct([("a", pa.list_(pa.time64("us")))]), r"a\[\] is time64\[us\], for which there is no JSON"),
     ],
