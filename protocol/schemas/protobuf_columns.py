@@ -599,7 +599,8 @@ class FieldReader:
         if self.field.enum is not None and self.field.enum.closed:
             is_known = np.isin(values, np.array(list(self.field.enum.symbols)))
             values, owner, order = values[is_known], owner[is_known], order[is_known]
-        if len(owner) > 1 and not (np.diff(owner) >= 0).all():
+        is_mixed = len(singles.row) and len(packed.row)
+        if is_mixed or (np.diff(owner) < 0).any():
             ordered = np.lexsort((order, owner))
             values, owner = values[ordered], owner[ordered]
         return item.column(values), owner

@@ -142,6 +142,16 @@ def test_mutated_messages_are_errors_or_values() -> None:
     assert outcomes["neither"]
 
 
+def test_numbers_of_packed_and_other_fields_keep_their_order() -> None:
+    packed, single = b"\x0a\2\1\2", b"\x08\3"
+    values = [packed + single, single + packed, packed, packed + single + packed]
+    expected = [[1, 2, 3], [3, 1, 2], [1, 2], [1, 2, 3, 1, 2]]
+    decoder = ColumnDecoder(ReaderSchema("protobuf", 'syntax = "proto3"; message M { repeated int32 a = 1; }'))
+    for rows in (values[:1], values, values * 20):
+        column, _ = decode(decoder, rows)
+        assert column.field(0).to_pylist() == (expected * 20)[: len(rows)]
+
+
 def test_message_with_the_option_map_entry_is_a_map_if_it_can_be_one() -> None:
     """AWS Glue's serialisers register maps in this form, which compilers refuse."""
     text = """syntax = "proto3"; message M { repeated E m = 1; string behind = 2;
