@@ -239,11 +239,25 @@ class _Parser:
 
     def _option(self, features: dict[str, str]) -> None:
         """Read `NAME = VALUE;` behind `option`."""
-        if self._accept("features") and self._accept("."):
+        if self._accept("features"):
+            self._features(features)
+        self._skip(";")
+
+    def _features(self, features: dict[str, str]) -> None:
+        """Read `.NAME = VALUE`, or `= {NAME: VALUE …}`, behind `features`."""
+        if self._accept("."):
             name = self._name()
             self._expect("=")
             features[name] = self._current
-        self._skip(";")
+            return
+        self._expect("=")
+        self._expect("{")
+        while not self._accept("}"):
+            name = self._name()
+            self._expect(":")
+            features[name] = self._advance()
+            if not self._accept(","):
+                self._accept(";")
 
     def _message(self, depth: int) -> MessageNode:
         made = MessageNode(self._word())
@@ -360,10 +374,8 @@ class _Parser:
             elif self._accept("packed"):
                 self._expect("=")
                 made.packed = self._current == "true"
-            elif self._accept("features") and self._accept("."):
-                name = self._name()
-                self._expect("=")
-                made.features[name] = self._current
+            elif self._accept("features"):
+                self._features(made.features)
             self._skip_to_comma()
             if self._accept("]"):
                 return

@@ -152,6 +152,24 @@ def test_numbers_of_packed_and_other_fields_keep_their_order() -> None:
         assert column.field(0).to_pylist() == (expected * 20)[: len(rows)]
 
 
+@pytest.mark.parametrize(
+    ("of_file", "of_fields", "zero", "delimited"),
+    [
+        ("", "", 0, False),
+        ("option features.field_presence = IMPLICIT;", "", None, False),
+        ("", "[features.message_encoding = DELIMITED]", 0, True),
+        ("option features = {message_encoding: DELIMITED, field_presence: IMPLICIT};", "", None, True),
+        ("", "[features = {message_encoding: DELIMITED field_presence: IMPLICIT}, deprecated = true]", None, True),
+    ],
+)
+def test_features_of_an_edition_are_read(of_file: str, of_fields: str, zero: int | None, delimited: bool) -> None:
+    fields = f"int32 a = 1 {of_fields}; N n = 2 {of_fields}; message N {{ int32 x = 1; }}"
+    text = f'edition = "2023"; {of_file} message M {{ {fields} }}'
+    values = [b"\x08\0", b"\x13\x08\5\x14" if delimited else b"\x12\2\x08\5"]
+    column, _ = decode(ColumnDecoder(ReaderSchema("protobuf", text)), values)
+    assert column.to_pylist() == [{"a": zero, "n": None}, {"a": None, "n": {"x": 5}}]
+
+
 def test_message_with_the_option_map_entry_is_a_map_if_it_can_be_one() -> None:
     """AWS Glue's serialisers register maps in this form, which compilers refuse."""
     text = """syntax = "proto3"; message M { repeated E m = 1; string behind = 2;
