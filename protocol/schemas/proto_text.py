@@ -244,18 +244,25 @@ class _Parser:
         self._skip(";")
 
     def _features(self, features: dict[str, str]) -> None:
-        """Read `.NAME = VALUE`, or `= {NAME: VALUE …}`, behind `features`."""
+        """Read `.NAME = VALUE`, or `= {NAME: VALUE …}`, behind `features`. Those of a language do not matter."""
         if self._accept("."):
-            name = self._name()
-            self._expect("=")
-            features[name] = self._current
+            if self._current != "(":
+                name = self._name()
+                self._expect("=")
+                features[name] = self._current
             return
         self._expect("=")
         self._expect("{")
         while not self._accept("}"):
-            name = self._name()
-            self._expect(":")
-            features[name] = self._advance()
+            if self._accept("["):
+                self._skip("]")
+                self._accept(":")
+                self._expect("{")
+                self._skip("}")
+            else:
+                name = self._name()
+                self._expect(":")
+                features[name] = self._advance()
             if not self._accept(","):
                 self._accept(";")
 

@@ -156,12 +156,13 @@ def test_numbers_of_packed_and_other_fields_keep_their_order() -> None:
     ("of_file", "of_fields", "zero", "delimited"),
     [
         ("", "", 0, False),
-        ("option features.field_presence = IMPLICIT;", "", None, False),
+        ("option features.(pb.go).api_level = API_OPAQUE; option features.field_presence = IMPLICIT;", "", None, False),
         ("", "[features.message_encoding = DELIMITED]", 0, True),
         ("option features = {message_encoding: DELIMITED, field_presence: IMPLICIT};", "", None, True),
-        ("", "[features = {message_encoding: DELIMITED field_presence: IMPLICIT}, deprecated = true]", None, True),
+        ("", "[features = {[pb.go] {api_level: X}, message_encoding: DELIMITED field_presence: IMPLICIT}]",
+         None, True),
     ],
-)
+)  # fmt: skip
 def test_features_of_an_edition_are_read(of_file: str, of_fields: str, zero: int | None, delimited: bool) -> None:
     fields = f"int32 a = 1 {of_fields}; N n = 2 {of_fields}; message N {{ int32 x = 1; }}"
     text = f'edition = "2023"; {of_file} message M {{ {fields} }}'
