@@ -15,17 +15,20 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import binaries, filled, to_numpy, valid
+from protocol.records.arrow_numpy import binaries, to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
-from protocol.schemas.decoding import InvalidRows, offsets_of
+from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
-    EMPTY,
     ColumnWriter,
     binary_values,
     bytes_of,
     constant,
+    constant_where,
+    elements,
+    fixed_width,
     joined,
+    owners,
     refuse_at,
     write_some,
     zigzag_varints,
@@ -64,9 +67,9 @@ def _writer(avro: AvroType, kind: pa.DataType, path: str) -> ColumnWriter:
     if avro.kind == "record" and pa.types.is_struct(kind):
         return _record(avro, kind, path)
     if avro.kind == "array" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return _Items(_required(avro.children[0], kind.value_type, f"{path}[]"), path)
+        return _Items(_required(avro.children[0], kind.value_type, f"{path}[]"))
     if avro.kind == "map" and pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
-        return _Map(_required(avro.children[0], kind.item_type, f"{path}[]"), path)
+        return _Map(_required(avro.children[0], kind.item_type, f"{path}[]"))
     writer = _leaf(avro, kind, path)
     if writer is None:
         raise _cannot_take(avro, kind, path)
@@ -93,7 +96,7 @@ def _cannot_take(avro: AvroType, kind: pa.DataType, path: str) -> ConfigurationE
 
 def _simple(avro: AvroType, path: str) -> ColumnWriter:
     if avro.kind == "null":
-        return _Empty()
+        return _Constant(b"")
     if avro.kind in ("int", "long"):
         return _Number()
     if avro.kind in ("float", "double"):
@@ -102,7 +105,7 @@ def _simple(avro: AvroType, path: str) -> ColumnWriter:
         return _Boolean()
     if avro.kind == "enum":
         return _Enum(avro, path)
-    return _Bytes(avro.size_bytes if avro.kind == "fixed" else None, path)
+    return _Fixed(avro.size_bytes, path) if avro.kind == "fixed" else _Bytes()
 
 
 def _record(avro: AvroType, kind: pa.StructType, path: str) -> ColumnWriter:
@@ -169,14 +172,9 @@ class _NotNull(ColumnWriter):
         self._writer, self._avro, self._path = writer, avro, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        if column.null_count and not pa.types.is_null(column.type):
+        if column.null_count:
             refuse_at(~valid(column), self._path, f"null, which the schema's {self._avro.text} cannot take")
         return self._writer.write(column)
-
-
-class _Empty(ColumnWriter):
-    def write(self, column: pa.Array) -> pa.Array:
-        return constant(b"", len(column))
 
 
 class _Constant(ColumnWriter):
@@ -205,31 +203,31 @@ class _Timestamp(ColumnWriter):
 
 class _FixedWidth(ColumnWriter):
     def __init__(self, stored: str) -> None:
-        self._stored = np.dtype(stored)
+        self._stored = stored
 
     def write(self, column: pa.Array) -> pa.Array:
-        values = to_numpy(column).astype(self._stored)
-        ends = np.arange(1, len(column) + 1, dtype=np.int64) * self._stored.itemsize
-        return binary_values(values.view(np.uint8), ends)
+        return fixed_width(to_numpy(column).astype(self._stored))
 
 
 class _Boolean(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
-        return binary_values(filled(column.cast(pa.uint8()), 0).astype(np.uint8), np.arange(1, len(column) + 1))
+        return fixed_width(to_numpy(column.cast(pa.uint8())))
 
 
 class _Bytes(ColumnWriter):
-    def __init__(self, size_bytes: int | None, path: str) -> None:
+    def write(self, column: pa.Array) -> pa.Array:
+        raw = column.cast(pa.binary())
+        return joined([zigzag_varints(to_numpy(pc.binary_length(raw)).astype(np.int64)), raw])
+
+
+class _Fixed(ColumnWriter):
+    def __init__(self, size_bytes: int, path: str) -> None:
         self._size_bytes, self._path = size_bytes, path
 
     def write(self, column: pa.Array) -> pa.Array:
         raw = column.cast(pa.binary())
-        if column.null_count:
-            raw = pc.coalesce(raw, EMPTY)
-        lengths = to_numpy(pc.binary_length(raw)).astype(np.int64)
-        if self._size_bytes is None:
-            return joined([zigzag_varints(lengths), raw])
-        refuse_at((lengths != self._size_bytes) & valid(column), self._path, f"other than {self._size_bytes} bytes")
+        wrong = to_numpy(pc.binary_length(raw)) != self._size_bytes
+        refuse_at(wrong, self._path, f"other than {self._size_bytes} bytes")
         return raw
 
 
@@ -240,8 +238,8 @@ class _Enum(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         index = pc.index_in(column.cast(pa.string()), self._symbols)
-        refuse_at(~valid(index) & valid(column), self._path, "a text that is no symbol of the enum")
-        return zigzag_varints(filled(index, 0))
+        refuse_at(~valid(index), self._path, "a text that is no symbol of the enum")
+        return zigzag_varints(to_numpy(index).astype(np.int64))
 
 
 class _Decimal(ColumnWriter):
@@ -277,34 +275,30 @@ class _Record(ColumnWriter):
 
 
 class _Items(ColumnWriter):
-    def __init__(self, items: ColumnWriter, path: str) -> None:
-        self._items, self._path = items, path
+    def __init__(self, items: ColumnWriter) -> None:
+        self._items = items
 
     def write(self, column: pa.Array) -> pa.Array:
-        offsets = offsets_of(column)
-        first, last = int(offsets[0]), int(offsets[-1])
+        offsets, children = elements(column)
         try:
-            entries = self._entries(column, first, last)
+            entries = self._entries(children)
         except InvalidRows as error:
-            raise error.inside("", np.searchsorted(offsets, np.arange(first, last), side="right") - 1) from None
+            raise error.inside("", owners(offsets)) from None
         data, ends = bytes_of(entries)
-        blocks = binary_values(data, ends[offsets[1:] - first])
+        blocks = binary_values(data, ends[offsets[1:]])
         counts = np.diff(offsets)
         # An empty array is one zero byte, any other ends with one behind its items.
-        some = counts > 0
-        parts = [zigzag_varints(counts), blocks]
-        tail = np.cumsum(some.astype(np.int64))
-        parts.append(binary_values(np.zeros(int(tail[-1]) if len(tail) else 0, np.uint8), tail))
-        return joined(parts)
+        return joined([zigzag_varints(counts), blocks, constant_where(b"\0", counts > 0)])
 
-    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
-        return self._items.write(column.values.slice(first, last - first))
+    def _entries(self, children: Sequence[pa.Array]) -> pa.Array:
+        (items,) = children
+        return self._items.write(items)
 
 
 class _Map(_Items):
-    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
-        keys = _Bytes(None, self._path).write(column.keys.slice(first, last - first))
-        return joined([keys, self._items.write(column.items.slice(first, last - first))])
+    def _entries(self, children: Sequence[pa.Array]) -> pa.Array:
+        keys, items = children
+        return joined([_Bytes().write(keys), self._items.write(items)])
 
 
 class _Union(ColumnWriter):

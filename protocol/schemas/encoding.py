@@ -22,7 +22,7 @@ from protocol.records.varints import Bytes, Positions
 from protocol.schemas.decoding import InvalidRows, offsets_of
 
 # `pa.scalar` would import pandas.
-EMPTY = binaries([b""])[0]
+_EMPTY = binaries([b""])[0]
 _NULL = pa.nulls(1, pa.binary())[0]
 # The smallest numbers whose varints have 2, 3, … bytes.
 _VARINT_LIMITS = np.array([1 << 7 * size for size in range(1, 10)], np.uint64)
@@ -33,8 +33,9 @@ class ColumnWriter(ABC):
 
     @abstractmethod
     def write(self, column: pa.Array) -> pa.Array:
-        """Return the bytes of each value as a binary column without nulls; bytes of null rows are unspecified.
+        """Return the bytes of each value as a binary column without nulls.
 
+        `column`: without nulls, unless the writer is one of fields or of a union.
         Raises `InvalidRows`: values that do not fit the type.
         """
 
@@ -142,6 +143,25 @@ def bytes_of(column: pa.Array) -> tuple[Bytes, Positions]:
     return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
+def elements(column: pa.Array) -> tuple[Positions, list[pa.Array]]:
+    """Return the offsets of a column of lists or maps, from 0, and its items; of maps the keys and the items."""
+    offsets = offsets_of(column)
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    children = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    return offsets - first, [child.slice(first, count) for child in children]
+
+
+def owners(offsets: Positions) -> Positions:
+    """Return the row of each item of a column of lists."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def fixed_width(numbers: npt.NDArray[Any]) -> pa.Array:
+    """Return a binary column of the bytes of numbers."""
+    ends = np.arange(1, len(numbers) + 1, dtype=np.int64) * numbers.itemsize
+    return binary_values(np.ascontiguousarray(numbers).view(np.uint8), ends)
+
+
 def spread(encoded: pa.Array, rows: Positions, count: int) -> pa.Array:
     """Return a binary column of `count` values: `encoded` in the rows `rows`, and no bytes in the others."""
     if len(rows) == count:
@@ -165,11 +185,19 @@ def constant(value: bytes, rows: int) -> pa.Array:
     return binary_values(data, np.arange(1, rows + 1, dtype=np.int64) * len(value))
 
 
+def constant_where(value: bytes, present: npt.NDArray[np.bool_]) -> pa.Array:
+    """Return a binary column with a value in the rows where `present` is True, and no bytes in the others."""
+    if present.all():
+        return constant(value, len(present))
+    count = np.cumsum(present)
+    return binary_values(np.tile(np.frombuffer(value, np.uint8), int(count[-1])), count * len(value))
+
+
 def joined(columns: Sequence[pa.Array]) -> pa.Array:
     """Concatenate binary columns row by row."""
     if len(columns) == 1:
         return columns[0]
-    return pc.binary_join_element_wise(*columns, EMPTY)
+    return pc.binary_join_element_wise(*columns, _EMPTY)
 
 
 def zigzag_varints(numbers: npt.NDArray[np.int64]) -> pa.Array:

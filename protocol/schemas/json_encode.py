@@ -19,15 +19,16 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows, offsets_of
+from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
-    EMPTY,
     ColumnWriter,
-    binary_values,
     bytes_of,
     constant,
+    constant_where,
+    elements,
     joined,
     mask,
+    owners,
     refuse_at,
     write_some,
 )
@@ -175,12 +176,10 @@ def _check_fields(schema: JsonType, types: Mapping[str, JsonType], own: Set[str]
 
 
 def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
-    if kind in _INTEGERS or pa.types.is_decimal(kind) or kind == pa.bool_():
+    if kind in _INTEGERS or pa.types.is_decimal(kind) or kind in (pa.bool_(), pa.null()):
         return _Plain()
     if kind in _FLOATS:
         return _Float(path, strict)
-    if pa.types.is_null(kind):
-        return _Null()
     if kind in _TEXTS:
         return _Text()
     if kind in _BYTES:
@@ -195,29 +194,15 @@ def _leaf(kind: pa.DataType, path: str, *, strict: bool) -> ColumnWriter:
 # -- columns ----------------------------------------------------------------------------------
 
 
-def _binary(texts: pa.Array) -> pa.Array:
-    """Return a column of texts as binary, without nulls."""
-    texts = texts.cast(pa.string()) if not pa.types.is_string(texts.type) else texts
-    if texts.null_count:
-        texts = pc.if_else(texts.is_valid(), texts, EMPTY.cast(pa.string()))
-    return texts.cast(pa.binary())
-
-
-def _quoted(texts: pa.Array) -> pa.Array:
-    quote = constant(b'"', len(texts))
-    return joined([quote, _binary(texts), quote])
+def _quoted(texts: pa.Array, end: bytes = b'"') -> pa.Array:
+    return joined([constant(b'"', len(texts)), texts.cast(pa.binary()), constant(end, len(texts))])
 
 
 class _Plain(ColumnWriter):
-    """Integers, decimals and booleans."""
+    """Integers, decimals, booleans, and the type null, of which there are no values."""
 
     def write(self, column: pa.Array) -> pa.Array:
-        return _binary(column.cast(pa.string()))
-
-
-class _Null(ColumnWriter):
-    def write(self, column: pa.Array) -> pa.Array:
-        return constant(b"null", len(column))
+        return column.cast(pa.string()).cast(pa.binary())
 
 
 class _Float(ColumnWriter):
@@ -225,19 +210,18 @@ class _Float(ColumnWriter):
         self._path, self._strict = path, strict
 
     def write(self, column: pa.Array) -> pa.Array:
-        present = valid(column)
         values = to_numpy(column)
-        odd = present & ~np.isfinite(values)
+        odd = ~np.isfinite(values)
         texts = column.cast(pa.string())
         if not odd.any():
-            return _binary(texts)
+            return texts.cast(pa.binary())
         if self._strict:
             refuse_at(odd, self._path, "NaN or an infinity, which JSON does not have")
         # As Spark writes and reads them.
-        rows: list[str | None] = texts.to_pylist()
+        rows: list[str] = texts.to_pylist()
         for row in np.flatnonzero(odd).tolist():
             rows[row] = '"NaN"' if np.isnan(values[row]) else '"Infinity"' if values[row] > 0 else '"-Infinity"'
-        return binaries([(row or "").encode() for row in rows])
+        return binaries([row.encode() for row in rows])
 
 
 class _Text(ColumnWriter):
@@ -245,7 +229,7 @@ class _Text(ColumnWriter):
         column = column.cast(pa.string())
         data, _ = bytes_of(column)
         if (data < ord(" ")).any():
-            return binaries([json.dumps(text or "", ensure_ascii=False).encode() for text in column.to_pylist()])
+            return binaries([json.dumps(text, ensure_ascii=False).encode() for text in column.to_pylist()])
         if (data == ord("\\")).any():
             column = pc.replace_substring(column, "\\", "\\\\")
         if (data == ord('"')).any():
@@ -264,7 +248,7 @@ class _Date(ColumnWriter):
 
 class _Base64(ColumnWriter):
     def write(self, column: pa.Array) -> pa.Array:
-        return binaries([b'"%b"' % base64.b64encode(data or b"") for data in column.to_pylist()])
+        return binaries([b'"%b"' % base64.b64encode(data) for data in column.to_pylist()])
 
 
 def _refuse_far(days: npt.NDArray[Any], path: str) -> None:
@@ -276,19 +260,16 @@ class _Timestamp(ColumnWriter):
         self._path = path
 
     def write(self, column: pa.Array) -> pa.Array:
-        end = "Z" if column.type.tz else ""
-        plain = column.cast(pa.timestamp("us", column.type.tz))
-        plain = pa.Array.from_buffers(
-            pa.timestamp("us"), len(plain), plain.buffers(), null_count=-1, offset=plain.offset
-        )
-        _refuse_far(to_numpy(plain) // _MICROS_OF_A_DAY, self._path)
-        is_whole = (to_numpy(plain) % 1_000 == 0) | ~valid(plain)
+        micros = to_numpy(column.cast(pa.timestamp("us", column.type.tz)))
+        _refuse_far(micros // _MICROS_OF_A_DAY, self._path)
+        plain = to_arrow(micros).view(pa.timestamp("us"))
+        is_whole = micros % 1_000 == 0
         texts = plain.cast(pa.string())
         if is_whole.any():
             millis = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.string())
             texts = millis if is_whole.all() else pc.if_else(mask(is_whole), millis, texts)
         texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
-        return joined([constant(b'"', len(texts)), _binary(texts), constant(f'{end}"'.encode(), len(texts))])
+        return _quoted(texts, b'Z"' if column.type.tz else b'"')
 
 
 class _Enum(ColumnWriter):
@@ -301,7 +282,7 @@ class _Enum(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         index = pc.index_in(column, self._values)
-        refuse_at(~valid(index) & valid(column), self._path, "a value that the schema's enum does not have")
+        refuse_at(~valid(index), self._path, "a value that the schema's enum does not have")
         return self._writer.write(column)
 
 
@@ -329,20 +310,12 @@ class _Struct(ColumnWriter):
             if required and not field.nullable:
                 refuse_at(~present, field.path, "null, which the schema does not allow")
             shown = np.ones(rows, np.bool_) if required else present
-            parts += [_some(b",", begun & shown), _some(key, shown)]
+            parts += [constant_where(b",", begun & shown), constant_where(key, shown)]
             if required and not present.all():
-                parts.append(_some(b"null", ~present))
+                parts.append(constant_where(b"null", ~present))
             parts.append(field.writer.write(values) if present.all() else write_some(field.writer, values, present))
             begun |= shown
         return joined([*parts, constant(b"}", rows)])
-
-
-def _some(text: bytes, present: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return a column with a text in these rows, and nothing in the others."""
-    if present.all():
-        return constant(text, len(present))
-    count = np.cumsum(present)
-    return binary_values(np.tile(np.frombuffer(text, np.uint8), int(count[-1])), count * len(text))
 
 
 class _List(ColumnWriter):
@@ -352,26 +325,18 @@ class _List(ColumnWriter):
         self._items, self._nullable, self._path = items, nullable, path
 
     def write(self, column: pa.Array) -> pa.Array:
-        present = valid(column)
-        raw = offsets_of(column)
-        # A null may have items in Arrow.
-        counts = np.where(present, np.diff(raw), 0)
-        first, last = int(raw[0]), int(raw[-1])
-        rows = np.repeat(np.arange(len(column)), np.diff(raw))
+        offsets, children = elements(column)
         try:
-            entries = self._entries(column, first, last)
+            entries = self._entries(children)
         except InvalidRows as error:
-            raise error.inside("", rows) from None
-        if int(counts.sum()) < len(entries):
-            entries = entries.take(to_arrow(np.flatnonzero(present[rows])))
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int32)
-        kind = pa.list_(pa.field("item", pa.binary()))
-        lists = pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(offsets)], children=[entries])
+            raise error.inside("", owners(offsets)) from None
+        lists = pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), entries)
         inner = pc.binary_join(lists, _COMMA)
         return joined([constant(self._open, len(column)), inner, constant(self._close, len(column))])
 
-    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
-        return self._written(column.values.slice(first, last - first))
+    def _entries(self, children: Sequence[pa.Array]) -> pa.Array:
+        (items,) = children
+        return self._written(items)
 
     def _written(self, values: pa.Array) -> pa.Array:
         present = valid(values)
@@ -379,12 +344,12 @@ class _List(ColumnWriter):
             return self._items.write(values)
         if not self._nullable:
             refuse_at(~present, f"{self._path}[]", "null, which the schema does not allow")
-        return joined([write_some(self._items, values, present), _some(b"null", ~present)])
+        return joined([write_some(self._items, values, present), constant_where(b"null", ~present)])
 
 
 class _Map(_List):
     _open, _close = b"{", b"}"
 
-    def _entries(self, column: pa.Array, first: int, last: int) -> pa.Array:
-        keys = _Text().write(column.keys.slice(first, last - first))
-        return joined([keys, constant(b":", len(keys)), self._written(column.items.slice(first, last - first))])
+    def _entries(self, children: Sequence[pa.Array]) -> pa.Array:
+        keys, items = children
+        return joined([_Text().write(keys), constant(b":", len(keys)), self._written(items)])

@@ -21,14 +21,17 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows, offsets_of
+from protocol.schemas.decoding import InvalidRows
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
     bytes_of,
     constant,
+    elements,
+    fixed_width,
     joined,
     mask,
+    owners,
     refuse_at,
     spread,
     unsigned_varints,
@@ -108,11 +111,11 @@ class _Number(_Item):
         elif kind in ("float", "double"):
             numbers = to_numpy(column).astype(_FIXED[kind])
             bits = numbers.view("<u8" if kind == "double" else "<u4")
-            return _Values(_fixed(numbers), bits == 0)
+            return _Values(fixed_width(numbers), bits == 0)
         else:
             numbers = self._integers(column)
         if kind in _FIXED:
-            return _Values(_fixed(numbers.astype(_FIXED[kind])), numbers == 0)
+            return _Values(fixed_width(numbers.astype(_FIXED[kind])), numbers == 0)
         return _Values(unsigned_varints(numbers), numbers == 0)
 
     def _integers(self, column: pa.Array) -> Any:
@@ -133,11 +136,6 @@ class _Number(_Item):
         if kind in ("sint32", "sint64"):
             return ((numbers >> 63) ^ (numbers << 1)).view(np.uint64)
         return numbers.view(np.uint64)
-
-
-def _fixed(numbers: npt.NDArray[Any]) -> pa.Array:
-    ends = np.arange(1, len(numbers) + 1, dtype=np.int64) * numbers.itemsize
-    return binary_values(np.ascontiguousarray(numbers).view(np.uint8), ends)
 
 
 class _Enum(_Number):
@@ -277,32 +275,21 @@ class _Repeated(ColumnWriter):
             present = valid(column)
             if not present.all():
                 return write_some(self, column, present)
-        offsets = offsets_of(column)
-        first, last = int(offsets[0]), int(offsets[-1])
-        owner = np.repeat(np.arange(len(column)), np.diff(offsets))
-        items = self._items(column, first, last)
+        offsets, children = elements(column)
+        items = pa.StructArray.from_arrays(children, ["key", "value"]) if len(children) > 1 else children[0]
         try:
-            refuse_at(
-                ~valid(items) if items.null_count else np.zeros(0, np.bool_), self._path, "null in an array or map"
-            )
+            if items.null_count:
+                refuse_at(~valid(items), self._path, "null in an array or map")
             values = self._item.values(items).encoded
         except InvalidRows as error:
-            raise error.inside("", owner) from None
+            raise error.inside("", owners(offsets)) from None
+        data, ends = bytes_of(values if self._packed else self._tagged.framed(values))
+        blocks = binary_values(data, ends[offsets[1:]])
         if self._packed is None:
-            data, ends = bytes_of(self._tagged.framed(values))
-            return binary_values(data, ends[offsets[1:] - first])
-        data, ends = bytes_of(values)
-        blocks = binary_values(data, ends[offsets[1:] - first])
-        some = np.flatnonzero(np.diff(offsets) > 0)
-        if len(some) == len(column):
-            return self._packed.framed(blocks)
-        return spread(self._packed.framed(blocks.take(to_arrow(some))), some, len(column))
-
-    def _items(self, column: pa.Array, first: int, last: int) -> pa.Array:
-        if not pa.types.is_map(column.type):
-            return column.values.slice(first, last - first)
-        keys, items = column.keys.slice(first, last - first), column.items.slice(first, last - first)
-        return pa.StructArray.from_arrays([keys, items], ["key", "value"])
+            return blocks
+        some = np.flatnonzero(np.diff(offsets))
+        blocks = blocks if len(some) == len(column) else blocks.take(to_arrow(some))
+        return spread(self._packed.framed(blocks), some, len(column))
 
 
 class _Message(ColumnWriter):
