@@ -22,7 +22,7 @@ from protocol.base.listing import listed
 from protocol.errors import Corrupt, ProtocolError
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
-from protocol.schemas.decoding import InvalidRows, refuse
+from protocol.schemas.decoding import InvalidRows, refuse, text_values
 from protocol.wire.primitives import Reader
 
 # An array's blocks, and the items of a block, are read in rounds over all records: so many at most, and items as long
@@ -304,11 +304,7 @@ class EnumReader(ColumnReader):
     def __init__(self, symbols: Sequence[str | None], names: Sequence[str]) -> None:
         self._names = names
         self._missing = np.array([symbol is None for symbol in symbols])
-        encoded = [(symbol or "").encode() for symbol in symbols]
-        ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
-        self._symbols = pa.Array.from_buffers(
-            pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
-        )
+        self._symbols = text_values([symbol or "" for symbol in symbols])
 
     def _indices(self, data: Bytes, at: Positions, ends: Positions) -> tuple[Integers, Positions]:
         numbers, after = read_numbers(data, at, ends)

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import binaries, to_numpy, valid
+from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
-from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.decoding import InvalidRows, text_values
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
@@ -233,7 +233,7 @@ class _Fixed(ColumnWriter):
 
 class _Enum(ColumnWriter):
     def __init__(self, avro: AvroType, path: str) -> None:
-        self._symbols = binaries([symbol.encode() for symbol in avro.symbols]).cast(pa.string())
+        self._symbols = text_values(avro.symbols)
         self._path = path
 
     def write(self, column: pa.Array) -> pa.Array:

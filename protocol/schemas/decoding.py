@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
+from protocol.records.arrow_numpy import binaries
 from protocol.records.varints import Bytes, Positions
 from protocol.schemas.protobuf_settings import ProtobufSettings
 
@@ -74,6 +75,11 @@ def refuse_message(message: bytes | None) -> None:
     """Raise `ConfigurationError` for bytes behind a schema's id in a header, in a language without messages."""
     if message:
         raise ConfigurationError("the header has more bytes than a schema's id or GUID")
+
+
+def text_values(texts: Collection[str]) -> pa.Array:
+    """Return a text column of these values."""
+    return binaries([text.encode() for text in texts]).cast(pa.string())
 
 
 def offsets_of(column: pa.Array) -> Positions:

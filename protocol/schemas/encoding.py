@@ -19,7 +19,7 @@ from protocol.errors import UsageError
 from protocol.records.arrow_numpy import binaries, filled, take_rows, to_arrow, valid
 from protocol.records.row_layout import varint_sizes
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidRows, offsets_of
+from protocol.schemas.decoding import InvalidRows, offsets_of, text_values
 
 # `pa.scalar` would import pandas.
 _EMPTY = binaries([b""])[0]
@@ -94,7 +94,7 @@ def _field_of_each_row(column: pa.StructArray, types: pa.Array | None) -> npt.ND
     numbers = np.where(present.any(axis=0), present.argmax(axis=0), -1)
     if types is None:
         return numbers
-    field_names = binaries([name.encode() for name in names]).cast(pa.string())
+    field_names = text_values(names)
     # No row has the number -2, so an unknown name is wrong also for a row without a value.
     named = filled(pc.index_in(types.cast(pa.string()), field_names), -2)
     wrong = numbers != np.where(valid(types), named, -1)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binary_column, take_rows, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions
-from protocol.schemas.decoding import InvalidRows, check_fields, refuse
+from protocol.schemas.decoding import InvalidRows, check_fields, refuse, text_values
 from protocol.schemas.protobuf_scan import (
     BYTES,
     END,
@@ -181,10 +181,7 @@ class EnumReader(NumberReader):
         else:
             distinct, numbers = np.unique(values, return_inverse=True)
         unknown = f"UNKNOWN_ENUM_VALUE_{self._enum.name}_"
-        texts = [self._enum.symbols.get(number, f"{unknown}{number}").encode() for number in distinct.tolist()]
-        ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
-        symbols = pa.Array.from_buffers(pa.string(), len(texts), buffers)
+        symbols = text_values([self._enum.symbols.get(number, f"{unknown}{number}") for number in distinct.tolist()])
         return take_rows(
             symbols, numbers.astype(np.int64) if present is None else np.where(present, numbers, np.int64(-1))
         )

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
-from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows
+from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
+from protocol.schemas.decoding import InvalidRows, text_values
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
@@ -142,7 +142,7 @@ class _Enum(_Number):
     def __init__(self, enum: EnumType, path: str) -> None:
         super().__init__("int32", path)
         self._enum = enum
-        self._names = binaries([name.encode() for name in enum.numbers]).cast(pa.string())
+        self._names = text_values(enum.numbers)
         self._numbers = np.array(list(enum.numbers.values()), np.int64)
 
     def _integers(self, column: pa.Array) -> Any:

@@ -246,7 +246,7 @@ def _prefix(value: bytes) -> bytes | None:
             continue
         if not numbers:
             # The first number is how many follow; zero alone is the first message.
-            indexes_count = _indexes_count(value[: place + 1])
+            indexes_count = _zigzags(value[: place + 1])[0]
             if not 0 <= indexes_count <= _MAX_INDEXES:
                 return None
         else:
@@ -267,10 +267,6 @@ def _zigzags(raw: bytes) -> list[int]:
             numbers.append(number >> 1 ^ -(number & 1))
             number = shift = 0
     return numbers
-
-
-def _indexes_count(raw: bytes) -> int:
-    return _zigzags(raw)[0]
 
 
 def _indexes(prefix: bytes) -> list[int]:

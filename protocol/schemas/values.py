@@ -19,9 +19,9 @@ import pyarrow as pa
 from protocol.base.condition import Lock
 from protocol.base.listing import listed
 from protocol.errors import ConfigurationError, DecodeFailed, RegistryFailed
-from protocol.records.arrow_numpy import binaries, take_rows, text_column, to_arrow, to_numpy, valid
+from protocol.records.arrow_numpy import take_rows, text_column, to_arrow, to_numpy, valid
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types, offsets_of
+from protocol.schemas.decoding import InvalidValue, ValueDecoder, WriterNames, fields_of_types, offsets_of, text_values
 from protocol.schemas.formats import FORMATS, REGISTRY_SETTINGS, Format, language_of, registered_format
 from protocol.schemas.glue import HEADER_BYTES, decompressed_values, header, parts, version_ids
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
@@ -220,7 +220,7 @@ class ColumnDecoder:
                 for name, of_name in self._by_name(pieces, key, data, start, ends, of_key):
                     if name:
                         codes[of_name] = texts.setdefault(self._field_of(name) or name, len(texts))
-        names = take_rows(binaries([text.encode() for text in texts]).cast(pa.string()), codes)
+        names = take_rows(text_values(texts), codes)
         return names, pieces.invalid
 
     @cached_property
@@ -302,7 +302,7 @@ class ColumnDecoder:
             field = self._field_of(name) if name else None
             if field is None:
                 local_name = name.rpartition(".")[2]
-                types = [schema.names.name if field == local_name else field for field, schema in self._types]
+                types = [schema.names.name if field == local_name else field for field, schema in self.schema.types]
                 reason = f"its type {name or '(without a name)'} is none of {listed(types)}"
                 pieces.refuse(of_name, reason, _schema_id_of(key), unknown_type=True)
             elif self.type.get_field_index(field) < 0:
@@ -327,17 +327,13 @@ class ColumnDecoder:
             else:
                 yield name, rows[numbers]
 
-    @property
-    def _types(self) -> tuple[tuple[str, ReaderSchema], ...]:
-        return self.schema.types
-
     def _field_of(self, name: str) -> str | None:
         """Return the field of the type with this full name, else of the one with this alias.
 
         The local name does not suffice: `billing.Order` is not `shop.Order`, and might be read without an error.
         """
-        by_name = next((field for field, schema in self._types if schema.names.name == name), None)
-        return by_name or next((field for field, schema in self._types if name in schema.names.aliases), None)
+        by_name = next((field for field, schema in self.schema.types if schema.names.name == name), None)
+        return by_name or next((field for field, schema in self.schema.types if name in schema.names.aliases), None)
 
     def _names(self, key: _Key) -> WriterNames | str:
         """Return what names the records of a writer's schema, or why they cannot be decoded."""
@@ -349,7 +345,7 @@ class ColumnDecoder:
 
     def _decoder(self, key: _Key, field: str = "") -> ValueDecoder | str:
         """Return the decoder of a writer's schema, or why there is none. `field`: that of one of several types."""
-        reader = dict(self._types)[field] if field else self.schema
+        reader = dict(self.schema.types)[field] if field else self.schema
 
         def make(schema: RegisteredSchema, references: Mapping[str, str], message: bytes | None) -> ValueDecoder:
             owner = f"the schema with the id {_schema_id_of(key)}"
