@@ -167,6 +167,8 @@ class _Ddl:
         if close and self._peek() == close:
             return fields
         while True:
+            if self._peek()[:1] in tuple("<>(),:'\""):
+                raise self._unexpected("a name")
             name = self._take()
             name = name[1:-1].replace("``", "`") if name[0] == "`" else name
             if self._peek() == ":":

@@ -320,6 +320,7 @@ def test_schema_may_be_one_type() -> None:
     [
         ("", "no DDL at 'its end'"),
         ("a INT b INT", "no DDL at 'b', behind 'a INT'"),
+        ("a INT, : INT", "no DDL at ':', behind 'a INT ,': a name is missing"),
         ("a INT, a INT", "has a field name twice"),
         ("a ARRAY<INT", "at 'its end', behind 'ARRAY < INT': > is missing"),
         ("a INTERVAL", "field a, has the type interval"),
