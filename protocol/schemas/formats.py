@@ -216,12 +216,3 @@ def written_language_of(format: str) -> WrittenLanguage:
     language = language_of(format)
     assert isinstance(language, WrittenLanguage)
     return language
-
-
-def column_type(format: str, reader: SchemaText) -> pa.DataType:
-    """Return the Arrow type of a column. Raises `ConfigurationError` if the schema is invalid."""
-    import pyarrow as pa
-
-    if FORMATS[format].language is None:
-        return pa.string() if format == "string" else pa.binary()
-    return language_of(format).decoder(reader).type

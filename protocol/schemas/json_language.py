@@ -32,7 +32,11 @@ class JsonLanguage:
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return what decodes values to the reader's schema."""
-        return JsonDecoder(reader_type(reader))
+        if is_json_schema(reader.text):
+            kind = arrow_type(parse_json_schema(reader.text, dict(reader.references)))
+        else:
+            kind = parse_spark(reader.text)
+        return JsonDecoder(select_fields(kind, reader.fields) if reader.fields else kind)
 
     def resolver(
         self, text: str, references: Mapping[str, str], reader: SchemaText, message: bytes | None
@@ -71,17 +75,6 @@ def _title(text: str) -> str:
     document = load_schema(text, "the JSON Schema") if is_json_schema(text) else None
     title = document.get("title") if isinstance(document, dict) else None
     return title if isinstance(title, str) else ""
-
-
-def reader_type(reader: SchemaText) -> pa.DataType:
-    """Return the Arrow type of a schema, with the reader's fields only. Raises `ConfigurationError`."""
-    kind = parse_type(reader.text, dict(reader.references))
-    return select_fields(kind, reader.fields) if reader.fields else kind
-
-
-def parse_type(text: str, references: Mapping[str, str]) -> pa.DataType:
-    """Return the Arrow type of a JSON Schema or a schema of Spark. Raises `ConfigurationError`."""
-    return arrow_type(parse_json_schema(text, references)) if is_json_schema(text) else parse_spark(text)
 
 
 def is_json_schema(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from protocol.schemas.decoding import RecordNames, check_fields
-from protocol.schemas.formats import Format, column_type, language_of
+from protocol.schemas.formats import FORMATS, Format, language_of
 from protocol.schemas.protobuf_settings import DEFAULT_SETTINGS, ProtobufSettings
 
 Part = Literal["key", "value"]
@@ -44,7 +44,9 @@ class ReaderSchema:
     def type(self) -> pa.DataType:
         """The Arrow type of the column. Raises `ConfigurationError` if the schema is invalid."""
         if not self.types:
-            return column_type(self.format, self)
+            if FORMATS[self.format].language is None:
+                return pa.string() if self.format == "string" else pa.binary()
+            return language_of(self.format).decoder(self).type
         check_fields([name for name, _ in self.types], self.fields)
         chosen = [(name, schema) for name, schema in self.types if not self.fields or name in self.fields]
         return pa.struct([pa.field(name, schema.type) for name, schema in chosen])
