@@ -1,1 +1,1 @@
-"""Values with a schema as Arrow columns: Avro, and the ids of a schema registry."""
+"""Keys and values in Avro, Protobuf or JSON as Arrow columns, and clients of schema registries."""

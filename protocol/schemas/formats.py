@@ -1,4 +1,4 @@
-"""The formats of keys and values, and the language of each one's schemas."""
+"""The formats of keys and values, and the languages of their schemas."""
 
 from __future__ import annotations
 

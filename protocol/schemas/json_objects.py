@@ -136,7 +136,7 @@ def check_type(kind: pa.DataType, path: str = "") -> None:
 
 
 def has_type(kind: pa.DataType, accept: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether a type or a type in it is a wanted one."""
+    """Return whether `accept` is true for a type, or for a type in it."""
     if pa.types.is_struct(kind):
         return any(has_type(field.type, accept) for field in kind) or accept(kind)
     if pa.types.is_list(kind):
