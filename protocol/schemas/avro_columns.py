@@ -22,7 +22,7 @@ from protocol.base.listing import listed
 from protocol.errors import Corrupt, ProtocolError
 from protocol.records.arrow_numpy import binary_column, numpy_type, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions, read_varints
-from protocol.schemas.decoding import InvalidRows, refuse, text_values
+from protocol.schemas.decoding import InvalidRows, inside, refuse, text_values
 from protocol.wire.primitives import Reader
 
 # An array's blocks, and the items of a block, are read in rounds over all records: so many at most, and items as long
@@ -237,10 +237,8 @@ class BytesReader(ColumnReader):
 
     def read_some(self, data: Bytes, at: Positions, ends: Positions, rows: Positions) -> tuple[pa.Array, Positions]:
         """Read a value in these rows, and null in the others."""
-        try:
+        with inside("", rows):
             start, lengths = self.bounds(data, at[rows], ends[rows])
-        except InvalidRows as error:
-            raise error.inside("", rows) from None
         all_lengths = np.full(len(at), -1, np.int64)
         all_lengths[rows] = lengths
         all_starts, after = at.copy(), at.copy()
@@ -358,13 +356,11 @@ class RecordReader(ColumnReader):
         """Read the fields one after another."""
         columns: list[pa.Array | None] = [None] * self.type.num_fields
         for step in self._steps:
-            try:
+            with inside(step.name):
                 if step.column is None:
                     at = step.reader.skip(data, at, ends)
                 else:
                     columns[step.column], at = step.reader.read(data, at, ends)
-            except InvalidRows as error:
-                raise error.inside(step.name) from None
         rows = len(at)
         if self._defaults:
             same = to_arrow(np.zeros(rows, np.int32))
@@ -375,10 +371,8 @@ class RecordReader(ColumnReader):
     def skip(self, data: Bytes, at: Positions, ends: Positions) -> Positions:
         """Skip the fields one after another."""
         for step in self._steps:
-            try:
+            with inside(step.name):
                 at = step.reader.skip(data, at, ends)
-            except InvalidRows as error:
-                raise error.inside(step.name) from None
         return at
 
     def skip_one(self, reader: Reader) -> None:
@@ -475,17 +469,15 @@ class ArrayReader(ColumnReader):
     def _read_items(
         self, data: Bytes, cursor: Positions, ends: Positions, live: Positions, owners: Positions
     ) -> pa.Array:
-        try:
+        with inside("[]", owners):
             items, cursor[live] = self._items.read(data, cursor[live], ends[live])
-        except InvalidRows as error:
-            raise error.inside("[]", owners) from None
         return items
 
     def _block(
         self, data: Bytes, cursor: Positions, ends: Positions, rows: Positions
     ) -> tuple[npt.NDArray[np.int64], Positions]:
         """Return how many items the next block of each row has, and where they begin."""
-        try:
+        with inside("", rows):
             numbers, after = read_numbers(data, cursor[rows], ends[rows])
             count = numbers.astype(np.int64)
             sized = np.flatnonzero(count < 0)
@@ -493,15 +485,11 @@ class ArrayReader(ColumnReader):
                 # The size of the block in bytes follows, for readers that skip it.
                 refuse(count == _LONG[0], "a block with too many items")
                 count[sized] = -count[sized]
-                try:
+                with inside("", sized):
                     _, after[sized] = read_numbers(data, after[sized], ends[rows][sized])
-                except InvalidRows as error:
-                    raise error.inside("", sized) from None
             smallest = self._items.smallest_bytes
             most = (ends[rows] - after) // smallest if smallest else np.int64(_MAX_EMPTY_ITEMS)
             refuse(count > most, "a block with more items than the value has bytes")
-        except InvalidRows as error:
-            raise error.inside("", rows) from None
         return count, after
 
     def _read_rest(
@@ -540,10 +528,8 @@ class ArrayReader(ColumnReader):
         if truncated:
             raise InvalidRows(np.array(truncated), _TRUNCATED, "[]")
         owner = np.repeat(live, sizes)
-        try:
+        with inside("[]", owner):
             items, _ = self._items.read(data, np.array(starts, np.int64), ends[owner])
-        except InvalidRows as error:
-            raise error.inside("[]", owner) from None
         pieces.append(items)
         owners.append(owner)
 
@@ -614,10 +600,8 @@ class UnionReader(ColumnReader):
         pieces: list[pa.Array] = []
         owners: list[Positions] = []
         for branch, rows in self._rows_of_branches(numbers):
-            try:
+            with inside("", rows):
                 column, at[rows] = branch.read(data, at[rows], ends[rows])
-            except InvalidRows as error:
-                raise error.inside("", rows) from None
             pieces.append(column)
             owners.append(rows)
         if not pieces:
@@ -643,10 +627,8 @@ class UnionReader(ColumnReader):
         """Skip each branch in the rows that have it."""
         numbers, at = self._numbers(data, at, ends)
         for branch, rows in self._rows_of_branches(numbers):
-            try:
+            with inside("", rows):
                 at[rows] = branch.skip(data, at[rows], ends[rows])
-            except InvalidRows as error:
-                raise error.inside("", rows) from None
         return at
 
     def skip_one(self, reader: Reader) -> None:

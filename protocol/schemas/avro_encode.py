@@ -18,7 +18,7 @@ from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import to_numpy, valid
 from protocol.schemas.avro_default import encode_default, zigzag_varint
 from protocol.schemas.avro_schema import NO_DEFAULT, AvroField, AvroType, widened_kind
-from protocol.schemas.decoding import InvalidRows, text_values
+from protocol.schemas.decoding import inside, text_values
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
@@ -280,10 +280,8 @@ class _Items(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         offsets, children = elements(column)
-        try:
+        with inside("", owners(offsets)):
             entries = self._entries(children)
-        except InvalidRows as error:
-            raise error.inside("", owners(offsets)) from None
         data, ends = bytes_of(entries)
         blocks = binary_values(data, ends[offsets[1:]])
         counts = np.diff(offsets)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +40,15 @@ class InvalidRows(Exception):
         """Return the error as seen from the enclosing type; `rows` maps row indices to those of that type."""
         path = f"{name}{'.' if name and self.path and self.path[0] != '[' else ''}{self.path}"
         return InvalidRows(self.rows if rows is None else rows[self.rows], self.reason, path)
+
+
+@contextmanager
+def inside(name: str, rows: Positions | None = None) -> Iterator[None]:
+    """Raise `InvalidRows` of the block as seen from the enclosing type: see `InvalidRows.inside`."""
+    try:
+        yield
+    except InvalidRows as error:
+        raise error.inside(name, rows) from None
 
 
 class UnknownName(ConfigurationError):

@@ -19,7 +19,7 @@ from protocol.errors import UsageError
 from protocol.records.arrow_numpy import binaries, filled, take_rows, to_arrow, valid
 from protocol.records.row_layout import varint_sizes
 from protocol.records.varints import Bytes, Positions
-from protocol.schemas.decoding import InvalidRows, offsets_of, text_values
+from protocol.schemas.decoding import InvalidRows, inside, offsets_of, text_values
 
 # `pa.scalar` would import pandas.
 _EMPTY = binaries([b""])[0]
@@ -126,10 +126,8 @@ def _with_prefix(encoded: pa.Array, prefix: bytes) -> pa.Array:
 def write_some(writer: ColumnWriter, column: pa.Array, present: npt.NDArray[np.bool_]) -> pa.Array:
     """Write the values of the rows where `present` is True, and no bytes for the others."""
     rows = np.flatnonzero(present)
-    try:
+    with inside("", rows):
         encoded = writer.write(column.take(to_arrow(rows)))
-    except InvalidRows as error:
-        raise error.inside("", rows) from None
     return spread(encoded, rows, len(column))
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binaries, to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows
+from protocol.schemas.decoding import inside
 from protocol.schemas.encoding import (
     ColumnWriter,
     bytes_of,
@@ -326,10 +326,8 @@ class _List(ColumnWriter):
 
     def write(self, column: pa.Array) -> pa.Array:
         offsets, children = elements(column)
-        try:
+        with inside("", owners(offsets)):
             entries = self._entries(children)
-        except InvalidRows as error:
-            raise error.inside("", owners(offsets)) from None
         lists = pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), entries)
         inner = pc.binary_join(lists, _COMMA)
         return joined([constant(self._open, len(column)), inner, constant(self._close, len(column))])

@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import binary_column, take_rows, text_column, to_arrow
 from protocol.records.varints import Bytes, Integers, Positions
-from protocol.schemas.decoding import InvalidRows, check_fields, refuse, text_values
+from protocol.schemas.decoding import InvalidRows, check_fields, inside, refuse, text_values
 from protocol.schemas.protobuf_scan import (
     BYTES,
     END,
@@ -275,10 +275,8 @@ class MessageReader(NestedReader):
             hits.update(members)
         columns = []
         for field in self._fields:
-            try:
+            with inside(field.field.name):
                 columns.append(field.read(data, hits, at))
-            except InvalidRows as error:
-                raise error.inside(field.field.name) from None
         if self._dummy:
             columns.append(pa.nulls(len(at), pa.string()))
         return pa.Array.from_buffers(self.type, len(at), [None], children=columns)
@@ -286,14 +284,12 @@ class MessageReader(NestedReader):
     def read_sparse(self, data: Bytes, hits: Found, last: Positions) -> pa.Array:
         """Return the column of the messages, null where there is none."""
         rows = np.flatnonzero(last >= 0)
-        try:
+        with inside("", rows):
             if len(hits.row) > len(rows):
                 column = self.read_messages(*_merged(data, hits, rows))
             else:
                 chosen = last[rows]
                 column = self.read(data, hits.at[chosen], hits.number[chosen])
-        except InvalidRows as error:
-            raise error.inside("", rows) from None
         if len(rows) == len(last):
             return column
         index = np.full(len(last), -1, np.int64)
@@ -572,10 +568,8 @@ class FieldReader:
             if len(singles.row) > 1:
                 singles = singles.where(np.lexsort((singles.order, singles.row)))
             owner = singles.row
-            try:
+            with inside("[]", owner):
                 items = self._item.read(data, singles.at, singles.number)
-            except InvalidRows as error:
-                raise error.inside("[]", owner) from None
         offsets = np.zeros(rows + 1, np.int32)
         np.cumsum(np.bincount(owner, minlength=rows), out=offsets[1:])
         if pa.types.is_map(self.type):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError
 from protocol.records.arrow_numpy import to_arrow, to_numpy, valid
-from protocol.schemas.decoding import InvalidRows, text_values
+from protocol.schemas.decoding import inside, text_values
 from protocol.schemas.encoding import (
     ColumnWriter,
     binary_values,
@@ -250,10 +250,8 @@ class _Field(ColumnWriter):
             refuse_at(~present, self._path, "null, which a required field cannot have")
         if not self._field.presence:
             rows = np.flatnonzero(present)
-            try:
+            with inside("", rows):
                 values = self._item.values(column if len(rows) == len(column) else column.take(to_arrow(rows)))
-            except InvalidRows as error:
-                raise error.inside("", rows) from None
             present = ~values.empty
             encoded = self._tagged.framed(values.encoded if present.all() else values.encoded.filter(mask(present)))
             return spread(encoded, rows[present], len(column))
@@ -277,12 +275,10 @@ class _Repeated(ColumnWriter):
                 return write_some(self, column, present)
         offsets, children = elements(column)
         items = pa.StructArray.from_arrays(children, ["key", "value"]) if len(children) > 1 else children[0]
-        try:
+        with inside("", owners(offsets)):
             if items.null_count:
                 refuse_at(~valid(items), self._path, "null in an array or map")
             values = self._item.values(items).encoded
-        except InvalidRows as error:
-            raise error.inside("", owners(offsets)) from None
         data, ends = bytes_of(values if self._packed else self._tagged.framed(values))
         blocks = binary_values(data, ends[offsets[1:]])
         if self._packed is None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.records.varints import Bytes, Integers, Positions
-from protocol.schemas.decoding import InvalidRows, refuse
+from protocol.schemas.decoding import InvalidRows, inside, refuse
 
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = 0, 1, 2, 3, 4, 5
 _FEWEST_ROWS = 24
@@ -132,10 +132,8 @@ def read_unsigned(data: Bytes, at: Positions, ends: Positions | None) -> tuple[I
     if longer.any():
         rows = np.flatnonzero(longer)
         numbers = numbers.astype(np.uint64)
-        try:
+        with inside("", rows):
             numbers[rows], after[rows] = _read_long(data, at[rows])
-        except InvalidRows as error:
-            raise error.inside("", rows) from None
     if ends is not None:
         refuse(after > ends, END)
     return numbers, after
@@ -146,25 +144,23 @@ def _read_long(data: Bytes, at: Positions) -> tuple[Integers, Positions]:
     numbers, after = np.zeros(len(at), np.uint64), at.copy()
     unfinished = np.arange(len(at))
     if len(data) >= 8:
-        inside = at <= len(data) - 8
-        words = np.ndarray((len(data) - 7,), "<u8", np.ascontiguousarray(data), 0, (1,))[at[inside]]
+        has_word = at <= len(data) - 8
+        words = np.ndarray((len(data) - 7,), "<u8", np.ascontiguousarray(data), 0, (1,))[at[has_word]]
         # The highest bit of the byte that ends a varint is zero: the lowest of these bits.
         last = ~words & _HIGH_BITS
         last &= (~last) + np.uint64(1)
         bits = words & ((last << np.uint64(1)) - np.uint64(1)) & ~_HIGH_BITS
         for mask, shift in _GATHER:
             bits = (bits & mask) | ((bits & ~mask) >> shift)
-        numbers[inside] = bits
+        numbers[has_word] = bits
         # The bit's number is 8 * bytes - 1; without one, log2 of zero is not used.
         short = last != 0
         sizes = (np.log2(last, where=short, out=np.zeros(len(last))).astype(np.int64) + 1) >> 3
-        after[inside] += sizes
-        unfinished = np.concatenate([np.flatnonzero(~inside), np.flatnonzero(inside)[~short]])
+        after[has_word] += sizes
+        unfinished = np.concatenate([np.flatnonzero(~has_word), np.flatnonzero(has_word)[~short]])
     if len(unfinished):
-        try:
+        with inside("", unfinished):
             numbers[unfinished], after[unfinished] = _read_by_byte(data, at[unfinished])
-        except InvalidRows as error:
-            raise error.inside("", unfinished) from None
     return numbers, after
 
 
@@ -279,12 +275,10 @@ def _tags(data: Bytes, cursor: Positions, end: Positions, rows: Positions) -> tu
     """Return the tag at each cursor, `_DONE` at the end, and where the values begin."""
     open_rows = cursor < end
     if open_rows.all():
-        try:
+        with inside("", rows):
             numbers, start = read_unsigned(data, cursor, end)
             if numbers.itemsize > 2:
                 refuse(numbers > _MAX_TAG - 1, _TAG)
-        except InvalidRows as error:
-            raise error.inside("", rows) from None
         return numbers.astype(np.uint32), start
     tags, start = np.full(len(cursor), _DONE, np.uint32), cursor.copy()
     more = np.flatnonzero(open_rows)
