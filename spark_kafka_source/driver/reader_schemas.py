@@ -6,6 +6,7 @@ as metadata, and the query asks for that version.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,7 +72,8 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
     schemas = {
         part: reader_schema(without_fields, part, versions)
         for part, format in formats.items()
-        if format != "binary" and part in options.filter.lower()  # perhaps too many; `condition.decoded` selects
+        # Perhaps too many: `condition.decoded` selects.
+        if format != "binary" and re.search(rf"\b{part}\b", options.filter, re.IGNORECASE)
     }
     types = {VALUE_TYPE: pa.string()} if options.has_value_types else {}
     condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()} | types)

@@ -219,3 +219,11 @@ def test_pattern_of_topics_has_no_default_subject(registry: FakeSchemaRegistry, 
     url = {"schema.registry.url": registry.url} if "confluent" in str(more) else {}
     options = {"kafka.bootstrap.servers": "unused:9092", "subscribePattern": "orders.*", **url, **more}
     assert {"key", "value"} < set(KafkaGroupDataSource(options).schema().names)
+
+
+def test_filter_asks_for_the_schemas_of_its_columns_only(registry: FakeSchemaRegistry) -> None:
+    """The registry has no subject payments-key, and the query no column of keys."""
+    registry.register("payments-value", LONG.replace('"id"', '"key_id"'))
+    options = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "payments", "schema.registry.url": registry.url}
+    options |= {"keyFormat": "confluent-avro", "valueFormat": "confluent-avro", "columns": "value"}
+    assert KafkaGroupDataSource({**options, "filter": "value.key_id > 5"}).schema().names == ["value"]
