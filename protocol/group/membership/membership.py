@@ -492,6 +492,8 @@ class Membership:
             threading.Thread(target=run, name=f"{self._name} of {self.machine.group}, {name}", daemon=True).start()
         except RuntimeError:  # this process has too many threads
             run()
+            with self.changed:
+                self._checked_s = self._clock.now_s()  # the call was no suspension
         with self.changed:
             while not future.done() and (not self._is_closed if is_wanted is None else is_wanted()):
                 self._now_s()  # records that the process runs, for the owner's next call
