@@ -134,6 +134,12 @@ def column_types(decoders: Mapping[str, ColumnDecoder]) -> dict[str, pa.DataType
     return types | ({VALUE_TYPE: pa.string()} if has_types else {})
 
 
+def _has_fields(decoder: ColumnDecoder, other: ColumnDecoder) -> bool:
+    """Return True if a column of a decoder has the fields of the other's."""
+    fields, needed = decoder.schema.fields, other.schema.fields
+    return not fields or (bool(needed) and set(needed) <= set(fields))
+
+
 class RowDecoder:
     """Decodes the keys and values of a read, and leaves out rows by its filter and by the types of values.
 
@@ -157,13 +163,14 @@ class RowDecoder:
         if self._filter is not None:
             condition = self._filter.condition
             self._filter_decoders = {
-                part: decoder.of_fields(condition.fields(part))
+                part: decoder.of_fields(fields) if (fields := condition.fields(part)) else decoder
                 for part, decoder in decoders.items()
                 if part in condition.decoded
             }
         # The columns of the rows have the fields that the filter needs.
         self._shares_columns = all(
-            part in self._decoders and not self._decoders[part].schema.fields for part in self._filter_decoders
+            part in self._decoders and _has_fields(self._decoders[part], decoder)
+            for part, decoder in self._filter_decoders.items()
         )
         self._keeps_most = False
         has_types = VALUE_TYPE in columns or (self._filter is not None and self._filter.reads_types)

@@ -49,6 +49,7 @@ def read(fake: FakeKafka, condition: Any, **more: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=str)
 
 
+RECURSIVE = 'syntax = "proto3"; message M { int32 id = 15; M next = 2; }'
 JSON = {"value_format": "json", "value_schema": "id BIGINT"}
 
 
@@ -59,6 +60,11 @@ JSON = {"value_format": "json", "value_schema": "id BIGINT"}
         ("partition = 1 AND offset < 2", {}, [0, 1]),
         ("value.id = 5", JSON, [2]),
         ("value.id = 5", {**JSON, "value_schema": "id BIGINT, name STRING", "value_fields": "name"}, [2]),
+        (
+            "partition = 1 AND offset = 99",
+            {"value_format": "protobuf", "value_schema": RECURSIVE, "value_fields": "id"},
+            [],
+        ),
         (pc.field("key") == b"k4", {}, [2]),
         (pc.field("value") == b"none", {}, []),
     ],
