@@ -19,6 +19,7 @@ from protocol.base.listing import listed
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
 from protocol.cluster.metadata import Metadata, Partition, Topic, is_another_topic, topic_id_bytes, topic_id_text
 from protocol.errors import AdminFailed, BrokerError, KafkaError
 from protocol.kafka_terms import TopicPartition
@@ -171,7 +172,11 @@ class TopicOperations(ConfigOperations):
                     _require_leaders(snapshot, topics[name], bytes(row["topic_id"]))
                     del waiting[name]
                 except BrokerError as error:
-                    failure = error
+                    if is_retriable(error) or len(topics) == 1:
+                        failure = error
+                    else:
+                        created.errors[name] = error
+                        del waiting[name], created[name]
             if failure is not None:
                 raise failure
 
