@@ -66,13 +66,15 @@ def check_fields(available: Sequence[str], fields: Collection[str]) -> None:
 
 
 def load_schema(text: str, subject: str) -> Any:
-    """Return a schema in JSON as Python objects. Raises `ConfigurationError`: it is not JSON, or not Unicode."""
+    """Return a schema in JSON as Python objects. Raises `ConfigurationError`: it is not JSON.
+
+    Half of a character, as in a pattern of surrogates, becomes a question mark.
+    """
     try:
-        document = json.loads(text)
-        json.dumps(document, ensure_ascii=False).encode()  # escapes may be half of a character
+        unicode = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        return json.loads(unicode)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{subject} is not JSON: {error}") from None
-    return document
 
 
 def refuse(wrong: npt.NDArray[np.bool_], reason: str) -> None:

@@ -221,7 +221,7 @@ SYNTAX = base64.b64encode(b"\x62\x06proto9").decode()  # a FileDescriptorProto
     [
         ("json", "{", "the JSON Schema is not JSON"),
         ("json", "{" + f'"minimum": {"9" * 10_000}' + "}", "the JSON Schema is not JSON"),
-        ("avro", SURROGATE, "the Avro schema is not JSON: .* surrogates not allowed"),
+        ("avro", SURROGATE, ""),
         ("avro", '{"type": "int", "logicalType": []}', ""),
         ("protobuf", SYNTAX, "the Protobuf schema has the unknown syntax 'proto9'"),
         ("protobuf", "message M { optional int32 a = 1 [default = 2147483648]; }", "M.a has a default that is no int"),
