@@ -13,6 +13,7 @@ from typing import Any
 
 from protocol.base.clock import Backoff, Clock, Deadline
 from protocol.base.condition import Lock, locked
+from protocol.base.listing import CHOICES, listed
 from protocol.broker_errors import ErrorCode, error_row
 from protocol.errors import (
     AuthenticationFailed,
@@ -154,13 +155,17 @@ class Authenticator:
         return oauthbearer(token.value, {**sasl_extensions(config), **token.extensions})
 
 
+_MAY_REFER = (
+    "sasl.jaas.config", "sasl.oauthbearer.config", "sasl.oauthbearer.extensions", "sasl.oauthbearer.token.endpoint.url",
+)  # fmt: skip
+
+
 def _who(config: SaslConfig) -> Credentials:
     who = credentials(config)
     if who is None:
         raise ConfigurationError(
-            "sasl.jaas.config, sasl.oauthbearer.config or sasl.oauthbearer.extensions refers to a text that is itself "
-            "a reference.",
-            settings=("sasl.jaas.config", "sasl.oauthbearer.config", "sasl.oauthbearer.extensions"),
+            f"{listed(_MAY_REFER, CHOICES)} refers to a text that is itself a reference.",
+            settings=_MAY_REFER,
         )
     return who
 

@@ -104,8 +104,13 @@ def credentials(config: SaslConfig) -> Credentials | None:
     mechanism = config.mechanism
     if mechanism is None:
         raise _missing("sasl.mechanism", ", ".join(_MODULES))
-    texts = (_text(config.jaas_config), _text(config.metadata_config), config.extensions, config.token_endpoint_url)
-    if any(is_reference(text or "") for text in texts):
+    # No variable of this frame holds a text: tracebacks may show it.
+    if any(
+        is_reference(text or "")
+        for text in (
+            _text(config.jaas_config), _text(config.metadata_config), config.extensions, config.token_endpoint_url
+        )
+    ):  # fmt: skip
         return None
     module = _module(config, mechanism)
     options = module.options if module is not None else {}
