@@ -25,7 +25,9 @@ SETTINGS = ("sasl.oauthbearer.metadata.authentication.type", "sasl.mechanism")
 
 _MAX_SHOWN = 1_000
 # Not AZURE_TOKEN_CREDENTIALS: names of credentials, which are in the texts of azure-identity.
-_SECRET_NAME = re.compile(r"SECRET|TOKEN(?!_CREDENTIALS)|PASSWORD|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"^(?!AZURE_TOKEN_CREDENTIALS$).*(?:SECRET|TOKEN|PASSWORD|ACCESS_KEY|PRIVATE_KEY)", re.IGNORECASE
+)
 _MIN_SECRET = 8
 # In an echoed request: fields of a form or a query, user:password@ of a URL, and the texts of tokens and signatures.
 _FIELD = re.compile(
