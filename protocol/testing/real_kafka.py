@@ -138,7 +138,7 @@ class RealKafka:
             self._admin.close()
 
     def _require(self, topic: str, partition: int | None) -> None:
-        if topic in self._admin.list_topics():
+        if topic in self._admin.list_topics(internal=True):
             count = len(self._admin.describe_topics([topic])[topic].partitions)
             if partition is None or 0 <= partition < count:
                 return
