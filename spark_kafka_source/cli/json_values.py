@@ -41,7 +41,9 @@ def _stored(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_stored(field.type)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_stored(kind.item_type)))
+        return pa.map_(
+            kind.key_field.with_type(_stored(kind.key_type)), kind.item_field.with_type(_stored(kind.item_type))
+        )
     if _is_list(kind):
         return pa.list_(kind.value_field.with_type(_stored(kind.value_type)))
     return kind

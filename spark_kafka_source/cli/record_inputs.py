@@ -170,6 +170,8 @@ def _header(header: Any) -> dict[str, bytes | None]:
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:
     number = fields.get(name)
+    if isinstance(number, float) and number.is_integer() and abs(number) < 2**53:  # as jq writes large numbers
+        number = int(number)
     if number is None or (type(number) is int and number.bit_length() < _TYPES[name].bit_width):
         return number
     raise ValueError(f"{name}: {number!r} is not an integer of {_TYPES[name].bit_width} bits")
@@ -229,13 +231,14 @@ _TABLES = {CSV: _csv, PARQUET: _parquet, ARROW: _arrow}
 
 def _records_of_rows(batch: pa.RecordBatch, how: InputFormat) -> pa.RecordBatch:
     names = batch.schema.names
-    if len(set(names)) < len(names):
-        raise InputError(f"two columns have the same name; the columns are {listed(names, CHOICES)}")
     for column in (how.key_column, how.value_column):
         if column is not None and column not in names:
             raise InputError(f"there is no column {column}; the columns are {listed(names, CHOICES)}")
     value = how.value_column or ("value" if "value" in names else None)
     key = how.key_column or ("key" if "key" in names and value is not None else None)
+    used = set(names) if value is None else {value, key, *_TYPES}
+    if twice := [name for name in names if name in used and names.count(name) > 1]:
+        raise InputError(f"two columns have the name {twice[0]}; the columns are {listed(names, CHOICES)}")
     if value is None:
         columns = {"value": json_column(batch.to_struct_array())}
     else:

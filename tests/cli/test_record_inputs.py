@@ -78,7 +78,7 @@ def test_lines_have_keys_and_nulls() -> None:
 
 def test_json_lines_have_all_fields() -> None:
     lines: list[Any] = [
-        {"key": "k", "value": "v", "headers": {"h": "1", "n": None}, "timestamp_ms": TIME_MS, "partition": 1},
+        {"key": "k", "value": "v", "headers": {"h": "1", "n": None}, "timestamp_ms": float(TIME_MS), "partition": 1},
         {"key_base64": "/w==", "value": {"id": 7, "name": "naïve"}, "offset": 3, "topic": "t"},
         {"value": None, "headers": [{"key": "h", "value_base64": "/g=="}]},
     ]
@@ -105,6 +105,8 @@ def test_tables_are_records_or_rows_as_json(kind: str, seekable: bool) -> None:
     orders = pa.table({"id": [7], "name": ["naïve"], "paid": [1.5]})
     assert found(orders) == [{"value": '{"id": 7, "name": "naïve", "paid": 1.5}'.encode()}]
     assert found(orders, key_column="id", value_column="name") == [{"value": "naïve".encode(), "key": b"7"}]
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], ["note", "note", "name"])
+    assert kind == "parquet" or found(twice, value_column="name") == [{"value": b"c"}]
 
 
 def test_csv_values_contain_newlines() -> None:
@@ -155,7 +157,7 @@ def test_rows_are_json_as_decoded_values_are() -> None:
         ("csv", {}, b"value,note\n1,2\n", "note is not a column of a record; name the one to send: --value-column"),
         ("csv", {"key_column": "id"}, b"value\n1\n", "there is no column id; the columns are value"),
         ("csv", {}, b"value,partition\n1,one\n", "not csv: "),
-        ("csv", {}, b"value,value\n1,2\n", "two columns have the same name; the columns are value, value"),
+        ("csv", {}, b"value,value\n1,2\n", "two columns have the name value; the columns are value, value"),
         ("parquet", {}, b"PAR0", "not parquet: "),
         ("arrow", {}, b"ARROW0", "not arrow: "),
     ],

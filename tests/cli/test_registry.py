@@ -286,6 +286,7 @@ def test_values_of_all_types_are_json() -> None:
         (pa.list_(pa.date32()), [20_484, None], ["2026-01-31", None]),
         (pa.timestamp("us"), 2**62, 2**62),
         (pa.map_(pa.string(), pa.float32()), [('a"', 0.1)], {'a"': 0.1}),
+        (pa.map_(pa.date32(), pa.timestamp("ms")), [(20_484, 0)], {"2026-01-31": "1970-01-01T00:00:00"}),
         (pa.binary(), b"\xff", "/w=="),
         (pa.float64(), float("nan"), "NaN"),
         (pa.bool_(), True, True),
