@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import click
 
+from protocol.admin.resources import results_of_each
 from protocol.admin.transactions import (
     OPEN_STATES,
     STATES,
@@ -17,8 +18,9 @@ from protocol.admin.transactions import (
     list_transactions,
     open_transactions,
 )
+from protocol.base.clock import Deadline
 from protocol.base.listing import listed
-from protocol.errors import BrokerError, KafkaError, UnsupportedVersion
+from protocol.errors import AdminFailed, BrokerError, KafkaError, UnsupportedVersion
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.new_offsets import named_partitions
@@ -168,24 +170,23 @@ def abort(
 
 
 def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: bool, output: str) -> None:
-    transactions = describe_transactions(cluster.client, transactional_ids, cluster.deadline)
-    epochs: dict[str, int | None] = dict.fromkeys(transactions)
+    def abort(name: str, deadline: Deadline) -> tuple[object, ...] | None:
+        transaction = describe_transactions(cluster.client, [name], deadline).get(name)
+        if transaction is None:
+            return None
+        epoch = abort_transaction(cluster.client, name, deadline).producer_epoch if execute else None
+        is_open = transaction.state in OPEN_STATES
+        return name, transaction.state, is_open, transaction.identity.producer_epoch, epoch
+
     errors: list[KafkaError] = []
-    for name in transactions if execute else ():
-        try:
-            epochs[name] = abort_transaction(cluster.client, name, cluster.deadline).producer_epoch
-        except KafkaError as error:
-            errors.append(error)
-            del epochs[name]
-    rows = [
-        (name, transaction.state, transaction.state in OPEN_STATES, transaction.identity.producer_epoch, epochs[name])
-        for name, transaction in transactions.items()
-        if name in epochs
-    ]
-    if rows:
+    try:
+        results = results_of_each("abort", transactional_ids, cluster.deadline, abort)
+    except AdminFailed as failed:
+        results, errors = failed.results, [*failed.errors.values()]
+    if rows := [row for row in results.values() if row is not None]:
         columns = ("transactional_id", "transaction_state", "open", "producer_epoch", "new_producer_epoch")
         print_rows(columns, rows, output)
-    _complain_of(set(transactional_ids) - set(transactions), errors)
+    _complain_of([name for name, row in results.items() if row is None], errors)
 
 
 def _complain_of(missing: Collection[str], errors: Collection[KafkaError] = ()) -> None:

@@ -52,11 +52,12 @@ def test_remove_members_does_not_print_a_static_member_that_stays(fake: FakeKafk
     assert "UNKNOWN_MEMBER_ID" in result.stderr
 
 
-def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKafka) -> None:
+@pytest.mark.parametrize("refused", ["InitProducerId", "DescribeTransactions"])
+def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKafka, refused: str) -> None:
     with client_of(fake.bootstrap_servers) as client:
         for name in ("a", "b"):
             init_producer_id(client, name, 5_000, client.deadline())
-    fake.refuse("InitProducerId", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    fake.refuse(refused, "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
     result = invoke_at(fake, "txn", "abort", "a", "b", "no-such", "--execute", "-o", "json", code=1)
     assert [(row["transactional_id"], row["new_producer_epoch"]) for row in rows(result)] == [("b", 1)]
     assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in result.stderr
