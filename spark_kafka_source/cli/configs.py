@@ -154,7 +154,8 @@ def set_command(
     changes += [AlterConfigOp(setting, value, AlterConfigOpType.SUBTRACT) for setting, value in subtracted.items()]
     for text in secrets:
         setting, equals, source = text.partition("=")
-        changes.append(AlterConfigOp(setting, read_secret(source if equals else None, f"value of {setting}").reveal()))
+        value = read_secret(source if equals else None, f"value of {setting}", may_be_empty=True)
+        changes.append(AlterConfigOp(setting, value.reveal()))
     if not changes:
         raise click.UsageError("Give SETTING=VALUE, --append, --subtract or --secret.")
     resource = _resource(kind, name)

@@ -13,7 +13,7 @@ from protocol.settings.secret import Secret
 SOURCES = "env:VARIABLE or file:PATH"
 
 
-def read_secret(source: str | None, subject: str) -> Secret:
+def read_secret(source: str | None, subject: str, *, may_be_empty: bool = False) -> Secret:
     """Return a secret.
 
     `source`: `env:VARIABLE`; `file:PATH`, without the newline at its end, where `-` is standard input; None asks twice
@@ -39,7 +39,7 @@ def read_secret(source: str | None, subject: str) -> Secret:
         raise click.UsageError(f"The file for the {subject} cannot be read: {error.strerror}.") from error
     except UnicodeError:
         raise click.UsageError(f"The {subject} in {source} is not UTF-8.") from None
-    if not text:
+    if not text and not may_be_empty:
         raise click.UsageError(f"The {subject} in {source} is empty.")
     return Secret(text)
 
