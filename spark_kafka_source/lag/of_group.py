@@ -9,6 +9,7 @@ from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
+from protocol.errors import BrokerError, DeadlineExceeded
 from protocol.fetch.list_offsets import list_offsets
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.kafka_terms import LATEST, TopicPartition
@@ -19,6 +20,9 @@ from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
+
+# A leader election takes less, except if no replica is in sync.
+_ELECTION_MS = 2_000
 
 
 @with_remedies()
@@ -82,8 +86,22 @@ def lag_of_partitions(
     committed: Mapping[TopicPartition, int],
     deadline: Deadline,
 ) -> Lag:
-    """Return the lag in offsets. A partition without a leader, or of a deleted topic, has no log end."""
-    led, _ = client.leaders(partitions, deadline)
+    """Return the lag in offsets. A partition without a leader for 2 s, or of a deleted topic, has no log end."""
+    led: Collection[TopicPartition] = ()
+
+    def require_leaders() -> None:
+        nonlocal led
+        led, failures = client.leaders(partitions, deadline)
+        for failure in failures.values():
+            raise failure
+
+    try:
+        client.retrying("leaders of the group's partitions", require_leaders, deadline.at_most_ms(_ELECTION_MS))
+    except BrokerError as error:
+        log.debug("log ends without those of some partitions: %s", error)
+    except DeadlineExceeded as error:
+        if not isinstance(error.__cause__, BrokerError):
+            raise
     ends = list_offsets(client, dict.fromkeys(led, LATEST), isolation_level=consumer.isolation_level, deadline=deadline)
     return Lag(
         tuple(

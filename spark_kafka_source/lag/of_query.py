@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
-from protocol.errors import ConfigurationError, KafkaError, UsageError
+from protocol.errors import ConfigurationError, DataLoss, KafkaError, UsageError
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import LATEST, TopicPartition
@@ -123,7 +123,7 @@ def _lag_of_progress(progress: Mapping[str, Any]) -> tuple[Lag, set[int]]:
 
 
 def offsets_of_batch(progress: Mapping[str, Any]) -> int | None:
-    """Return the number of offsets that the tasks of the last batch read; None if its start is unknown.
+    """Return the number of offsets that the tasks of the last batch read; None if its start or a loss is unknown.
 
     The batch has fewer rows by those that the option `filter` left out, and by gaps (compaction, markers).
     """
@@ -132,7 +132,10 @@ def offsets_of_batch(progress: Mapping[str, Any]) -> int | None:
         start, end = _offsets(source.get("startOffset")), _offsets(source["endOffset"])
         if unresolved(start, end):
             return None
-        total += sum(offsets.size for offsets in offset_ranges(start, end, fail_on_data_loss=False))
+        try:
+            total += sum(offsets.size for offsets in offset_ranges(start, end))
+        except DataLoss:  # the query has told it, if it is one
+            return None
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -159,7 +160,11 @@ class Lag:
 
 def smallest_first(lag: Lag) -> list[PartitionLag]:
     """Return the rows by partition; if several sources read it, the one with the largest lag is the last."""
-    return sorted(lag, key=lambda row: (row.topic, row.partition, row.offsets_behind or 0))
+
+    def behind(row: PartitionLag) -> float:
+        return -math.inf if row.offsets_behind is None else row.offsets_behind
+
+    return sorted(lag, key=lambda row: (row.topic, row.partition, behind(row)))
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
