@@ -153,7 +153,7 @@ COMMANDS: dict[str, str] = {
         "tests/spark/local_kafka/test_local_kafka.py::test_command_prints_address_and_ends_on_ctrl_c",
     ),
     "python -m spark_kafka_source.local_kafka": "tests/local_kafka/test_command.py::"
-    "test_acls_of_command_apply_to_its_users",
+    "test_acls_of_command_apply_to_its_users_until_sigterm",
     "python -m venv env && env/bin/pip install '.[spark]' venv-pack && env/bin/venv-pack -p env -o env.tar.gz": "",
     **dict.fromkeys(  # tested by the next command
         (

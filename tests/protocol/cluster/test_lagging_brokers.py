@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -53,14 +52,14 @@ def test_broker_that_has_just_started_is_not_asked_for_all_topics(fake: FakeKafk
 
 
 def test_short_question_about_topics_leaves_a_slow_request_alone(fake: FakeKafka, client: Client) -> None:
-    is_created = threading.Event()
+    is_created, is_asked = threading.Event(), threading.Event()
     for listener in fake.listeners.values():
 
         def answer(api: Any, *arguments: Any, original: Any = listener.answer) -> Any:
             reply = original(api, *arguments)
             if api is CREATE_TOPICS:
                 is_created.set()
-                time.sleep(2.5)  # longer than the question may take
+                assert is_asked.wait(20)
             return reply
 
         listener.answer = answer  # type: ignore[method-assign]
@@ -77,6 +76,7 @@ def test_short_question_about_topics_leaves_a_slow_request_alone(fake: FakeKafka
     thread.start()
     assert is_created.wait(20)
     client.ids_at_brokers(["orders"], client.deadline())
+    is_asked.set()
     thread.join()
     assert raised == []
     assert len(fake.request_bodies(CREATE_TOPICS)) == 1

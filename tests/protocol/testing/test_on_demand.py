@@ -101,7 +101,9 @@ class TestFaults:
         assert [reply["throttle_time_ms"] for reply in replies] == [700, 0]
 
     def test_replies_come_from_a_handler_of_the_test(self, fake: FakeKafka, client: Client) -> None:
-        fake.handlers[METADATA] = lambda body, version: {"cluster_id": "fake", "controller_id": 7}
+        host, port = fake.addresses[1]
+        brokers = [{"node_id": 1, "host": host, "port": port}]
+        fake.handlers[METADATA] = lambda body, version: {"cluster_id": "fake", "controller_id": 7, "brokers": brokers}
         assert client.metadata([]).controller_id == 7
         del fake.handlers[METADATA]
         assert client.metadata([]).controller_id == 1
