@@ -1,12 +1,12 @@
 """The open connections of one process, by (host, port, purpose, intended broker).
 
-Requests of different purposes ("control", "fetch", "produce", "coordinator") use different connections: a Fetch that
-waits half a second for data must not delay a commit. A connection serves only the broker that it was opened for, since
-its address may be another broker's by now. One to a bootstrap server, which may be any broker, becomes that of a broker
-after a comparison of the ids. `get` replaces connections that are closed, were opened before a fork, or have been idle
-for `connections.max.idle.ms`; it also closes idle connections to other addresses. After a failure, `get` fails at once
-until the address's back-off (`reconnect.backoff.ms`) is over, so that callers try other brokers or wait in the retry
-loop.
+Requests of different purposes ("control", "fetch", "produce", "coordinator", "liveness") use different connections: a
+Fetch that waits half a second for data must not delay a commit. A connection serves only the broker that it was opened
+for, since its address may be another broker's by now. One to a bootstrap server, which may be any broker, becomes that
+of a broker after a comparison of the ids. `get` replaces connections that are closed, were opened before a fork, or
+have been idle for `connections.max.idle.ms`; it also closes idle connections to other addresses. After a failure, `get`
+fails at once until the address's back-off (`reconnect.backoff.ms`) is over, so that callers try other brokers or wait
+in the retry loop.
 """
 
 from __future__ import annotations

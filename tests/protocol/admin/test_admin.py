@@ -331,7 +331,7 @@ def test_operation_unsupported_by_the_broker_names_api_and_versions() -> None:
 # Users and quotas
 
 
-@pytest.mark.parametrize("iterations", [-1, 0, 10**9])
+@pytest.mark.parametrize("iterations", [-1, 0, 4095, 16_385, 10**9])
 def test_iterations_that_brokers_refuse_are_refused_before_hashing(iterations: int) -> None:
     with pytest.raises(UsageError, match="Kafka takes 4096 to 16384"):
         ScramUpsertion("alice", "hunter2", iterations=iterations)
