@@ -28,7 +28,7 @@ from protocol.cluster.client import COORDINATOR, Client
 from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.config import ConsumerConfig
-from protocol.errors import BrokerError, ConnectFailed, DeadlineExceeded, KafkaError, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, UsageError
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation, TopicSubscription
 from protocol.group.membership.classic_member import ClassicMember
@@ -405,17 +405,23 @@ class Membership:
         operation, key = f"{request.api.name} for {self._coordinator}", self._coordinator
         exchange = partial(self._exchange, request, operation, deadline)
         try:
-            body, since_s = self._client.retrying(operation, exchange, deadline, coordinator_of=key, max_attempts=1)
+            response = self._client.retrying(operation, exchange, deadline, coordinator_of=key, max_attempts=1)
         except KafkaError as error:
             self._log_failing(error)
             failure = _attempt_error(error)
             self._deliver(partial(self.machine.on_failure, request, failure), failure)
         else:
-            self._log_failing(None)
-            self._deliver(partial(self.machine.on_response, request, body, since_s))
+            if response is not None:
+                self._log_failing(None)
+                self._deliver(partial(self.machine.on_response, request, *response))
 
-    def _exchange(self, request: SendRequest, operation: str, deadline: Deadline) -> tuple[dict[str, Any], float]:
-        """Return the response, and the last time at which the coordinator is known to have seen this member."""
+    def _exchange(
+        self, request: SendRequest, operation: str, deadline: Deadline
+    ) -> tuple[dict[str, Any], float] | None:
+        """Return the response, and the last time at which the coordinator is known to have seen this member.
+
+        None if the request was not sent, since its session has ended.
+        """
 
         def is_awaited() -> bool:
             return self.machine.awaits(request)
@@ -423,10 +429,11 @@ class Membership:
         def is_wanted() -> bool:
             return self._in_flight is request or is_awaited()
 
-        sending = self._in_thread("request", partial(self._send, request, operation, deadline), is_wanted)
-        if sending is None:
-            raise self._not_sent(operation)
-        broker, reply, since_s = sending.result()
+        sending = self._in_thread("request", partial(self._send, request, deadline), is_wanted)
+        sent = None if sending is None else sending.result()
+        if sent is None:
+            return None
+        broker, reply, since_s = sent
         while not ready([reply], TICK_S) and not deadline.passed:
             since_s = self._extend_session(request, since_s)
             self._in_thread("silence", partial(reply.check_silence, deadline), is_awaited)
@@ -442,19 +449,19 @@ class Membership:
             raise broker_error(body["error_code"], where, **context, **self._coordinator.context)
         return body, since_s
 
-    def _send(self, request: SendRequest, operation: str, deadline: Deadline) -> tuple[Broker, Reply, float]:
-        """Send a request to the coordinator; return it, the pending reply, and the time before it was sent."""
+    def _send(self, request: SendRequest, deadline: Deadline) -> tuple[Broker, Reply, float] | None:
+        """Send a request to the coordinator, if its session still exists.
+
+        Returns the coordinator, the pending reply, and the time before the request was sent.
+        """
         broker = self._client.coordinator(self._coordinator, deadline)
         with self.changed:
             if not self.machine.awaits(request):  # a late JoinGroup would add it again
-                raise self._not_sent(operation)
+                return None
             self._in_flight = request
         since_s = self._clock.now_s()
         options: dict[str, Any] = {"purpose": self._purpose, "at_least": request.at_least}
         return broker, self._client.send(broker, request.api, request.body, deadline, **options), since_s
-
-    def _not_sent(self, operation: str) -> ConnectFailed:
-        return ConnectFailed(f"{operation} was not sent: the member has left or joins again")
 
     def _refresh_metadata(self, step: RefreshMetadata) -> None:
         deadline = Deadline.after_ms(step.timeout_ms, self._clock)
