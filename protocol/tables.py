@@ -474,7 +474,7 @@ def write(
     UsageError
         A column is missing, unknown or of another type.
     KafkaError
-        Rows could not be written; without a transaction, others may have been. The error says which.
+        Rows could not be written; without a transaction, others may have been.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
