@@ -106,9 +106,15 @@ class FetchSchedule:
             self._by_broker.setdefault(broker, {})[buffer] = None
 
     def put(self, buffer: FetchBuffer, fetched: CompletedFetch, now_s: float) -> None:
-        """Add a reply to its buffer."""
+        """Add a reply to its buffer, and move the partition behind the others of its broker.
+
+        A broker without a session fills its reply in the order of the request: others must come first next time.
+        """
         buffer.put(fetched, now_s)
         self.with_replies[buffer] = None
+        broker = buffer.source.broker
+        if broker is not None and buffer in (buffers := self._by_broker.get(broker, {})):
+            buffers[buffer] = buffers.pop(buffer)
 
     def buffers_of(self, broker: Broker) -> list[FetchBuffer]:
         """Return the buffers of partitions read from a broker."""

@@ -47,6 +47,13 @@ def test_decision_looks_at_no_idle_stream_of_another_broker(reading: Reading) ->
     assert reading.asked() == [near]
 
 
+def test_partition_with_a_reply_is_behind_the_others(reading: Reading) -> None:
+    """Without a session, a broker fills its reply in the order of the request, up to `fetch.max.bytes`."""
+    first, second = reading.add(2)
+    reading.put(first)
+    assert reading.asked() == [second, first]
+
+
 def test_fetch_is_limited_to_free_memory(reading: Reading) -> None:
     reader, consumer = reading.add(2)
     reading.put(consumer, size=500)
@@ -92,7 +99,7 @@ def test_fetch_waits_for_users_of_full_streams(reading: Reading) -> None:
     reading.clock.at_s = 0.03
     assert reading.next() == pytest.approx(0.07)
     full.poll_reply()
-    assert reading.asked() == [full, hungry]
+    assert reading.asked() == [hungry, full]
 
 
 def test_reads_wake_the_thread_after_the_last_full_stream(reading: Reading) -> None:
@@ -143,7 +150,7 @@ def test_unread_stream_is_left_out_after_max_processing_time(reading: Reading) -
     assert reading.asked() == [hungry]
     assert reading.changed_streams == [stuck], "threads that wait for memory must decide again"
     stuck.poll_reply()
-    assert reading.asked() == [stuck, hungry]
+    assert reading.asked() == [hungry, stuck]
 
 
 def test_closed_stream_is_forgotten(reading: Reading) -> None:
