@@ -309,7 +309,8 @@ class FetchPosition:
         self.last_stable_offset = row["last_stable_offset"]
         fetched = self._read(row, broker)
         self._stale_since_s = None
-        if self.failure is not None:
+        # A leader that names a replica has sent nothing: the failure may be that of the replica.
+        if self.failure is not None and row["preferred_read_replica"] == NO_REPLICA:
             self.failure = None
             self._backoff.reset()
         return fetched

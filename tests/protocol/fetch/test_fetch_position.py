@@ -228,6 +228,9 @@ def test_failures_back_off_until_a_good_reply() -> None:
         waits.append(partition.retry_at_s - now_s)
     assert waits[0] < 0.13 < waits[1] < 0.25 < waits[2] < 0.5
     assert (partition.attempts, partition.broker) == (3, None)
+    # A leader that names a replica has sent nothing: the replica may be the one that fails.
+    partition.handle_response(reply_row(preferred_read_replica=2), "broker")
+    assert partition.attempts == 3
     partition.handle_response(reply_row(), "broker")
     assert (partition.failure, partition.attempts) == (None, 0)
 
