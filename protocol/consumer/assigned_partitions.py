@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import pyarrow as pa
 
 from protocol.base.clock import Backoff, Deadline
+from protocol.checked_values import checked_partition
 from protocol.cluster.client import Client
 from protocol.consumer.assigned_partition import DUE_FOR_LOOKUP, AssignedPartition, PartitionState
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
@@ -257,7 +258,7 @@ class AssignedPartitions:
                 self._lookups.remove(lookup)
 
     def _partition(self, key: TopicPartition) -> AssignedPartition:
-        if (partition := self._partitions.get(key)) is None:
+        if (partition := self._partitions.get(checked_partition(key))) is None:
             raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
         return partition
 

@@ -20,7 +20,7 @@ from protocol.base.calls import CallGate, gated
 from protocol.base.clock import Deadline
 from protocol.base.condition import Event
 from protocol.base.listing import listed
-from protocol.checked_values import checked_partition
+from protocol.checked_values import checked_integer, checked_partition
 from protocol.cluster.client import Client, open_client
 from protocol.consumer.assigned_partitions import AssignedPartitions, partition_of
 from protocol.consumer.commits import Commits, Offsets, OnCommit
@@ -47,6 +47,7 @@ from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.position import Position, RecordPositions
 from protocol.records.decode import ALL_COLUMNS
+from protocol.settings.property_kinds import MAX_INT64
 from protocol.settings.secret import hide_variables
 
 log = logging.getLogger(__name__)
@@ -619,7 +620,8 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: offset.offset for key, offset in self._list_offsets(dict.fromkeys(partitions, EARLIEST)).items()}
+        times = dict.fromkeys(map(checked_partition, partitions), EARLIEST)
+        return {key: offset.offset for key, offset in self._list_offsets(times).items()}
 
     @gated
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -630,7 +632,8 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        return {key: offset.offset for key, offset in self._list_offsets(dict.fromkeys(partitions, LATEST)).items()}
+        times = dict.fromkeys(map(checked_partition, partitions), LATEST)
+        return {key: offset.offset for key, offset in self._list_offsets(times).items()}
 
     @gated
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
@@ -653,10 +656,11 @@ class KafkaConsumer:
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        for (topic, partition), time_ms in times_ms.items():
-            if time_ms < 0:
-                raise UsageError(f"{topic}-{partition}: {time_ms} is not a timestamp")
-        return {key: offset if offset.offset >= 0 else None for key, offset in self._list_offsets(times_ms).items()}
+        times = {
+            (topic, partition): checked_integer(f"timestamp of {topic}-{partition}", time_ms, 0, MAX_INT64)
+            for (topic, partition), time_ms in zip(map(checked_partition, times_ms), times_ms.values(), strict=True)
+        }
+        return {key: offset if offset.offset >= 0 else None for key, offset in self._list_offsets(times).items()}
 
     def _list_offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}
@@ -703,8 +707,9 @@ class KafkaConsumer:
         group = self.group_metadata().group_id
         if not partitions:
             return {}
-        offsets, of_unknown_topics = fetch_positions(self._client, group, partitions, self._client.deadline())
-        return {key: offsets.get(key) or of_unknown_topics.get(key) for key in partitions}
+        keys = list(map(checked_partition, partitions))
+        offsets, of_unknown_topics = fetch_positions(self._client, group, keys, self._client.deadline())
+        return {key: offsets.get(key) or of_unknown_topics.get(key) for key in keys}
 
     @gated
     def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:

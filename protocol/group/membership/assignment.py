@@ -65,6 +65,9 @@ class TopicSubscription:
     def __post_init__(self) -> None:
         for name in self.names:
             checked_string("topic", name)
+        for field, text in ("pattern", self.pattern and self.pattern.pattern), ("re2", self.re2):
+            if text is not None:
+                checked_string(field, text)
 
     @classmethod
     def of(cls, topics: Collection[str] | re.Pattern[str], re2: str | None = None) -> TopicSubscription:

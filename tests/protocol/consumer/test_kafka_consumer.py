@@ -80,8 +80,6 @@ def test_offsets_by_timestamp_equal_librdkafkas(
     assert offset is not None
     assert (offset.offset, offset.timestamp_ms) == (first.offset, FIRST_MS + 10_000)
     assert (ours[orders, 1], none.offset) == (None, other.OFFSET_END)
-    with pytest.raises(UsageError, match="not a timestamp"):
-        new_consumer().offsets_for_times({(orders, 0): -1})
 
 
 # -- assigned partitions --------------------------------------------------------------------------
