@@ -99,8 +99,8 @@ PROPERTIES: tuple[Property, ...] = (
     _consumer(
         "max.processing.time.ms",
         POSITIVE_MILLISECONDS,
-        "for `protocol.fetch.consumer` only: fetches leave out a partition that has not been read for this time, "
-        "until it is read (a property of this client, not of Kafka)",
+        "for `Consumer`, `KafkaConsumer` and `ConsumerGroup`: fetches leave out a partition that has not been read for "
+        "this time, until it is read (a property of this client, not of Kafka)",
     ),
     _consumer("check.crcs", BOOLEAN, "check the CRC of every record batch"),
     _consumer(
@@ -257,19 +257,20 @@ BY_NAME: Mapping[str, Property] = {row.name: row for row in PROPERTIES}
 # -- reading --------------------------------------------------------------------------------------
 
 
-def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
+def read(properties: Mapping[str, object], role: Role, table: Mapping[str, Property] = BY_NAME) -> dict[str, Any]:
     """Parse the properties of one role into a dict by field name.
 
     `properties`: Kafka's names; values are text, numbers or booleans.
     `role`: properties of other roles are skipped: those of `CLIENT` silently, others with one warning.
+    `table`: the known properties by name.
     Raises `ConfigurationError`: a property is forbidden or not supported yet, has a wrong value, or is a misspelling of
     a property that applies. Any other unknown property is only a warning, as with Kafka's own clients.
     """
     values: dict[str, Any] = {}
     for name, raw in properties.items():
-        row = BY_NAME.get(name)
+        row = table.get(name)
         if row is None:
-            _refuse_or_warn(name, role)
+            _refuse_or_warn(name, role, table)
             continue
         if row.effect in (Effect.FORBIDDEN, Effect.NOT_YET) and row.role & (role | Role.CLIENT):
             raise ConfigurationError(f"{name} is {row.effect.value}: {row.doc}.", settings=(name,))
@@ -289,12 +290,12 @@ def read(properties: Mapping[str, object], role: Role) -> dict[str, Any]:
     return values
 
 
-def _refuse_or_warn(name: str, role: Role) -> None:
+def _refuse_or_warn(name: str, role: Role, table: Mapping[str, Property]) -> None:
     """Raise `ConfigurationError` if the name resembles a property that applies to `role`; otherwise warn once."""
-    like = closest_match(name, BY_NAME)
+    like = closest_match(name, table)
     if like is None:
         warn_once(f"{name} has no effect: it is not a known Kafka property", name)
-    elif (row := BY_NAME[like]).effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
+    elif (row := table[like]).effect is Effect.APPLIES and row.role & (role | Role.CLIENT):
         raise ConfigurationError(f"{name} is not a Kafka property; did you mean {like}?", settings=(name, like))
     elif role is not Role.CLIENT:
         warn_once(f"{name} has no effect: it is not a known Kafka property; did you mean {like}?", name, like)

@@ -45,8 +45,8 @@ is opened."""
 _TLS = "They apply with `security.protocol` SSL or SASL_SSL: see [security.md](security.md)."
 
 _CONSUMERS = """\
-`KafkaConsumer` and `ConsumerGroup` commit as below. `Consumer` reads given partitions: it is in no group and commits
-nothing."""
+`KafkaConsumer` and `ConsumerGroup` commit as below. `Consumer` reads given partitions from given offsets: it is in no
+group, commits nothing, and has no `auto.offset.reset`."""
 
 _INEFFECTIVE = {
     Effect.FORBIDDEN: "Forbidden properties",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
+from protocol.properties import BY_NAME, read
 from protocol.settings.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind, Role, applies, integer
 from protocol.settings.secret import hide_variables
 
@@ -109,9 +110,9 @@ def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfi
         A property is unknown or invalid.
     """
     rows = {row.name: row for row in GROUP_PROPERTIES}
-    values = {name: value for name, value in properties.items() if name not in rows}
-    own = {
-        row.field: row.kind.read(name, str(properties[name]), name) for name, row in rows.items() if name in properties
-    }
+    # An unknown name may be a misspelling of one of these rows.
+    own = {name: value for name, value in properties.items() if name in rows or name not in BY_NAME}
+    values = {name: value for name, value in properties.items() if name not in own}
     membership = {"group.protocol": "classic"} if "group.id" in properties else {}
-    return GroupConsumerConfig(parse_consumer({**membership, **values}), **own)
+    fields = read(own, Role.CONSUMER, {**BY_NAME, **rows})
+    return GroupConsumerConfig(parse_consumer({**membership, **values}), **fields)

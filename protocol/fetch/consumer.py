@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from protocol.base.clock import Backoff, Deadline
 from protocol.base.interrupts import Deferred
+from protocol.base.once import warn_once
 from protocol.checked_values import checked_offset, checked_partition
 from protocol.cluster.client import Client, open_client
 from protocol.config import ConsumerConfig, parse_consumer
@@ -68,7 +69,7 @@ class Consumer:
         buffer_memory_bytes: int = BUFFER_MEMORY_BYTES,
         **properties: object,
     ) -> None:
-        self._client, self._owns_client, settings = open_client(client, config, properties, parse_consumer)
+        self._client, self._owns_client, settings = open_client(client, config, properties, _parse)
         self._config = settings
         self._columns = frozenset(columns) | {"offset"}
         self._fetcher = PartitionFetcher(self._client, settings, buffer_memory_bytes)
@@ -220,3 +221,10 @@ class Consumer:
             finally:
                 if self._owns_client:
                     self._client.close()
+
+
+def _parse(properties: Mapping[str, object]) -> ConsumerConfig:
+    for name in ("auto.offset.reset", "group.id", "group.protocol"):
+        if name in properties:
+            warn_once(f"{name} has no effect: a Consumer reads given partitions from given offsets, in no group", name)
+    return parse_consumer(properties)

@@ -9,6 +9,7 @@ import pytest
 from protocol.config import parse_consumer
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.errors import ConfigurationError
+from protocol.fetch.consumer import Consumer
 
 
 def test_group_id_alone_implies_membership_as_in_java() -> None:
@@ -68,3 +69,26 @@ def test_invalid_offset_reset_is_refused(text: str) -> None:
 def test_duration_invalid_in_kafka_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="not a duration"):
         parse_group_consumer({"auto.offset.reset": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("enable.auto.comit", "enable.auto.commit"),
+        ("max.pol.records", "max.poll.records"),
+        ("group.join.retrys", "group.join.retries"),
+        ("grop.id", "group.id"),
+    ],
+)
+def test_misspelled_property_is_refused_with_the_right_name(name: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{name} is not a Kafka property; did you mean {meant}?"):
+        parse_group_consumer({"group.id": "etl", name: "false"})
+
+
+@pytest.mark.parametrize("name", ["auto.offset.reset", "group.id", "group.protocol"])
+def test_property_of_a_group_is_a_warning_for_a_consumer_of_chosen_partitions(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {"auto.offset.reset": "earliest", "group.id": "etl", "group.protocol": "none"}
+    Consumer({"bootstrap.servers": "localhost:1", name: values[name]}).close()
+    assert f"{name} has no effect" in caplog.text
