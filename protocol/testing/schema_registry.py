@@ -180,8 +180,10 @@ class FakeSchemaRegistry:
             ("GET", "schemas", "ids", None): lambda number: self._by("schema_id", number, query),
             ("GET", "schemas", "guids", None): lambda guid: self._by("guid", guid, query),
             ("GET", "schemas", "ids", None, "versions"): self._places,
-            ("POST", "compatibility", "subjects", None, "versions"): lambda name: self._compatible(name, body),
-            ("POST", "compatibility", "subjects", None, "versions", None): lambda name, _: self._compatible(name, body),
+            ("POST", "compatibility", "subjects", None, "versions"): lambda name: self._compatible(name, "", body),
+            ("POST", "compatibility", "subjects", None, "versions", None): lambda name, at: self._compatible(
+                name, at, body
+            ),
             ("GET", "config"): lambda: {"compatibilityLevel": self._compatibility},
             ("GET", "config", None): lambda name: {"compatibilityLevel": self._level(name)},
             ("PUT", "config", None): lambda name: self._set_level(name, body),
@@ -240,7 +242,7 @@ class FakeSchemaRegistry:
     def _register_checked(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         versions = self._subjects.get(name, _Subject()).versions
         if self._schemas.get(_key(self._with_rules(name, body))) not in versions.values():
-            answer = self._compatible(name, body)
+            answer = self._compatible(name, "", body)
             if not answer["is_compatible"]:
                 reasons = "; ".join(map(str, answer["messages"]))
                 raise _Refused(
@@ -291,14 +293,17 @@ class FakeSchemaRegistry:
         except (ConfigurationError, KeyError) as error:
             raise _Refused(422, _INVALID_SCHEMA, f"Invalid schema: {error}") from None
 
-    def _compatible(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        level, subject = self._level(name), self._subjects.get(name)
+    def _compatible(self, name: str, at: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Compare a schema with the version `at` alone; with "", with those that the level says."""
+        level, versions = self._level(name), self._subjects.get(name, _Subject()).versions
         self._valid(body)
-        if level == "NONE" or subject is None or not subject.versions:
+        at = str(max(versions, default="")) if at in ("latest", "-1") else at
+        if at and at not in map(str, versions):
+            raise _Refused(404, NO_VERSION, f"Version {at} not found.")
+        if level == "NONE" or not versions:
             return {"is_compatible": True, "messages": []}
-        checked = (
-            subject.versions.values() if level.endswith("TRANSITIVE") else [subject.versions[max(subject.versions)]]
-        )
+        every = level.endswith("TRANSITIVE") and not at
+        checked = list(versions.values()) if every else [versions[int(at or max(versions))]]
         messages: list[str] = []
         new = self._texts(body)
         for stored in checked:

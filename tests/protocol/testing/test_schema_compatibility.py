@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
+import urllib.request
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -86,6 +89,22 @@ def test_version_is_registered_again_although_a_later_one_is_incompatible_with_i
         old = RegisteredSchema(proto("int64 a = 1;"), "PROTOBUF")
         two = RegisteredSchema(old.text + " message Refund { }", "PROTOBUF")
         assert [registry.register("s", schema) for schema in (old, two, old)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("version", "compatible"), [("", False), ("/1", True), ("/2", False), ("/latest", False), ("/3", None)]
+)
+def test_schema_is_compared_with_the_version_of_the_request_alone(version: str, compatible: bool | None) -> None:
+    with FakeSchemaRegistry("BACKWARD_TRANSITIVE") as server:
+        for text in ('"long"', '"string"'):
+            server.register("s", text)
+        path = f"{server.url}/compatibility/subjects/s/versions{version}"
+        request = urllib.request.Request(path, json.dumps({"schema": '"long"'}).encode())
+        if compatible is None:
+            with pytest.raises(HTTPError, match="404"):
+                urllib.request.urlopen(request)
+        else:
+            assert json.load(urllib.request.urlopen(request))["is_compatible"] is compatible
 
 
 def test_invalid_schemas_and_other_types_are_refused() -> None:
