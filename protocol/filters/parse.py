@@ -121,7 +121,9 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
     except RecursionError:
         too_deep = True
     if too_deep:
-        raise ConfigurationError("filter is nested too deeply; use where", name="filter")
+        raise ConfigurationError(
+            "filter is nested too deeply; apply a part to the rows that were read, in Spark with where", name="filter"
+        )
     conjuncts = tuple(_conjuncts(root))
     read = frozenset().union(*(conjunct.columns for conjunct in conjuncts))
     return Condition(text, conjuncts, frozenset(decoded) & read)
@@ -141,7 +143,11 @@ def _conjuncts(node: Node) -> list[Node]:
 
 
 def _refuse(part: exp.Expr, reason: str) -> NoReturn:
-    raise ConfigurationError(f"filter: {part.sql('spark')} is not supported: {reason}. Use where for it", name="filter")
+    raise ConfigurationError(
+        f"filter: {part.sql('spark')} is not supported: {reason}. Apply this part to the rows that were read, in Spark "
+        "with where",
+        name="filter",
+    )
 
 
 def _literal(value: object, kind: pa.DataType) -> Node:

@@ -105,7 +105,8 @@ def _changed(text: str, *, upper: bool) -> str:
             if character > "\x7f" and unicodedata.category(character) == "Cn":
                 raise UsageError(
                     f"filter: the case of {character!r} is unknown to this Python, whose Unicode is version "
-                    f"{unicodedata.unidata_version}; use where instead of lower, upper and ILIKE"
+                    f"{unicodedata.unidata_version}; apply lower, upper and ILIKE to the rows that were read, in "
+                    "Spark with where"
                 )
         if upper:
             text = "".join(_NEW_CASES.get(character, character) for character in text)

@@ -93,7 +93,7 @@ def test_failed_cast_fails_in_ansi_mode_only(rows: Callable[..., DataFrame], ans
 
 
 def test_condition_outside_the_language_is_refused_by_load(rows: Callable[..., DataFrame]) -> None:
-    with pytest.raises(AnalysisException, match=r"RAND\(\) is not supported: .* Use where for it"):
+    with pytest.raises(AnalysisException, match=r"RAND\(\) is not supported: .* in Spark with where"):
         rows(filter="rand() < 0.5")
 
 
