@@ -9,11 +9,14 @@ import inspect
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import click
 
-from protocol import errors
 from protocol.metrics.definitions import DEFINITIONS
+from protocol.properties import BY_NAME
+from protocol.schemas.registry_config import REGISTRY_PROPERTIES
+from protocol.settings.property_kinds import Effect
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.options.table import OPTIONS
 from tests.test_front_door import PUBLIC
@@ -29,14 +32,19 @@ def test_public_names_are_those_of_the_list() -> None:
 
 def public_names() -> Iterator[str]:
     for module in map(import_module, sorted(PUBLIC)):
-        for name in sorted(getattr(module, "__all__", ())):
+        for name in sorted(getattr(module, "__all__", _own(module))):
             yield f"{module.__name__}.{name}"
             yield from _members(module.__name__, name, getattr(module, name))
-    own = {name for name, value in vars(errors).items() if getattr(value, "__module__", None) == errors.__name__}
-    yield from sorted(f"protocol.errors.{name}" for name in own if not name.startswith("_"))
     yield from sorted({f"option {option.name}" for option in OPTIONS})
+    yield from sorted({f"option schema.registry.{row.name}" for row in REGISTRY_PROPERTIES})
+    yield from sorted({f"property {row.name}" for row in BY_NAME.values() if row.effect is Effect.APPLIES})
     yield from sorted({f"metric {metric.group} {metric.name}" for metric in DEFINITIONS})
     yield from _commands(pykafka, "pykafka")
+
+
+def _own(module: ModuleType) -> list[str]:
+    own = (name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__)
+    return [name for name in own if not name.startswith("_")]
 
 
 def _members(module: str, name: str, value: object) -> Iterator[str]:
