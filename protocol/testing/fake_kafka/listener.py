@@ -21,6 +21,9 @@ from protocol.wire.schema import Api
 Handler = Callable[[Body, int], "Body | bytes | None"]
 """Returns the reply to a request body of a version: a body, raw bytes to send unchanged, `CUT`, or None for silence."""
 
+# Kafka's default of socket.request.max.bytes. A TLS handshake at a plain listener begins with a larger size.
+_MAX_REQUEST_BYTES = 104_857_600
+
 CUT = b""
 """In place of a reply: the connection is reset."""
 
@@ -86,7 +89,7 @@ class Listener(ABC):
             if self._tls is not None:
                 connection = self._secured(connection, self._tls)
             with connection.makefile("rb") as stream:
-                while len(size := _read(stream, 4)) == 4:
+                while len(size := _read(stream, 4)) == 4 and int.from_bytes(size, "big") <= _MAX_REQUEST_BYTES:
                     request = _read(stream, int.from_bytes(size, "big"))
                     if len(request) < int.from_bytes(size, "big"):
                         return  # connection closed within a frame

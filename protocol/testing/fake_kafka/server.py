@@ -378,7 +378,7 @@ class _BrokerListener(Listener):
         own = self.handlers.get(api) or kafka.handlers.get(api)
         if own is not None:
             return own(body, version)
-        is_sasl = kafka.authenticates and api in SASL
+        is_sasl = api in SASL
         must_authenticate = kafka.authenticates and not kafka.anonymous and not is_sasl and api is not API_VERSIONS
         if must_authenticate and self._sasl_session().principal is None:
             return CUT
@@ -436,6 +436,8 @@ class _BrokerListener(Listener):
         refused = self._fault(Kind.REFUSED, request.api)
         if refused is not None:
             return refusal_reply(request.api, request.version, request.body, refused.code)
+        if not self._kafka.authenticates:
+            return refusal_reply(request.api, request.version, request.body, ErrorCode.ILLEGAL_SASL_STATE)
         return self._sasl_session().handle(request.api, request.body)
 
     def _fault(self, kind: Kind, api: Api) -> Fault | None:

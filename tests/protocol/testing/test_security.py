@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import confluent_kafka
@@ -180,3 +181,22 @@ class TestACLs:
     def test_methods_of_the_cluster_need_no_acl(self, authorized: FakeKafka) -> None:
         authorized.create_topic("orders")
         assert authorized.produce("orders", "1") == [0]
+
+
+def test_sasl_at_a_listener_without_it_is_refused_at_once() -> None:
+    sasl = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "a",
+        "sasl.password": "b",
+    }
+    with FakeKafka() as kafka, pytest.raises(AuthenticationFailed, match="this listener does not use SASL"):
+        protocol.Admin({"bootstrap.servers": kafka.bootstrap_servers, **sasl}).list_topics(timeout_ms=4_000)
+
+
+def test_frame_above_the_limit_of_brokers_closes_the_connection() -> None:
+    """As the start of a TLS handshake at a listener without TLS: a size of 369 MB."""
+    with FakeKafka() as kafka, socket.create_connection(kafka.addresses[1], timeout=10) as connection:
+        connection.sendall(bytes((22, 3, 1, 2, 0)))
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
