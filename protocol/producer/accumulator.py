@@ -26,6 +26,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.producer.results import SentColumns, SentRows
 from protocol.records.arrow_numpy import to_arrow
 from protocol.records.batch_header import HEADER_BYTES
+from protocol.records.encode import DeltaBounds
 from protocol.settings.property_kinds import MAX_INT32
 
 T = TypeVar("T")
@@ -83,13 +84,31 @@ class ReadyBatches:
 
 @dataclass(eq=False)
 class _PartitionRows:
-    """Rows of one partition that do not fill a record batch yet."""
+    """Rows of one partition that do not fill a record batch yet.
+
+    `size_bytes` is the sum of their sizes, which include at least `delta_bytes` for the deltas of each. The deltas of
+    the rows of several calls may need more: `growth_bytes` in total.
+    """
 
     since_s: float
+    deltas: DeltaBounds
+    delta_bytes: int
     slices: list[pa.RecordBatch] = field(default_factory=list)
     sent: list[SentRows] = field(default_factory=list)
     count: int = 0
     size_bytes: int = 0
+    growth_bytes: int = 0
+
+    def growth_with(self, deltas: DeltaBounds, delta_bytes: int) -> int:
+        """Return `growth_bytes` together with further rows, whose sizes include `delta_bytes` each."""
+        joined = self.deltas.with_rows(deltas)
+        more = joined.size_bytes - min(self.delta_bytes, delta_bytes)
+        return joined.rows * (more + 1) if more > 0 else 0  # 1: the record's length may need another byte
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Encoded, uncompressed size, without the header."""
+        return self.size_bytes + self.growth_bytes
 
 
 class Accumulator:
@@ -131,6 +150,8 @@ class Accumulator:
             partitions
         )
         sizes = sizes if order is None else sizes[order]
+        deltas_of_call = DeltaBounds.of(columns)
+        delta_bytes = deltas_of_call.size_bytes
         batch_slices: list[tuple[int, BatchSlice]] = []
         completed: list[tuple[TopicPartition, _PartitionRows]] = []
         rows_of_call: dict[int, int] = {}
@@ -138,24 +159,30 @@ class Accumulator:
             key = (topic, partition)
             group_sizes = sizes[first : first + count]
             size_bytes = int(group_sizes.sum())
+            deltas = deltas_of_call._replace(rows=count)
             first_of_call = rows_of_call.get(partition, 0)
             rows_of_call[partition] = first_of_call + count
             waiting = self._waiting.get(key)
-            if waiting is not None and not self._fits_into(waiting, columns, size_bytes, count):
+            growth_bytes = 0 if waiting is None else waiting.growth_with(deltas, delta_bytes)
+            if waiting is not None and not self._fits_into(waiting, columns, size_bytes + growth_bytes, count):
                 completed.append((key, self._waiting.pop(key)))
                 waiting = None
             if self._is_full(size_bytes, count):
                 batch_slices += self._slice_rows(key, first, group_sizes, call, first_of_call)
                 continue
             if waiting is None:
-                waiting = self._waiting[key] = _PartitionRows(now_s)
+                waiting = self._waiting[key] = _PartitionRows(now_s, deltas, delta_bytes)
+            else:
+                waiting.growth_bytes = growth_bytes
+                waiting.delta_bytes = min(waiting.delta_bytes, delta_bytes)
+                waiting.deltas = waiting.deltas.with_rows(deltas)
             waiting.slices.append(_take_rows(columns, order, first, first + count))
             if call is not None:
                 waiting.sent.append(SentRows(call, first_of_call, count))
             waiting.count += count
             waiting.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
-            if self._is_full(waiting.size_bytes, waiting.count):
+            if self._is_full(waiting.encoded_bytes, waiting.count):
                 completed.append((key, self._waiting.pop(key)))
         # First the rows of earlier calls, to keep the order.
         ready = self._output(completed)
@@ -220,7 +247,7 @@ class Accumulator:
         ready = []
         for run in _joined(completed, _have_same_schema, lambda item: item[1].size_bytes):
             batch_slices = [
-                BatchSlice(*key, rows.count, rows.size_bytes + HEADER_BYTES, tuple(rows.sent), rows.since_s)
+                BatchSlice(*key, rows.count, rows.encoded_bytes + HEADER_BYTES, tuple(rows.sent), rows.since_s)
                 for key, rows in run
             ]
             held_bytes = sum(rows.size_bytes for _, rows in run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -127,15 +128,43 @@ def _codec(compression: str | Codec) -> Codec:
         raise UsageError(f"unknown compression type {compression!r}; known are {names}") from None
 
 
+class DeltaBounds(NamedTuple):
+    """Bounds of the deltas of rows, if they are one batch: their timestamps, and their number."""
+
+    low_ms: int
+    high_ms: int
+    rows: int
+
+    @classmethod
+    def of(cls, columns: pa.RecordBatch) -> DeltaBounds:
+        """Return the bounds of these rows, a result of `record_columns`."""
+        timestamps = to_numpy(columns.column("timestamp_ms"))
+        return cls(int(timestamps.min()), int(timestamps.max()), len(timestamps)) if len(timestamps) else cls(0, 0, 0)
+
+    def with_rows(self, bounds: DeltaBounds) -> DeltaBounds:
+        """Return the bounds of both together."""
+        low_ms, high_ms = min(self.low_ms, bounds.low_ms), max(self.high_ms, bounds.high_ms)
+        return DeltaBounds(low_ms, high_ms, self.rows + bounds.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Largest size of both deltas of a record."""
+        return _varint_size(min(self.high_ms - self.low_ms, 2**62)) + _varint_size(self.rows)
+
+
+def _varint_size(number: int) -> int:
+    """Return the size of a number that is not negative, and the most of its negation."""
+    return max(1, (number.bit_length() + 7) // 7)
+
+
 def record_sizes(columns: pa.RecordBatch) -> Lengths:
     """Return the maximum size in bytes of each row as an uncompressed record (int64, one per row).
 
     A batch of any consecutive rows, with its header, is at most `HEADER_BYTES` larger than the sum of their sizes.
+    Together with other rows, each may need more bytes for its deltas: see `DeltaBounds`.
     """
-    rows, timestamps = columns.num_rows, to_numpy(columns.column("timestamp_ms"))
-    spread = float(timestamps.max()) - float(timestamps.min()) if rows else 0.0
-    extremes = np.array([min(spread, 2.0**62), rows]).astype(np.int64)
-    body = np.full(rows, _ATTRIBUTES_BYTES + int(varint_sizes(extremes).sum()), np.int64)
+    rows = columns.num_rows
+    body = np.full(rows, _ATTRIBUTES_BYTES + DeltaBounds.of(columns).size_bytes, np.int64)
     for name in ("key", "value"):
         _, lengths = _payload(columns, name)
         body += varint_sizes(lengths) + np.maximum(lengths, 0)

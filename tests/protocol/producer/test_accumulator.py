@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 from protocol.producer.accumulator import Accumulator, BatchSlice, ReadyBatches
 from protocol.producer.results import SentColumns
 from protocol.records.batch_header import HEADER_BYTES
+from protocol.records.encode import encode_batches, record_sizes
+from protocol.records.record_columns import record_columns
 
 pytestmark = pytest.mark.soak
 
 SIZE = 100
-KEYED = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"])})
+KEYED = pa.RecordBatch.from_pydict({"key": pa.array([b"k"]), "value": pa.array([b"2"]), "timestamp_ms": [0]})
 
 
 def columns(first: int, count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % n for n in range(first, first + count)])})
+    values = pa.array([b"%d" % n for n in range(first, first + count)])
+    return pa.RecordBatch.from_pydict({"value": values, "timestamp_ms": pa.array([0] * count, pa.int64())})
 
 
 def accumulator_of(rows: int) -> Accumulator:
@@ -77,6 +80,20 @@ def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
     assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
     assert values(accumulator.drain()) == {1: [1, 3]}
     assert not accumulator.drain()
+
+
+@pytest.mark.parametrize(("rows", "days"), [(1, 1), (1, 0), (20, 1)])
+def test_rows_of_many_calls_never_exceed_the_batch_size(rows: int, days: int) -> None:
+    """The deltas of timestamps and offsets in a record batch grow with each call whose rows join it."""
+    accumulator, ready = Accumulator(20_000), []
+    for call in range(4_000 // rows):
+        times_ms = pa.array([(call * rows + nth) * days * 86_400_000 for nth in range(rows)], pa.int64())
+        columns = record_columns(pa.RecordBatch.from_pydict({"value": [b"v"] * rows, "timestamp_ms": times_ms}), 0)
+        ready += accumulator.append("t", columns, np.zeros(rows, np.int32), record_sizes(columns), 0.0)
+    for batches in ready:
+        encoded = encode_batches(batches.rows(), [batch.count for batch in batches.batch_slices])
+        for batch, records in zip(batches.batch_slices, encoded, strict=True):
+            assert 17_000 < len(records) <= batch.size_bytes <= 20_000
 
 
 def test_rows_above_the_batch_size_are_cut_at_once_into_similar_parts() -> None:
@@ -148,7 +165,8 @@ def test_columns_of_different_schemas_do_not_share_a_record_batch() -> None:
     full = append(accumulator, 2, [0], rows=KEYED)
     assert values(full) == {0: [0, 1]}
     append(accumulator, 3, [1])
-    assert [batches.rows().schema.names for batches in accumulator.drain()] == [["key", "value"], ["value"]]
+    names = [batches.rows().schema.names for batches in accumulator.drain()]
+    assert names == [["key", "value", "timestamp_ms"], ["value", "timestamp_ms"]]
 
 
 def test_linger_releases_only_rows_that_waited_long_enough() -> None:
