@@ -29,6 +29,7 @@ from protocol.records.decode import decode
 from protocol.records.encode import EncodedBatch
 from protocol.records.memory_records import read_batch_headers
 from protocol.records.record_columns import NAMES, record_columns
+from protocol.settings.property_kinds import MAX_INT32
 
 # A retry closer to the deadline than this would have no time for a reply.
 _LEAST_TIME_S = 0.2
@@ -477,5 +478,6 @@ def _rows(batch: ProducerBatch) -> pa.RecordBatch:
         end_offset=batch.record_count,
         columns=NAMES,
         check_crc=False,
+        max_decompressed_bytes=MAX_INT32,  # `batch.size` has limited it
     )
     return record_columns(pa.Table.from_batches(list(batches)), NO_TIMESTAMP_MS)

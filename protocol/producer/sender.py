@@ -73,7 +73,9 @@ class Sender:
         self._expired_at_s: dict[str, float] = {}  # by topic, within the last back-off, in order of time
         self._inbox: deque[ProducerBatch] = deque()
         self._end_error: KafkaError | None = None
-        self.stop_error = UsageError("this producer is closed: unacknowledged rows were dropped")
+        self.stop_error = UsageError(
+            "this producer is closed: rows without an acknowledgement are dropped; those in flight may be written"
+        )
         self._resets: deque[Event] = deque()
         self._self_pipe = SelfPipe()
 

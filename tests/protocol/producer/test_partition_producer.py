@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded
 from protocol.producer.idempotence import ANONYMOUS, ProducerIdentity, sequence_after
+from protocol.producer.producer_batch import ProducerBatch
+from protocol.records.record_columns import record_columns
 from tests.protocol.producer.partition_log import (
     IDENTITY,
     LOST,
@@ -220,3 +223,13 @@ class TestTooLarge:
         assert "4321 bytes" in str(error)
         assert "max.message.bytes" in str(error)
         assert [batch.base_sequence for batch in send_all(made, 2.0)] == [1]
+
+    def test_large_batch_is_split(self) -> None:
+        """It is decompressed for this, beyond the limit of readers (128 MiB)."""
+        rows = record_columns(pa.RecordBatch.from_arrays([pa.array([bytes(65 << 20)] * 2)], names=["value"]), 0)
+        made = producer()
+        (records,) = made.encode(rows, [2], None)
+        made.append(ProducerBatch("t", 0, records, 2, 0.0))
+        (batch,) = send_all(made)
+        made.refused(batch, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        assert [half.record_count for half in send_all(made, 1e9)] == [1]

@@ -26,6 +26,7 @@ from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from tests.protocol.producer.on_fake import (
@@ -149,6 +150,15 @@ class TestClose:
         for error in (sent.errors()[2], waiting.exception(0)):
             assert isinstance(error, UsageError)
             assert "closed" in str(error)
+
+    def test_rows_in_flight_are_not_called_dropped(self, broker: FakeKafka) -> None:
+        broker.delay_replies(PRODUCE, 3_600, ALWAYS)
+        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 0})
+        future = producer.send(TOPIC, b"written", partition=0)
+        wait_until(lambda: broker.log(TOPIC).end_offset == 1)
+        with pytest.raises(KafkaError):
+            producer.close(timeout_ms=100)
+        assert "may be written" in str(future.exception(WAIT_S))
 
     def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
         producer = producer_of(broker.bootstrap_servers)
