@@ -59,7 +59,12 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
         return pa.nulls(len(array), pa.binary())
     kinds = (pa.string(), pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view())
     if array.type in kinds or pa.types.is_fixed_size_binary(array.type):
-        return array.cast(pa.binary())
+        if array.type in (pa.string_view(), pa.binary_view()):
+            array = array.cast(pa.large_binary())  # in two steps: Arrow lets offsets of 32 bits overflow
+        try:
+            return array.cast(pa.binary())
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"column {name} has more than 2 GiB: send fewer rows in a call ({error})") from error
     raise UsageError(f"column {name} is {array.type}; it must be binary")
 
 

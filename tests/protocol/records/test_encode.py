@@ -177,6 +177,14 @@ def test_record_batch_above_2_gib_is_refused_with_the_option(monkeypatch: pytest
     assert refused.value.settings == {"batch.size"}
 
 
+def test_column_above_2_gib_is_refused() -> None:
+    size_bytes = 2**31 + 16
+    offsets, data = np.array([0, 2**30, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
+    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    with pytest.raises(UsageError, match="column value has more than 2 GiB: send fewer rows"):
+        record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 0)
+
+
 def test_unknown_codec_is_named() -> None:
     with pytest.raises(UsageError, match=r"brotli.*gzip"):
         encode(pa.table({"value": [b"a"]}), compression="brotli")
