@@ -105,7 +105,7 @@ def _family(definition: Definition, metrics: list[Metric]) -> Any:
         histogram = HistogramMetricFamily(name, definition.description, labels=labels)
         for metric in metrics:
             assert isinstance(metric.value, Histogram)
-            buckets = [("+Inf" if bound == float("inf") else f"{bound:g}", n) for bound, n in metric.value.counts]
+            buckets = [("+Inf" if bound == float("inf") else f"{bound:.0f}", n) for bound, n in metric.value.counts]
             histogram.add_metric(list(metric.tags.values()), buckets, metric.value.total)
         return histogram
     kind = CounterMetricFamily if definition.kind is Kind.COUNTER else GaugeMetricFamily
