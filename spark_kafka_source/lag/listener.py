@@ -147,7 +147,7 @@ class LagListener(StreamingQueryListener):
         Returns
         -------
         (server, thread)
-            `server.server_port` is the port, `server.shutdown()` ends it.
+            `server.server_port` is the port, `server.shutdown()` ends it and frees the port.
 
         Raises
         ------

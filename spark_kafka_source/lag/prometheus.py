@@ -122,8 +122,17 @@ def serve(port: int, read: Callable[[], Iterable[NamedLag]], address: str = "0.0
     Returns
     -------
     (server, thread)
-        `server.server_port` is the port, `server.shutdown()` ends it.
+        `server.server_port` is the port, `server.shutdown()` ends it and frees the port.
     """
     registry = CollectorRegistry()
     registry.register(LagCollector(read))
-    return start_http_server(port, address, registry)
+    server, thread = start_http_server(port, address, registry)
+    end_loop = server.shutdown
+
+    def shutdown() -> None:
+        # With its loop alone ended, the server would accept connections and never reply.
+        end_loop()
+        server.server_close()
+
+    server.shutdown = shutdown  # type: ignore[method-assign]
+    return server, thread

@@ -52,6 +52,16 @@ def scrape(port: int) -> Scraped:
     }
 
 
+def test_shutdown_frees_the_port() -> None:
+    """A cell of a notebook that is run again, with a fixed port."""
+    server, thread = serve(0, list, "127.0.0.1")
+    server.shutdown()
+    thread.join()
+    again, thread = serve(server.server_port, list, "127.0.0.1")
+    again.shutdown()
+    thread.join()
+
+
 def test_lag_of_groups_is_served_and_unknown_values_are_left_out() -> None:
     server, thread = serve(0, lambda: [NamedLag("etl", LAG, members=2), NamedLag("copy", LAG)], "127.0.0.1")
     scraped = scrape(server.server_port)
