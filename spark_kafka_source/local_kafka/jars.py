@@ -86,9 +86,9 @@ def find_java() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         where = "JAVA_HOME" if home else "PATH"
         raise ConfigurationError(f"The java of {where}, {java}, does not run ({error}). {remedy}") from error
-    match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
-    if match is None or int(match.group(1)) < JAVA_AT_LEAST:
-        line = (result.stderr.splitlines() or ["no version"])[0]
+    match = re.search(r'.*version "(?:1\.)?(\d+).*', result.stderr + result.stdout)
+    if match is None or int(match[1]) < JAVA_AT_LEAST:
+        line = "no version" if match is None else match[0]
         raise ConfigurationError(f"{java} is too old ({line}). {remedy}")
     return java
 

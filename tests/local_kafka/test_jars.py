@@ -17,7 +17,10 @@ from spark_kafka_source.local_kafka.jars import cache_folder, class_archive, fin
 
 # `java -version` prints $version; `java -jar ivy …` creates the jars and records the run in `runs`.
 FAKE_JAVA = """#!/bin/sh
-if [ "$1" = -version ]; then echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0; fi
+if [ "$1" = -version ]; then
+  [ -n "$JAVA_TOOL_OPTIONS" ] && echo "Picked up JAVA_TOOL_OPTIONS: $JAVA_TOOL_OPTIONS" >&2
+  echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0
+fi
 echo run >> {home}/runs
 while [ $# -gt 0 ]; do [ "$1" = -retrieve ] && folder=$(dirname "$2"); shift; done
 touch "$folder/kafka_2.13-4.2.0.jar"
@@ -160,9 +163,11 @@ def test_class_archive_failure_is_logged_and_ignored(cache: Path, java_home: Pat
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2", "16"])
-def test_java_before_17_is_refused_with_remedy(java_home: Path, version: str) -> None:
+def test_java_before_17_is_refused_with_remedy(java_home: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyPassword=secret")
     install_java(java_home, version)
-    with pytest.raises(ConfigurationError, match=r"too old .*Java 17 or later: install it .*JAVA_HOME"):
+    remedy = "Java 17 or later: install it .*JAVA_HOME"
+    with pytest.raises(ConfigurationError, match=rf'too old \(openjdk version "{version}".*{remedy}'):
         find_java()
 
 
