@@ -193,8 +193,11 @@ class LocalKafka:
         return ",".join(self.address(id, listener) for id in self.broker_ids)
 
     def address(self, broker_id: int, listener: str = PLAINTEXT) -> str:
-        """Return `host:port` of one broker."""
-        return f"{LOOPBACK}:{self._node(broker_id).ports[listener]}"
+        """Return `host:port` of one broker. Raises `UsageError` for a listener that does not exist."""
+        ports = self._node(broker_id).ports
+        if listener not in ports:
+            raise UsageError(f"there is no listener {listener}; the listeners are {', '.join(ports)}")
+        return f"{LOOPBACK}:{ports[listener]}"
 
     def client_properties(self, listener: str = PLAINTEXT) -> dict[str, str]:
         """Return Kafka's properties for clients of one listener: addresses, protocol, trust store, credentials."""

@@ -253,6 +253,11 @@ def test_command_prints_address_and_ends_on_ctrl_c(monkeypatch: pytest.MonkeyPat
     assert "Traceback" not in errors
 
 
+def test_unknown_listener_is_refused_with_those_that_exist(kafka1: LocalKafka) -> None:
+    with pytest.raises(UsageError, match="no listener sasl_ssl; the listeners are PLAINTEXT"):
+        kafka1.client_properties("sasl_ssl")
+
+
 def test_missing_schema_registry_is_refused_with_the_parameter(kafka1: LocalKafka) -> None:
     with pytest.raises(UsageError, match="registry=True"):
         _ = kafka1.schema_registry_url
