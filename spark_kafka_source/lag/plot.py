@@ -26,11 +26,16 @@ def lines(offsets_behind: Mapping[str, Sequence[tuple[datetime, int]]], axes: Ax
     axes = _axes(axes)
     for query, points in offsets_behind.items():
         times: Any = [time for time, _ in points]
-        axes.plot(times, [offsets for _, offsets in points], label=query)
+        axes.plot(times, [offsets for _, offsets in points], label=legend_label(query))
     axes.set_ylabel("offsets behind")
     if offsets_behind:
         axes.legend()
     return axes
+
+
+def legend_label(name: str) -> str:
+    """Return a label for a line; matplotlib leaves labels that begin with "_" out of legends."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def _axes(axes: Axes | None) -> Axes:

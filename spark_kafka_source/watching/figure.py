@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.errors import UsageError
+from spark_kafka_source.lag.plot import legend_label
 from spark_kafka_source.lag.table import PartitionLag
 from spark_kafka_source.watching.line import line
 
@@ -78,7 +79,7 @@ def _partitions(
                 points[time] = max(lag, points.get(time, lag))
     largest = sorted(lines, key=lambda partition: -max(lines[partition].values()))[:_MOST_LINES]
     for partition in sorted(largest):
-        _plot(axes, list(lines[partition]), list(lines[partition].values()), partition)
+        _plot(axes, list(lines[partition]), list(lines[partition].values()), legend_label(partition))
     if len(lines) > _MOST_LINES:
         axes.set_title(f"the {_MOST_LINES} of {len(lines)} partitions with the largest lag", fontsize=8, loc="right")
 

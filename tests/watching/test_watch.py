@@ -146,6 +146,13 @@ def test_figure_has_rates_batch_time_and_lag_of_partitions() -> None:
     assert "options=" in seconds.texts[0].get_text()
 
 
+def test_legend_names_partitions_of_a_topic_that_begins_with_an_underscore() -> None:
+    history = polled(SimpleNamespace(json=progress(0).json.replace("orders", "_orders")))
+    legend = draw(history.samples, history.name).axes[2].get_legend()
+    assert legend is not None
+    assert [text.get_text().strip() for text in legend.get_texts()] == ["_orders-0", "_orders-1"]
+
+
 def test_figure_has_the_larger_lag_of_two_sources_with_the_same_partition() -> None:
     report = json.loads(progress(0, latest=(90, 20)).json)
     report["sources"] += json.loads(progress(0, latest=(30, 20)).json)["sources"]
