@@ -175,6 +175,10 @@ def read(
     client = Client(parse_client(properties))
     try:
         ranges = _ranges(client, config, names, start, end)
+        if condition is not None:
+            from protocol.filters.pruning import pruned
+
+            ranges = pruned(condition, ranges)
     except BaseException:
         client.close()
         raise
@@ -241,10 +245,9 @@ def _read(
 ) -> Iterator[Any]:
     record_filter = None
     if condition is not None:
-        from protocol.filters.pruning import pruned
         from protocol.filters.record_filter import RecordFilter
 
-        record_filter, ranges = RecordFilter(condition, ansi=True, client=client), pruned(condition, ranges)
+        record_filter = RecordFilter(condition, ansi=True, client=client)
     # An expression does not tell its columns.
     needed = set(schema.names if expression is None else _all_columns(decoders).names)
     row_decoder = None
@@ -261,7 +264,7 @@ def _read(
             ranges,
             columns=[name for name in SCHEMA.names if name in needed],
             poll_timeout_ms=client.config.default_api_timeout_ms,
-            row_filter=None if record_filter is None else record_filter.of_range,
+            row_filter=None if record_filter is None else partial(record_filter.of_range, on_left_out=reporter.add),
         )
         for source_range, batch in fetched:
             arrays = _read_columns(batch, source_range, topics, needed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,24 +60,30 @@ class RecordFilter:
         self.decoded_columns = _stored_columns((*self._of_type, *self._decoded))
         self.reads_types = any(VALUE_TYPE in conjunct.columns for conjunct in (*self._of_type, *self._decoded))
 
-    def of_range(self, source_range: Range) -> RowFilter:
-        """Return the part of the filter that needs no decoded keys and values, for the records of a range."""
+    def of_range(self, source_range: Range, on_left_out: Callable[[int], object] = lambda records: None) -> RowFilter:
+        """Return the part of the filter that needs no decoded keys and values, for the records of a range.
+
+        `on_left_out` receives numbers of records that this part leaves out.
+        """
+
+        def count(records: int) -> None:
+            if records:
+                self._count(source_range, records)
+                on_left_out(records)
 
         def stage(conjuncts: tuple[Node, ...]) -> RowStage:
-            return RowStage(_stored_columns(conjuncts), lambda columns: self._rows(conjuncts, columns, source_range))
+            return RowStage(
+                _stored_columns(conjuncts), lambda columns: self._rows(conjuncts, columns, source_range, count)
+            )
 
-        return RowFilter(
-            [stage(conjuncts) for conjuncts in self._stages],
-            self._least_timestamp_ms,
-            partial(self._count, source_range),
-        )
+        return RowFilter([stage(conjuncts) for conjuncts in self._stages], self._least_timestamp_ms, count)
 
     def rows_of_types(self, columns: Columns, source_range: Range) -> Mask:
         """Return a mask of the rows to keep by their types; `columns` has `valueType`.
 
         Call it before `decoded_rows`, and only if `reads_types`.
         """
-        return self._rows(self._of_type, columns, source_range)
+        return self._rows(self._of_type, columns, source_range, partial(self._count, source_range))
 
     def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:
         """Return a mask of the rows to keep, by the rest of the filter.
@@ -88,9 +94,11 @@ class RecordFilter:
             Stored columns, and `key` and `value` as they are decoded.
         source_range : Range
         """
-        return self._rows(self._decoded, columns, source_range)
+        return self._rows(self._decoded, columns, source_range, partial(self._count, source_range))
 
-    def _rows(self, conjuncts: tuple[Node, ...], columns: Columns, source_range: Range) -> Mask:
+    def _rows(
+        self, conjuncts: tuple[Node, ...], columns: Columns, source_range: Range, count: Callable[[int], object]
+    ) -> Mask:
         offsets = columns["offset"]
 
         def column(node: Node) -> pa.Array:
@@ -112,7 +120,7 @@ class RecordFilter:
                 f"the filter fails on the record at offset {offsets[failed.row]} of {where}: {failed.text} is a cast, "
                 "an overflow or a division by zero that spark.sql.ansi.enabled=true does not allow"
             ) from None
-        self._count(source_range, len(selected) - int(selected.sum()))
+        count(len(selected) - int(selected.sum()))
         return selected
 
     def _count(self, source_range: Range, records: int) -> None:

@@ -84,6 +84,14 @@ def test_read_and_write_report_progress_up_to_the_end(fake: SmallCluster, capsys
     assert re.fullmatch(r"(orders: \d+ rows, [\d,]+/s\n)+", capsys.readouterr().err)
 
 
+def test_progress_counts_records_that_the_filter_leaves_out(fake: SmallCluster) -> None:
+    progresses: list[Progress] = []
+    condition = "partition = 0 AND string(value) = 'none'"
+    rows = protocol.read(properties(fake), "orders", filter=condition, progress=progresses.append).read_all()
+    assert rows.num_rows == 0
+    assert {(progress.done, progress.total) for progress in progresses[:-1]} == {(END, END)}
+
+
 def test_progress_is_reported_four_times_a_second_with_rate_and_time_left() -> None:
     progresses: list[Progress] = []
     clock = ManualClock()
