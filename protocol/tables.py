@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from protocol.schemas.protobuf_settings import ProtobufSettings
     from protocol.schemas.values import ColumnDecoder
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _REGISTRY = "schema.registry."
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
 
@@ -373,7 +374,9 @@ class _Logs:
             case datetime():
                 if bound.tzinfo is None:
                     raise UsageError(f"{bound} has no time zone; use datetime.now(timezone.utc), for example")
-                return self._at(dict.fromkeys(self.topic_ids, round(bound.timestamp() * 1000)))
+                # Rounded down, as timestamps of records are. Negative ones have other meanings in ListOffsets.
+                time_ms = max(0, (bound - _EPOCH) // timedelta(milliseconds=1))
+                return self._at(dict.fromkeys(self.topic_ids, time_ms))
             case Mapping():
                 return self._named(option, bound)
         raise UsageError(

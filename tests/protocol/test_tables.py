@@ -124,6 +124,15 @@ def test_read_from_offsets_to_timestamp_reads_only_the_named_partition(fake: Sma
     assert offsets(protocol.read(properties(fake), "orders", end, {("orders", 0): 9})) == {0: [7, 8]}
 
 
+@pytest.mark.parametrize("at", ["0001-01-01", "1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000900"])
+def test_read_from_timestamp_in_or_before_the_millisecond_of_the_first_record_returns_all(at: str) -> None:
+    start = datetime.fromisoformat(at).replace(tzinfo=timezone.utc)
+    with FakeKafka() as kafka:
+        kafka.create_topic("t")
+        protocol.write(properties(kafka), "t", pa.table({"value": ["a", "b"], "timestamp_ms": [0, 5]}))
+        assert offsets(protocol.read(properties(kafka), "t", start)) == {0: [0, 1]}
+
+
 def test_read_from_timestamp_after_last_record_returns_nothing(fake: SmallCluster) -> None:
     assert protocol.read(properties(fake), "orders", datetime.now(timezone.utc)).read_all().num_rows == 0
 
