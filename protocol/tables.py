@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from protocol.schemas.values import ColumnDecoder
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_PANDAS_INDEX = "__index_level_"  # the column of an index without a name, such as after df[df.value == "a"]
 _REGISTRY = "schema.registry."
 READ_SCHEMA = pa.schema([("topic", pa.dictionary(pa.int32(), pa.string())), ("partition", pa.int32()), *SCHEMA])
 
@@ -461,9 +462,10 @@ def write(
     topic : str
         Name of the topic.
     data : pa.Table, pa.RecordBatch, pa.RecordBatchReader, or an object with `__arrow_c_stream__`
-        Such as a DataFrame of pandas or Polars, or a relation of DuckDB. Columns: `value` and optionally `key`
-        (binary or string), `headers` (list<struct<key: string, value: binary>>), `timestamp_ms` (int64) and
-        `partition` (integer; rows where it is null go to the partition that the partitioner chooses).
+        Such as a DataFrame of pandas or Polars, or a relation of DuckDB. An index of pandas without a name is not
+        written. Columns: `value` and optionally `key` (binary or string), `headers`
+        (list<struct<key: string, value: binary>>), `timestamp_ms` (int64) and `partition` (integer; rows where it is
+        null go to the partition that the partitioner chooses).
     progress : bool or callable
         Receives a `Progress` of the rows at most four times a second, and when all of them are acknowledged; its total
         is that of a `pa.Table`, else None. True: print its text to standard error.
@@ -511,7 +513,7 @@ def _write(
 ) -> dict[TopicPartition, ProducedRange]:
     for batch in rows:
         partitions = batch["partition"] if "partition" in batch.schema.names else None
-        names = [name for name in batch.schema.names if name != "partition"]
+        names = [name for name in batch.schema.names if name != "partition" and not name.startswith(_PANDAS_INDEX)]
         producer.send_columns(topic, batch.select(names), partitions)
         reporter.add(batch.num_rows)
     producer.flush()

@@ -323,6 +323,12 @@ def test_polars_duckdb_and_pandas_read_and_write_the_same_rows(kafka: LocalKafka
     assert set(pandas[columns].replace({np.nan: None}).itertuples(index=False, name=None)) == expected
 
 
+def test_write_of_filtered_pandas_rows_leaves_out_their_index(fake: SmallCluster) -> None:
+    frame = pd.DataFrame({"value": ["a", "b", "c"], "partition": [0, 0, 1]})
+    written = protocol.write(properties(fake), "orders", frame[frame.value != "b"])
+    assert {key: span.count for key, span in written.items()} == {("orders", 0): 1, ("orders", 1): 1}
+
+
 def test_write_of_strings_headers_and_timestamps_is_read_back(kafka: LocalKafka, topic: TopicFactory) -> None:
     name = topic(1)
     headers = pa.array(
