@@ -213,6 +213,8 @@ def _chosen(all_columns: pa.Schema, columns: Collection[str] | None) -> pa.Schem
                 "columns names value_type, but values have one type; name several in value_types or value_subject"
             )
         raise UsageError(f"{min(unknown)} is not a column; the columns are {', '.join(all_columns.names)}")
+    if not names:  # Arrow would count no rows
+        raise UsageError("columns is empty; name one, such as offset")
     return pa.schema([field for field in all_columns if field.name in names])
 
 

@@ -271,6 +271,8 @@ def test_offset_in_open_transaction_is_a_start_but_no_end(fake: SmallCluster) ->
 def test_read_refuses_unknown_column_and_missing_bootstrap_servers() -> None:
     with pytest.raises(UsageError, match="colour is not a column"):
         protocol.read({}, "orders", columns=["colour"])
+    with pytest.raises(UsageError, match="columns is empty"):
+        protocol.read({}, "orders", columns=[])
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers is missing"):
         protocol.read({}, "orders")
 
