@@ -179,8 +179,11 @@ def test_lag_report_names_groups_that_are_behind(
     topic = topic1()
     produce(kafka1, topic, range(10))
     with protocol.Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
-        admin.alter_consumer_group_offsets(f"g-{topic}", {(topic, 0): protocol.CommittedOffset(3)})
+        for group, offset in ((f"g-{topic}", 3), (f"at-end-{topic}", 10)):
+            admin.alter_consumer_group_offsets(group, {(topic, 0): protocol.CommittedOffset(offset)})
         assert run("lag_report", kafka1.bootstrap_servers, "1e9") == 0
         assert run("lag_report", kafka1.bootstrap_servers, "-1") == 1
-        admin.delete_groups([f"g-{topic}"])
-    assert re.search(rf"^ +\d+\.\d s +7 offsets  g-{topic}$", capsys.readouterr().out, re.MULTILINE)
+        admin.delete_groups([f"g-{topic}", f"at-end-{topic}"])
+    output = capsys.readouterr().out
+    assert re.search(rf"^ +\d+\.\d s +7 offsets  g-{topic}$", output, re.MULTILINE)
+    assert "at-end" not in output
