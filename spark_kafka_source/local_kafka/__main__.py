@@ -142,7 +142,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _user(text: str) -> tuple[str, str]:
     name, _, password = text.partition(":")
-    # The text of the argument may be a password. Kafka's StorageTool accepts no comma.
+    # The text of the argument may be a password.
     if not name or not password or "," in text:
         raise argparse.ArgumentTypeError("a user and a password without commas, such as alice:alice-secret")
     return name, password

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from protocol.errors import UsageError
+
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 _KAFKA = "org.apache.kafka.common.security"
@@ -42,7 +44,10 @@ def sasl_listener_settings(
 
 
 def scram_credentials(users: Mapping[str, str]) -> list[str]:
-    """Return arguments of Kafka's StorageTool for SCRAM users. It accepts no comma in a password."""
+    """Return arguments of Kafka's StorageTool for SCRAM users. Raises `UsageError` for users that it refuses."""
+    # Its own message has the part of the password after the comma.
+    if not users or any("," in text for user in users.items() for text in user):
+        raise UsageError("users must have at least one user, and no name and no password with a comma")
     return [
         argument
         for name, password in users.items()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, UsageError
 from protocol.fetch.list_offsets import list_offsets
 from protocol.kafka_terms import LATEST
 from spark_kafka_source.local_kafka import __main__ as command
 from spark_kafka_source.local_kafka import acl_settings
-from spark_kafka_source.local_kafka.users import sasl_properties
+from spark_kafka_source.local_kafka.users import sasl_properties, scram_credentials
 from tests.protocol.fetch.consuming import client_of
 from tests.support.fake_local_kafka import FakeLocalKafka
 
@@ -75,6 +75,13 @@ def test_wrong_arguments_are_refused_without_the_password(
     refusal = capsys.readouterr().err.splitlines()[-1]
     assert words in refusal
     assert "sec" not in refusal.replace("alice-secret", "").replace("security", "")
+
+
+@pytest.mark.parametrize("users", [{}, {"alice": "sec,ret"}, {"al,ice": "secret"}])
+def test_users_that_kafka_does_not_accept_are_refused_without_the_password(users: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="at least one user") as raised:
+        scram_credentials(users)
+    assert "ret" not in str(raised.value)
 
 
 def test_help_has_examples_and_names_the_signal_of_background_jobs(capsys: pytest.CaptureFixture[str]) -> None:
