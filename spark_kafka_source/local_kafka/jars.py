@@ -119,18 +119,23 @@ def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_
     folder = cache_folder() / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{name}.lock"), report):
-        if not folder.is_dir():
-            for remains in folder.parent.glob(f"{name}.part-*"):
-                shutil.rmtree(remains, ignore_errors=True)
-            part = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=folder.parent))
-            try:
-                _fetch(title, jars, part, folder, report)
-                part.chmod(0o755)
-                part.rename(folder)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f"{name}.lock"), report):
+            if not folder.is_dir():
+                for remains in folder.parent.glob(f"{name}.part-*"):
+                    shutil.rmtree(remains, ignore_errors=True)
+                part = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=folder.parent))
+                try:
+                    _fetch(title, jars, part, folder, report)
+                    part.chmod(0o755)
+                    part.rename(folder)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{title}: the folder {folder.parent} cannot be written ({error}). Set {CACHE_VARIABLE} to another folder."
+        ) from error
     return folder
 
 

@@ -190,6 +190,13 @@ def test_java_home_without_java_is_named_in_error(tmp_path: Path, monkeypatch: p
         find_java()
 
 
+def test_cache_folder_that_cannot_be_written_is_named_with_the_variable(cache: Path, java_home: Path) -> None:
+    """As in a container whose user has no home."""
+    cache.touch()
+    with pytest.raises(ConfigurationError, match=rf"{cache} cannot be written .*Set SPARK_KAFKA_SOURCE_CACHE to"):
+        kafka_jars("4.2.0", quiet)
+
+
 def test_cache_folder_is_xdg_cache_home_unless_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SPARK_KAFKA_SOURCE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
