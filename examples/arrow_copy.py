@@ -21,4 +21,4 @@ if __name__ == "__main__":
     try:
         print(main(*sys.argv[1:]), "records were copied")
     except KeyboardInterrupt:
-        sys.exit("stopped; records before this are in the target")
+        sys.exit("stopped; a part of the records is in the target")
