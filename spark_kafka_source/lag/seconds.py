@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import ClientConfig, ConsumerConfig, parse_client, parse_consumer
-from protocol.errors import KafkaError
+from protocol.errors import ConfigurationError, KafkaError
 from protocol.fetch.fetch_position import CompletedFetch
 from protocol.fetch.log_samples import log_samples
 from protocol.kafka_terms import TopicPartition
@@ -34,6 +34,9 @@ Options = str | Mapping[str, str]
 @with_remedies()
 def configs(options: Options) -> tuple[ClientConfig, ConsumerConfig]:
     """Parse the options of a client and a consumer. Raises `ConfigurationError`."""
+    if not isinstance(options, str | Mapping):
+        kind = type(options).__name__
+        raise ConfigurationError(f"the options are a {kind}; give a text such as broker-1:9092,broker-2:9092 or a dict")
     named = {f"{PREFIX}bootstrap.servers": options} if isinstance(options, str) else options
     kafka = {
         key.lower().removeprefix(PREFIX): str(value) for key, value in named.items() if key.lower().startswith(PREFIX)

@@ -311,6 +311,8 @@ def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> 
     assert "needs a package" in caplog.text
     with pytest.raises(ConfigurationError):
         LagListener(options={"kafka.acks": "7"})
+    with pytest.raises(ConfigurationError, match="the options are a list; give a text"):
+        LagListener(options=["broker-1:9092"])  # type: ignore[arg-type]
 
 
 def test_listener_prints_one_line_per_trigger(capsys: pytest.CaptureFixture[str]) -> None:
