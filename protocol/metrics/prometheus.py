@@ -20,7 +20,7 @@ from protocol.metrics.reporter import HasMetrics
 
 try:
     from prometheus_client import CollectorRegistry
-    from prometheus_client import start_http_server as serve
+    from prometheus_client import start_http_server as start_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
@@ -91,11 +91,26 @@ def start_http_server(port: int, *sources: HasMetrics, address: str = "0.0.0.0")
     Returns
     -------
     (server, thread)
-        As of `prometheus_client.start_http_server`: `server.server_port` is the port, `server.shutdown()` ends it.
+        As of `prometheus_client.start_http_server`: `server.server_port` is the port, `server.shutdown()` ends it
+        and frees the port.
     """
     registry = CollectorRegistry()
     registry.register(MetricsCollector(*sources))
     return serve(port, address, registry)
+
+
+def serve(port: int, address: str, registry: CollectorRegistry) -> tuple[Any, Any]:
+    """Serve a registry over HTTP; returns as `start_http_server`."""
+    server, thread = start_server(port, address, registry)
+    end_loop = server.shutdown
+
+    def shutdown() -> None:
+        # With its loop alone ended, the server would accept connections and never reply.
+        end_loop()
+        server.server_close()
+
+    server.shutdown = shutdown  # type: ignore[method-assign]
+    return server, thread
 
 
 def _family(definition: Definition, metrics: list[Metric]) -> Any:

@@ -14,13 +14,15 @@ from protocol.errors import UsageError
 from spark_kafka_source.lag.table import Lag, smallest_first
 
 try:
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise UsageError(
         "lag for Prometheus needs prometheus_client: pip install 'spark-kafka-source[prometheus]'"
     ) from error
+
+from protocol.metrics.prometheus import serve as serve_registry
 
 _PARTITION = ("consumergroup", "query", "topic", "partition")
 NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -126,13 +128,4 @@ def serve(port: int, read: Callable[[], Iterable[NamedLag]], address: str = "0.0
     """
     registry = CollectorRegistry()
     registry.register(LagCollector(read))
-    server, thread = start_http_server(port, address, registry)
-    end_loop = server.shutdown
-
-    def shutdown() -> None:
-        # With its loop alone ended, the server would accept connections and never reply.
-        end_loop()
-        server.server_close()
-
-    server.shutdown = shutdown  # type: ignore[method-assign]
-    return server, thread
+    return serve_registry(port, address, registry)

@@ -94,8 +94,8 @@ def test_prometheus_endpoint_serves_metrics_of_consumer(consumer: KafkaConsumer)
         text = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=20).read().decode()
     finally:
         server.shutdown()
-        server.server_close()
         thread.join()
+    assert server.socket.fileno() == -1, "the port is free"
     samples = _samples(text)
     client, topic = ("client_id", "etl"), ("topic", "orders")
     assert samples["kafka_consumer_fetch_manager_records_consumed_total", (client, topic)] == PARTITIONS * END
