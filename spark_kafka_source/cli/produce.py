@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +13,14 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from protocol.base.clock import Clock
+from protocol.config import parse_producer
+from protocol.errors import UsageError
+from protocol.producer.accumulator import too_large_errors
+from protocol.producer.partition_choice import GivenPartitions
 from protocol.producer.producer import Producer
+from protocol.records.encode import record_sizes
+from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import HEADERS_TYPE
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
@@ -109,8 +117,10 @@ def produce(
 ) -> None:
     """Write records from standard input or FILE to a topic, and show the offsets written.
 
-    After an error or Ctrl-C, the records before it are written and shown; with --transactional-id none is visible to
-    consumers with isolation.level=read_committed.
+    Wrong input, a record that cannot be sent, and Ctrl-C end the command: no later record is written. The earlier ones
+    are written and shown, except those in one batch with a missing partition or a wrong row of a table. An error of a
+    broker may come late: the offsets acknowledged before it are shown, and later records may be written. With
+    --transactional-id, no record of a failed command is visible to consumers with isolation.level=read_committed.
 
     \b
     Examples:
@@ -127,14 +137,16 @@ def produce(
         raise click.UsageError(f"--key-column and --value-column are for tables; the input is {kind}.")
     how = InputFormat(kind, separator, key_column, value_column, empty_as_null)
     properties = _properties(cluster, compression, acks, transactional_id)
+    limit_bytes = parse_producer(properties).max_request_size_bytes
     if "transactional.id" in properties:
         opened = producing_in_transaction(cluster.client, properties, output, cluster.left_ms)
     else:
         opened = producing(cluster.client, properties, output)
     with _source(path) as source, opened as producer:
+        sender = _Sender(producer, topic, limit_bytes, cluster.client.clock)
         try:
             for batch in read_records(source, how):
-                _send(producer, topic, batch, key, headers, partition)
+                sender.send(*_completed(batch, key, headers, partition))
         except KeyboardInterrupt as error:
             raise InputError("interrupted") from error
 
@@ -157,9 +169,10 @@ def _source(path: Path | None) -> Iterator[BinaryIO]:
     yield sys.stdin.buffer
 
 
-def _send(
-    producer: Producer, topic: str, batch: pa.RecordBatch, key: str | None, headers: list[Header], partition: int | None
-) -> None:
+def _completed(
+    batch: pa.RecordBatch, key: str | None, headers: list[Header], partition: int | None
+) -> tuple[pa.RecordBatch, GivenPartitions | None]:
+    """Return records with the key, headers and partition of the options, and their partitions."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     partitions = columns.pop("partition", None)
     if partition is not None:
@@ -175,4 +188,32 @@ def _send(
             columns["headers"] = pa.array(
                 [[*(headers_of_row or ()), *headers] for headers_of_row in own.to_pylist()], HEADERS_TYPE
             )
-    producer.send_columns(topic, pa.RecordBatch.from_pydict(columns), partitions)
+    return pa.RecordBatch.from_pydict(columns), partitions
+
+
+@dataclass
+class _Sender:
+    """Sends records in order, and none after one that cannot be sent. `sent`: number of records before the next."""
+
+    producer: Producer
+    topic: str
+    limit_bytes: int
+    clock: Clock
+    sent: int = 0
+
+    def send(self, records: pa.RecordBatch, partitions: GivenPartitions | None) -> None:
+        """Send records up to the first that is too large. Raises `InputError` with the position of the error."""
+        sizes = record_sizes(record_columns(records, self.clock.wall_ms()))
+        too_large = too_large_errors(self.topic, sizes, self.limit_bytes, with_row_number=False)
+        end = min(too_large, default=records.num_rows)
+        first, last = self.sent + 1, self.sent + end
+        try:
+            self.producer.send_columns(
+                self.topic, records.slice(0, end), None if partitions is None else partitions[:end]
+            )
+        except UsageError as error:
+            positions = f"record {first}" if first == last else f"records {first} to {last}"
+            raise InputError(f"{positions}: {error}") from error
+        self.sent = last
+        if too_large:
+            raise InputError(f"record {last + 1}: {too_large[end]}")

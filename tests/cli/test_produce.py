@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,11 @@ from confluent_kafka import Message
 
 from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, rows
+from tests.cli.runs import invoke_at, process_at, rows
 from tests.cli.test_record_inputs import saved
 from tests.conftest import TopicFactory
 from tests.support.read_back import messages_to_the_end
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
@@ -143,14 +145,28 @@ def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: Loca
     assert count == len(read(kafka1, topic)) == 20_000
 
 
-def test_records_before_refused_one_are_written_and_shown() -> None:
+@pytest.mark.parametrize(
+    ("lines", "says", "written"),
+    [
+        (["first", "x" * 3_000_000, "last"], "record 3: a record for topic orders is 3000074 bytes, more than max", 2),
+        (["first", '","partition":9,"key":"', "last"], "records 2 to 4: partition 9 was requested", 1),
+    ],
+)
+def test_records_before_refused_one_are_written_and_shown(lines: list[str], says: str, written: int) -> None:
+    texts = [f'{{"value":"{line}"}}\n' for line in lines]
     with FakeKafka() as kafka:
         kafka.create_topic("orders", 1)
-        typed = b"first\n" + b"x" * 3_000_000
-        refused = invoke_at(kafka, "produce", "orders", "-o", "csv", typed=typed, code=1)
-        assert "more than max.request.size" in refused.stderr
-        assert refused.stdout.splitlines()[1:] == ["orders,0,0,0,1"]
-        assert [record.value for record in kafka.records("orders")] == [b"first"]
+        arguments = ("produce", "orders", "-i", "json", "-o", "csv", "-X", "max.block.ms=1000")
+        process = process_at(kafka, *arguments, stdin=PIPE, stderr=PIPE)
+        assert process.stdin is not None
+        process.stdin.write('{"value":"zero"}\n')
+        process.stdin.flush()
+        wait_until(lambda: kafka.records("orders"))
+        printed, errors = process.communicate("".join(texts), timeout=60)
+        assert process.returncode == 1
+        assert says in errors
+        assert printed.splitlines()[1:] == [f"orders,0,0,{written - 1},{written}"]
+        assert [record.value for record in kafka.records("orders")] == [b"zero", b"first"][:written]
 
 
 @pytest.mark.parametrize(
