@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
-from protocol.admin.admin import Admin
-from protocol.admin.groups import CLASSIC, CONSUMER, describe_group, list_groups
+from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_group, list_groups
+from protocol.admin.resources import results_of_each
+from protocol.base.clock import Deadline
 from protocol.base.listing import listed
 from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
-from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
+from spark_kafka_source.cli.connection import Cluster, asks_brokers
 from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
 from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, source_offsets, specification
 from spark_kafka_source.cli.offset_files import read_offsets, write_offsets
@@ -216,5 +217,9 @@ def delete(cluster: Cluster, names: tuple[str, ...], yes: bool) -> None:
     """
     if not yes:
         click.confirm(f"Delete {', '.join(names)}, with all offsets?", abort=True, err=True)
-    with prints_done("deleted", {name: name for name in names}):
-        Admin(cluster.client).delete_groups(names, timeout_ms=cluster.left_ms)
+
+    def delete_one(name: str, deadline: Deadline) -> None:
+        delete_group(cluster.client, name, deadline)
+        click.echo(f"deleted {name}")
+
+    results_of_each("DeleteGroups", names, cluster.deadline, delete_one)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from subprocess import PIPE
 
 import pytest
 
@@ -11,8 +13,10 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
-from tests.cli.runs import invoke_at, rows
+from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from tests.cli.runs import invoke_at, process_at, rows
 from tests.protocol.fetch.consuming import client_of
+from tests.support.wait_until import wait_until
 
 
 @pytest.fixture
@@ -37,6 +41,16 @@ def test_groups_delete_tells_of_each_group(fake: FakeKafka) -> None:
     result = invoke_at(fake, "groups", "delete", "a", "b", "--yes", "--timeout", "2s", code=1)
     assert "GROUP_AUTHORIZATION_FAILED" in result.stderr
     assert "COORDINATOR_LOAD_IN_PROGRESS" in result.stderr
+
+
+def test_groups_delete_prints_deleted_group_before_the_next_is_answered(fake: FakeKafka) -> None:
+    deleted = {"results": [{"group_id": "a", "error_code": 0}]}
+    fake.handlers[DELETE_GROUPS] = lambda body, version: deleted if body["groups_names"] == ["a"] else None
+    with process_at(fake, "groups", "delete", "a", "b", "--yes", stderr=PIPE) as process:
+        wait_until(lambda: {"groups_names": ["b"]} in fake.request_bodies(DELETE_GROUPS))
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=30)
+    assert (printed, process.returncode) == ("deleted a\n", 1)
 
 
 def test_remove_members_does_not_print_a_static_member_that_stays(fake: FakeKafka) -> None:
