@@ -14,9 +14,19 @@ import pyarrow as pa
 
 from protocol.base.once import deferred_warnings, log_once
 from protocol.errors import ConfigurationError, DecodeFailed, KafkaError
+from protocol.properties import BY_NAME
+from protocol.settings.property_kinds import Role
 from protocol.settings.secret import hide_variables
 from spark_kafka_source.error_messages import with_remedies
-from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options, uses_registry
+from spark_kafka_source.options.parsing import (
+    FORBIDDEN,
+    REGISTRY_PREFIX,
+    parse_read_options,
+    parse_sink_options,
+    uses_registry,
+)
+from spark_kafka_source.options.stray_options import PREFIX, property_names, why_ignored
+from spark_kafka_source.options.table import OPTIONS
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import HEADERS, spark_type
 
@@ -32,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _SERVERS = "kafka.bootstrap.servers"
 _TOPICS = ("subscribe", "subscribepattern", "assign")
+_ROLES = Role.CONSUMER | Role.PRODUCER
 
 
 @hide_variables
@@ -159,12 +170,20 @@ def _arrow_udf(name: str) -> Callable[..., Any]:
 
 
 def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
-    """Return the options as Spark passes them. The format of `part` is required; options of the other are left out."""
+    """Return the options as Spark passes them. The format of `part` is required; options of the other are left out.
+
+    Raises `ConfigurationError` for a misspelled option, also of the other part, of sources or of sinks.
+    """
+    names = [*(option.name for option in OPTIONS), *property_names(_ROLES)]
+    known = {name.lower() for name in names} | {PREFIX + name for name in BY_NAME}
+    unknown = [name for name in options if name.lower() not in known and not name.lower().startswith(REGISTRY_PREFIX)]
+    for name in unknown:
+        log_once(f"{name} has no effect on this column: {why_ignored(name, names, _ROLES, FORBIDDEN)}")
     rival = "key" if part == "value" else "value"
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
-        if not name.lower().startswith(rival)
+        if not name.lower().startswith(rival) and name not in unknown
     }
     if f"{part}format" not in (name.lower() for name in texts):
         raise ConfigurationError(

@@ -187,6 +187,24 @@ def test_functions_for_columns_leave_out_the_options_of_the_other_part(part: Par
             function(part, options, part=part)
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("keyFromat", "keyFormat"),
+        ("valueFeilds", "valueFields"),
+        ("topc", "topic"),
+        ("startingOfsets", "startingOffsets"),
+        ("kafka.comprssion.type", "kafka.compression.type"),
+        ("kafka.auto.ofset.reset", "kafka.auto.offset.reset"),
+    ],
+)
+def test_functions_for_columns_refuse_misspelled_options_of_any_part(name: str, nearest: str) -> None:
+    options = {"valueFormat": "avro", "valueSchema": LONG, name: "x"}
+    for function in (from_registry, to_registry):
+        with pytest.raises(ConfigurationError, match=f"{name} is not .*; did you mean {nearest}?"):
+            function("value", options)
+
+
 def test_subject_with_rules_gets_no_new_version(registry: FakeSchemaRegistry) -> None:
     """A registry would pass the rules on to the version that a refused query leaves behind."""
     options = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}
