@@ -21,6 +21,15 @@ def _topic(text: str) -> tuple[str, int]:
     return name, int(count) if colon else 1
 
 
+def _host(text: str) -> str:
+    """Refuse names that sockets cannot encode, which some raise as `TypeError` and others as `ValueError`."""
+    try:
+        text.encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"not the name or address of a host: {error.__cause__ or error}") from error
+    return text
+
+
 @click.command()
 @click.option(
     "--topic",
@@ -38,7 +47,13 @@ def _topic(text: str) -> tuple[str, int]:
     show_default=True,
     help="Port of the first broker; the next brokers have the next ports. 0: free ports.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on and to advertise.")
+@click.option(
+    "--host",
+    type=Parsed("host", _host),
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on and to advertise.",
+)
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", callback=pairs, help="A broker setting; repeatable."
 )

@@ -97,6 +97,7 @@ def test_examples_of_the_page_run_on_other_ports() -> None:
         (("--set", "nothing"), 2, "NAME=VALUE"),
         (("--port", "65535", "--brokers", "2"), 1, "127.0.0.1:65535-65536: "),
         (("--port", "0", "--host", "no-such-host.invalid"), 1, "[Errno -"),
+        (("--port", "0", "--host", "é..host"), 2, "Invalid value for '--host': 'é..host': not the name or address"),
         (("--port", "0", "--set", "log.retention.check.interval.ms=soon"), 2, "--set: invalid literal"),
         (("--port", "0", "--topic", "a b"), 1, "topic a b: INVALID_TOPIC_EXCEPTION"),
         (("--port", "0", "--topic", "a", "--topic", "a"), 1, "topic a: TOPIC_ALREADY_EXISTS"),
