@@ -21,7 +21,7 @@ from protocol.consumer.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
 from protocol.settings.config_providers import ENCODING, parse_java_properties
 from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
-from spark_kafka_source.cli.profiles import complete_profiles, read_profiles
+from spark_kafka_source.cli.profiles import complete_profiles, read_profiles, shown
 from spark_kafka_source.cli.values import DURATION
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _SERVERS = "bootstrap.servers"
 _VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 _REGISTRY = "schema.registry."
 _REGISTRY_URL = f"{_REGISTRY}url"
+_REGISTRY_CREDENTIALS = (f"{_REGISTRY}basic.auth.", f"{_REGISTRY}bearer.auth.")
 _GLUE = f"{_REGISTRY}glue."
 _REGISTRY_VARIABLE = "SCHEMA_REGISTRY_URL"
 
@@ -87,7 +88,11 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
         **arguments: Any,
     ) -> None:
         client_properties = given_properties(
-            profile, bootstrap_server, command_config, {**former_properties, **properties}
+            profile,
+            bootstrap_server,
+            command_config,
+            {**former_properties, **properties},
+            schema_registry=arguments.get("schema_registry"),
         )
         client_properties, registry = _divided(client_properties)
         try:
@@ -140,18 +145,24 @@ def prints_done(verb: str, names: Mapping[str, str]) -> Iterator[None]:
 
 
 def given_properties(
-    profile: str | None, bootstrap_server: str | None, command_config: Path | None, properties: Mapping[str, str]
+    profile: str | None,
+    bootstrap_server: str | None,
+    command_config: Path | None,
+    properties: Mapping[str, str],
+    *,
+    schema_registry: str | None = None,
 ) -> dict[str, str]:
     """Return the properties of a client, in the order of precedence of their sources.
 
-    `profile`, `bootstrap_server`, `command_config`, `properties`: the options of the command. Ascending:
-    KAFKA_BOOTSTRAP_SERVERS, the profile, the file, the properties, `bootstrap_server`.
+    `profile`, `bootstrap_server`, `command_config`, `properties`, `schema_registry`: the options of the command.
+    Ascending: KAFKA_BOOTSTRAP_SERVERS, the profile, the file, the properties, the two options with addresses.
     Raises `click.UsageError`: no source names brokers, or the profile does not exist.
 
     A profile that was chosen by `pykafka profile use` is ignored if another source names brokers: its credentials are
     not for them.
     """
-    merged = _merged(profile, (_SERVERS, bootstrap_server, _VARIABLE), command_config, properties)
+    addresses = {_SERVERS: bootstrap_server, _REGISTRY_URL: schema_registry}
+    merged = _merged(profile, (_SERVERS, _VARIABLE), command_config, properties, addresses)
     if _SERVERS not in merged:
         raise click.UsageError(
             "The address of the brokers is missing. Give --bootstrap-server HOST:PORT or --profile, or set "
@@ -162,25 +173,54 @@ def given_properties(
 
 def _merged(
     profile: str | None,
-    address: tuple[str, str | None, str],
+    address: tuple[str, str],
     command_config: Path | None,
     properties: Mapping[str, str],
+    options: Mapping[str, str | None],
 ) -> dict[str, str]:
-    """Return the properties of all sources. `address`: the property of addresses, its option, its variable."""
-    name, option, variable = address
+    """Return the properties of all sources.
+
+    `address`: the property of the addresses that the command needs, and its variable.
+    `options`: properties that have an option of their own.
+    """
+    name, variable = address
     text = os.environ.get(variable)
-    merged = {name: text} if text else {}
     profiles = read_profiles()
+    sources: list[Mapping[str, str]] = [{name: text} if text else {}]
     if profile is not None:
-        merged |= profiles.properties(profile)
+        sources.append(profiles.properties(profile))
     if command_config is not None:
-        merged |= parse_java_properties(command_config.read_text(ENCODING))
-    merged |= properties
-    if option is not None:
-        merged[name] = option
-    if name not in merged and profiles.used is not None:
-        merged = {**profiles.properties(profiles.used), **merged}
+        sources.append(parse_java_properties(command_config.read_text(ENCODING)))
+    sources += [properties, {option: text for option, text in options.items() if text is not None}]
+    if profiles.used is not None and not any(name in source for source in sources):
+        sources.insert(0, profiles.properties(profiles.used))
+    merged: dict[str, str] = {}
+    for source in reversed(sources):
+        merged = {**_without_credentials(source, _registry_url(merged)), **merged}
     return merged
+
+
+def _registry_url(properties: Mapping[str, str]) -> str | None:
+    return next((text for name, text in properties.items() if name.lower() == _REGISTRY_URL), None)
+
+
+def _without_credentials(source: Mapping[str, str], url: str | None) -> Mapping[str, str]:
+    """Return the properties without credentials for a registry of this source if `url` is another one; print them."""
+    own_url = _registry_url(source)
+    if url is None or own_url is None or _addresses(url) <= _addresses(own_url):
+        return source
+    credentials = [name for name in source if name.lower().startswith(_REGISTRY_CREDENTIALS)]
+    if credentials:
+        click.echo(
+            f"Not sent to {shown(_REGISTRY_URL, url)}, since they are for {shown(_REGISTRY_URL, own_url)}: "
+            f"{listed(credentials)}. To send them, give them with -X or in a source without that address.",
+            err=True,
+        )
+    return {name: text for name, text in source.items() if name not in credentials}
+
+
+def _addresses(urls: str) -> set[str]:
+    return {url.strip().rstrip("/") for url in urls.split(",")}
 
 
 def _divided(merged: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -204,8 +244,8 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
         timeout_ms: int | None,
         **arguments: Any,
     ) -> None:
-        address = _REGISTRY_URL, schema_registry, _REGISTRY_VARIABLE
-        registry = _divided(_merged(profile, address, command_config, properties))[1]
+        address, options = (_REGISTRY_URL, _REGISTRY_VARIABLE), {_REGISTRY_URL: schema_registry}
+        registry = _divided(_merged(profile, address, command_config, properties, options))[1]
         if timeout_ms is not None:
             registry[f"{_REGISTRY}request.timeout.ms"] = str(timeout_ms)
         try:
@@ -218,11 +258,9 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(run, REGISTRY_OPTIONS)
 
 
-def open_registry(properties: Mapping[str, str], url: str | None = None) -> SchemaRegistry:
-    """Return the client of a registry.
+def open_registry(properties: Mapping[str, str]) -> SchemaRegistry:
+    """Return the client of a registry, by its properties `schema.registry.*`.
 
-    `properties`: `schema.registry.*`.
-    `url`: the option `--schema-registry` of a command that asks brokers, too.
     Raises `click.UsageError`: no source names a registry. `ConfigurationError`: a property is wrong.
     """
     from protocol.schemas.glue import open_registry
@@ -230,11 +268,7 @@ def open_registry(properties: Mapping[str, str], url: str | None = None) -> Sche
 
     is_glue = any(name.lower().startswith(_GLUE) for name in properties)
     variable = None if is_glue else os.environ.get(_REGISTRY_VARIABLE)
-    registry = {
-        **({_REGISTRY_URL: variable} if variable else {}),
-        **properties,
-        **({_REGISTRY_URL: url} if url else {}),
-    }
+    registry = {**({_REGISTRY_URL: variable} if variable else {}), **properties}
     config = parse_registry(registry) if is_glue or _REGISTRY_URL in registry else None
     if config is None:
         raise click.UsageError(

@@ -390,7 +390,7 @@ def _decoder(
     from spark_kafka_source.cli.decoded_records import RecordDecoder, registered_decoder
 
     needs_registry = fixed.path is None or fixed.needs_registry or decode_key
-    registry = open_registry(cluster.registry, url) if needs_registry else None
+    registry = open_registry(cluster.registry) if needs_registry else None
     decoders: dict[str, ColumnDecoder] = {}
     if (by_file := fixed.decoder(registry, in_union=types.in_union)) is not None:
         decoders["value"] = by_file

@@ -364,6 +364,30 @@ def test_registry_of_a_profile_is_asked_with_its_credentials(tmp_path: Path) -> 
         assert "with the status 401" in refused.stderr
 
 
+@pytest.mark.parametrize("command", [("registry", "subjects"), ("consume", "orders", "-e", "--decode")])
+def test_credentials_of_a_profile_are_not_sent_to_another_registry(
+    fake: FakeKafka, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file, user_info = tmp_path / "config.toml", "schema.registry.basic.auth.user.info"
+    with FakeSchemaRegistry(user_info="alice:geheim") as second:
+        file.write_text(
+            f'[profiles.prod]\nbootstrap.servers = "{fake.bootstrap_servers}"\n'
+            f'schema.registry.url = "http://prod-1:8081,http://prod-2:8081"\n{user_info} = "alice:geheim"\n'
+        )
+        run = partial(invoke, *command, "--profile", "prod", code=1, PYKAFKA_CONFIG=str(file))
+        for named in (("--schema-registry", second.url), ("-X", f"schema.registry.url={second.url}")):
+            refused = run(*named).stderr
+            assert f"Not sent to {second.url}, since they are for http://prod-1" in refused
+            assert f": {user_info}. To send" in refused
+            assert "with the status 401" in refused
+        own = run("--schema-registry", second.url, "-X", f"{user_info}=alice:geheim", code=None).stderr
+        assert "with the status 401" not in own
+        assert (
+            "Not sent"
+            not in run("--schema-registry", "http://prod-2:8081/", "-X", "schema.registry.max.retries=0").stderr
+        )
+
+
 def test_registry_that_does_not_respond_is_one_error_line() -> None:
     quick = ("-X", "schema.registry.max.retries=0", "--timeout", "200ms")
     failed = invoke("registry", "subjects", "--schema-registry", "http://127.0.0.1:1", *quick, code=1)
