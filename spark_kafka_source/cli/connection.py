@@ -19,7 +19,9 @@ from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client, parse_consumer
 from protocol.consumer.group_consumer_config import GROUP_PROPERTIES
 from protocol.errors import AdminFailed, ConfigurationError, KafkaError
+from protocol.properties import PROPERTIES
 from protocol.settings.config_providers import ENCODING, parse_java_properties
+from protocol.settings.property_kinds import Role
 from spark_kafka_source.cli.profiles import VARIABLE as PROFILE_VARIABLE
 from spark_kafka_source.cli.profiles import complete_profiles, read_profiles, shown
 from spark_kafka_source.cli.values import DURATION
@@ -43,7 +45,8 @@ class Cluster:
     """The client and the deadline of a command.
 
     `properties` are those of the client; a command that opens a consumer or producer passes them on. `registry` are the
-    properties `schema.registry.*` of the same sources. `timeout_ms` is the option --timeout.
+    properties `schema.registry.*` of the same sources. `timeout_ms` is the option --timeout. `writes`: True if the
+    command has a producer with these properties, too; then those of producers alone have an effect.
     """
 
     client: Client
@@ -51,6 +54,7 @@ class Cluster:
     properties: Mapping[str, str]
     registry: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: float | None = None
+    writes: bool = False
 
     @cached_property
     def consumer(self) -> ConsumerConfig:
@@ -58,8 +62,14 @@ class Cluster:
 
         Raises `ConfigurationError`: one of them is wrong.
         """
-        of_members = {row.name for row in GROUP_PROPERTIES}
-        return parse_consumer({name: value for name, value in self.properties.items() if name not in of_members})
+        others = {row.name for row in GROUP_PROPERTIES} | (_names_of(Role.PRODUCER) if self.writes else set())
+        return parse_consumer({name: value for name, value in self.properties.items() if name not in others})
+
+    @property
+    def of_producer(self) -> dict[str, str]:
+        """The properties without those of consumers alone, for a command that has a consumer, too."""
+        others = _names_of(Role.CONSUMER)
+        return {name: value for name, value in self.properties.items() if name not in others}
 
     def restarted(self) -> Cluster:
         """Return this with a new deadline, for a command that repeats its requests."""
@@ -69,6 +79,11 @@ class Cluster:
     def left_ms(self) -> float:
         """The time that the command has left."""
         return self.deadline.remaining_s() * 1000
+
+
+def _names_of(role: Role) -> set[str]:
+    """Return the names of the properties that only clients of this role have."""
+    return {row.name for row in PROPERTIES if row.role is role}
 
 
 def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:

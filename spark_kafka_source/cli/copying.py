@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -90,9 +91,10 @@ def copy(
     if to_config is None and "bootstrap.servers" not in target_properties:
         if source == target:
             raise click.UsageError("Source and target are the same topic of the same cluster.")
-        target_properties = {**cluster.properties, **target_properties}
+        target_properties = {**cluster.of_producer, **target_properties}
+        cluster = replace(cluster, writes=True)
     with stop_request() as stop, ExitStack() as opened:
-        is_other_client = target_properties != cluster.properties
+        is_other_client = target_properties != cluster.of_producer
         client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
         topic_to_write(client, target, None, cluster.deadline)
@@ -158,6 +160,7 @@ def replay(
       pykafka replay orders-dlq
       pykafka replay orders-dlq --group orders-dlq-replay --execute
     """
+    cluster = replace(cluster, writes=True)
     target = TopicHeaders(topic_headers, default, () if keep_headers else _ERROR_PREFIXES)
     ranges, _ = _ranges(cluster, dead_letters, partitions, span, group)
     with stop_request() as stop:
@@ -168,7 +171,7 @@ def replay(
             _tell_left_out(counted)
             click.echo("Nothing was written; --execute writes the records.", err=True)
             return
-        with producing(cluster.client, cluster.properties, output) as producer:
+        with producing(cluster.client, cluster.of_producer, output) as producer:
             copied = Copy(producer, target)
             _copy(cluster, ranges, copied, stop)
         _tell_left_out(copied)

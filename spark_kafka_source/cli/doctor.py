@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import click
 
@@ -71,6 +72,7 @@ def doctor(
     """
     if report and output != "table":
         raise click.UsageError("--report prints Markdown; leave out --output.")
+    cluster = replace(cluster, writes=bool(written))
     findings = []
     for finding in _findings(cluster, topics, groups, written):
         findings.append(finding)

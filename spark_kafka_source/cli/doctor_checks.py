@@ -395,7 +395,7 @@ def check_write(cluster: Cluster, topic: str) -> Findings:
     value = f"pykafka doctor {uuid.uuid4()}".encode()
     try:
         began_s = time.monotonic()
-        with Producer(cluster.client, cluster.properties) as producer:
+        with Producer(cluster.client, cluster.of_producer) as producer:
             written = producer.send_and_wait(topic, value, key=b"pykafka doctor", timeout_ms=_step_ms(cluster))
         wrote_ms = (time.monotonic() - began_s) * 1000
         if written.offset < 0:

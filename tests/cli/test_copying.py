@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol import Admin
+from protocol.base import once
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
@@ -214,6 +215,28 @@ def test_copy_writes_to_the_cluster_that_an_option_names(fake: FakeKafka, option
         assert unknown.stdout.splitlines()[1:] == ["orders-copy,0,,,1"]
         wrong = invoke_at(fake, "copy", "orders", "orders-copy", "--to-property", "security.protocol=x", code=2)
         assert "properties of the target cluster: security.protocol" in " ".join(wrong.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (("copy", "orders", "orders-copy"), []),
+        (("replay", "orders", "--to", "orders-copy", "--execute"), []),
+        (("doctor", "--topic", "orders", "--write", "orders-copy"), []),
+        (("topics", "analyze", "orders"), ["linger.ms"]),
+        (("produce", "orders"), ["fetch.min.bytes"]),
+        (("copy", "orders", "orders", "--to-bootstrap-server"), ["linger.ms"]),
+    ],
+)
+def test_properties_of_both_roles_have_an_effect_in_commands_that_read_and_write(
+    fake: FakeKafka, caplog: pytest.LogCaptureFixture, arguments: tuple[str, ...], warned: list[str]
+) -> None:
+    once.reset()
+    with FakeKafka() as second:
+        second.create_topic("orders", 1)
+        to = (second.bootstrap_servers,) if arguments[-1] == "--to-bootstrap-server" else ()
+        invoke_at(fake, *arguments, *to, "-X", "linger.ms=1", "-X", "fetch.min.bytes=2", typed=b"", code=None)
+    assert [text.partition(" ")[0] for text in caplog.messages if "no effect" in text] == warned
 
 
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
