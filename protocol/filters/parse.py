@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -129,6 +130,7 @@ def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -
     return Condition(text, conjuncts, frozenset(decoded) & read)
 
 
+_DECIMAL128 = Context(prec=34)
 # What the parser reads of an expression. Others may change its meaning, as `negate` does that of LIKE.
 _ARGUMENTS = {"this", "expression", "expressions", "is_string", "catalog", "db", "table", "low", "high", "to", "safe"}
 _ARGUMENTS |= {"query", "unnest", "field", "start", "length", "substr"}
@@ -380,16 +382,15 @@ class _Parser:
         return Node("coalesce", kind, tuple(nodes))
 
     def _abs_node(self, part: exp.Expr) -> Node:
-        return self._signed(part, "abs_", Decimal.copy_abs)
+        return self._signed(part, "abs_", lambda number: _negative(part, number) if number < 0 else number)
 
     def _neg_node(self, part: exp.Expr) -> Node:
         if isinstance(part.this, exp.Literal) and not part.this.is_string:
             if re.fullmatch(r"\d+", part.this.this):
                 return self._integer(part, f"-{part.this.this}")
             number = self._literal_node(part.this)
-            if number.type == _DOUBLE:
-                return _literal(-number.value, _DOUBLE)
-        return self._signed(part, "negate", Decimal.copy_negate)
+            return _literal(number.value.copy_negate() if number.type != _DOUBLE else -number.value, number.type)
+        return self._signed(part, "negate", partial(_negative, part))
 
     def _signed(self, part: exp.Expr, op: str, of_decimal: Callable[[Decimal], Decimal]) -> Node:
         node = self._number(part, part.this)
@@ -530,6 +531,14 @@ def _like(text: Node, pattern: str, escape: str) -> Node:
 def _fits(number: int | Decimal, kind: pa.DataType) -> bool:
     limit: int = 1 << kind.bit_width - 1
     return -limit <= number < limit
+
+
+def _negative(part: exp.Expr, number: Decimal) -> Decimal:
+    """Return the negative of a decimal, which Spark rounds to the digits of Java's `DECIMAL128`."""
+    rounded = _DECIMAL128.minus(number)
+    if rounded.adjusted() > number.adjusted():
+        _refuse(part, "Spark rounds it to 34 digits, which do not fit its type")
+    return rounded
 
 
 def _negated(node: Node) -> Node:

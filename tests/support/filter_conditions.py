@@ -34,6 +34,13 @@ MILLIS = [
     *(0, -1, 1, 1_700_000_000_123, -62_135_596_800_000, 253_402_300_799_999),
     *(9_000_000_000_000_000, -9_000_000_000_000_000),
 ]
+DECIMALS = [
+    *("1.5", "2.50", "0.1", "3.00", "127.5", "99999999999.25", "0.0", "128.", ".5"),
+    # More digits than the 28 of Python's default context.
+    *("12345678901234567890123456789.5", "999999999999999999999999999999.123456", "999999999999999999999999999999"),
+    *("9223372036854775808", "123456789012345678901234567890.123450", "0.00000000000000000000000000000000012345"),
+]
+WIDE = [text for text in DECIMALS if len(text.partition(".")[2]) <= 6]
 SIZES = {"tiny": 8, "small": 16, "num": 32, "big": 64}
 VALUE = pa.struct(
     [
@@ -45,6 +52,7 @@ VALUE = pa.struct(
         ("real", pa.float64()),
         ("single", pa.float32()),
         ("amount", pa.decimal128(10, 2)),
+        ("wide", pa.decimal128(38, 6)),
         ("text", pa.string()),
         ("blob", pa.binary()),
         ("at", pa.timestamp("us", tz="UTC")),
@@ -78,6 +86,7 @@ def records(random: Random, count: int) -> pa.Table:
             "real": maybe(random.choice(REALS)),
             "single": maybe(random.choice([real for real in REALS if abs(real) < 1e30 or real != real])),
             "amount": maybe(Decimal(random.randint(-500, 500)) / 100),
+            "wide": maybe(Decimal(random.choice(("", "-")) + random.choice(WIDE))),
             "text": maybe(random.choice(TEXTS)),
             "blob": maybe(raw()),
             "at": maybe(random.choice(MILLIS[:6]) * 1000 + random.choice((0, 999))),
@@ -127,6 +136,11 @@ class ConditionMaker:
                 lambda: f"({self.condition(deeper)}) {self._pick('=', '<=>', '<>', '<')} ({self.condition(deeper)})",
                 lambda: self.choice(self.string(deeper), self.quoted),
                 lambda: self.choice(self.integer(deeper), self.number),
+                lambda: self.choice(self._pick("value.amount", "value.wide"), self.decimal),
+                lambda: (
+                    f"abs({self.decimal()}) {self._pick('=', '<', '>=')} {self._pick('value.amount', 'value.wide')}"
+                ),
+                lambda: f"{self._pick('abs', '-')}({self._pick('value.amount', 'value.wide')}) < {self.decimal()}",
                 lambda: f"{self.integer(deeper)} BETWEEN {self.integer(deeper)} AND {self.integer(0)}",
                 lambda: f"{self.integer(deeper)} NOT BETWEEN {self.integer(0)} AND {self.integer(0)}",
                 *[lambda: self.match(deeper)] * 3,
@@ -145,14 +159,20 @@ class ConditionMaker:
             make = getattr(self, kind)
             return f"{make(depth)} {op} {make(depth)}"
         if kind == "decimal":
-            number = self._pick("1.5", "-2.50", "0.1", "3.00", "127.5", "99999999999.25")
-            left = self._pick(
-                "value.amount", "value.amount", lambda: self.integer(depth), lambda: self.real(depth), "value.single"
-            )
-            return f"{left} {op} {self._pick(number, number, 'value.amount' if left == 'value.amount' else '3', '3')}"
+            columns = ("value.amount", "value.wide")
+            left = self._pick(*columns, *columns, lambda: self.integer(depth), lambda: self.real(depth), "value.single")
+            right = self._pick(*[self.decimal] * 4, self.decimal if left not in columns else self._pick(*columns), "3")
+            return f"{left} {op} {right}" if self._random.random() < 0.8 else f"{right} {op} {left}"
         if kind == "day":
             return f"value.day {op} {self._pick('value.day', quote('2001-02-03'), 'DATE ' + quote('1969-12-31'))}"
         return f"{self.integer(depth)} {op} {self.real(depth)}"
+
+    def decimal(self, depth: int = 2) -> str:
+        """Return a literal with signs, or its absolute value."""
+        number = str(self._random.choice(DECIMALS))
+        for _ in range(self._random.randint(0, depth)):
+            number = self._pick(f"-{number}" if number[0] != "-" else f"- {number}", f"-({number})", f"abs({number})")
+        return number
 
     def match(self, depth: int) -> str:
         text = self.string(depth)
@@ -218,7 +238,8 @@ class ConditionMaker:
 
     def number(self) -> str:
         number = self._random.choice(INTEGERS[:-1]) if self._random.random() < 0.3 else self._random.randint(-5, 12)
-        return str(self._pick(str(number), str(number), f"{number}L", f"{self._random.randint(-9, 9)}Y"))
+        small = self._random.randint(-9, 9)
+        return str(self._pick(str(number), str(number), f"{number}L", f"{small}Y", f"-({number})", f"-({small}S)"))
 
     def integer(self, depth: int) -> str:
         columns = ("value.tiny", "value.small", "value.num", "value.big", "value.inner.n")
@@ -244,7 +265,17 @@ class ConditionMaker:
         )
 
     def real(self, depth: int) -> str:
-        leaf = ("value.real", "1.5D", "-2.5D", "0D", "cast(value.single AS double)", "value.real", "1e3")
+        leaf = (
+            "value.real",
+            "1.5D",
+            "-2.5D",
+            "-(-2.5D)",
+            "0D",
+            "cast(value.single AS double)",
+            "value.real",
+            "1e3",
+            "-(1e3)",
+        )
         if depth <= 0:
             return str(self._pick(*leaf))
         deeper = depth - 1

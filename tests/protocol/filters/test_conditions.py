@@ -61,6 +61,24 @@ def test_sign_of_a_decimal_in_parentheses_is_applied(number: str) -> None:
     assert kept(f"offset < -({number})", [b""] * 3) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("signs", "sign", "last"),
+    [
+        ("-{}", "-", "3450"),
+        ("abs({})", "", "3450"),
+        ("-({})", "-", "34"),
+        ("abs(-{})", "", "34"),
+        ("-(-({}))", "", "34"),
+    ],
+)
+def test_negative_of_a_wide_decimal_is_rounded_to_34_digits_as_by_spark(signs: str, sign: str, last: str) -> None:
+    whole, wide = "123456789012345678901234567890", {"value": pa.struct([("wide", pa.decimal128(38, 6))])}
+    (equal,) = parse_condition(f"value.wide = {signs.format(f'{whole}.123450')}", wide).conjuncts
+    assert equal.operands[1].value == Decimal(f"{sign}{whole}.12{last}")
+    with pytest.raises(ConfigurationError, match="rounds it to 34 digits"):
+        parse_condition(f"value.wide = -({'9' * 30}.999999)", wide)
+
+
 def test_integer_with_a_suffix_is_a_literal_that_prunes_offsets() -> None:
     (source_range,) = pruned(parse_condition("offset IN (3L, 5, 7Y) AND offset < 6S"), [Range("orders", 0, 0, 20)])
     assert (source_range.from_offset, source_range.until_offset) == (3, 6)
