@@ -196,7 +196,7 @@ def _merged(
     """Return the properties of all sources.
 
     `address`: the property of the addresses that the command needs, and its variable.
-    `options`: properties that have an option of their own.
+    `options`: properties given by options with other names.
     """
     name, variable = address
     text = os.environ.get(variable)
