@@ -69,7 +69,7 @@ class RowFilter:
     least_timestamp_ms : int or None
         Record batches whose records are all older are skipped.
     skipped : callable
-        Called with the number of records in such batches.
+        Called with the number of records of the range in such batches.
     """
 
     stages: Sequence[RowStage]
@@ -116,7 +116,7 @@ def decode(
     valid = records if wrong is None else records.first(wrong)
     batches = visible_batches(valid, first_offset, end_offset, aborted_transactions, where)
     if row_filter is not None and row_filter.least_timestamp_ms is not None:
-        batches = _newer(valid, batches, row_filter, row_filter.least_timestamp_ms)
+        batches = _newer(valid, batches, row_filter, row_filter.least_timestamp_ms, first_offset, end_offset)
     stages = row_filter.stages if row_filter is not None else ()
 
     def read(unpacked: DecompressedBatches, done: int = 0) -> Iterator[tuple[int, pa.RecordBatch | None]]:
@@ -167,12 +167,18 @@ def _schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def _newer(
-    records: MemoryRecords, batches: npt.NDArray[np.int64], row_filter: RowFilter, least_timestamp_ms: int
+    records: MemoryRecords,
+    batches: npt.NDArray[np.int64],
+    row_filter: RowFilter,
+    least_timestamp_ms: int,
+    first_offset: int,
+    end_offset: int,
 ) -> npt.NDArray[np.int64]:
     """Return the batches that may have records of this time or later. Headers of messages have no timestamps."""
     headers = records.headers[batches]
     newer = (headers["max_timestamp_ms"] >= least_timestamp_ms) | (headers["magic"] != MAGIC)
-    row_filter.skipped(int(headers["count"][~newer].sum()))
+    begins, ends = np.maximum(headers["base_offset"], first_offset), np.minimum(headers["last_offset"] + 1, end_offset)
+    row_filter.skipped(int(np.minimum(headers["count"], ends - begins)[~newer].sum()))
     kept: npt.NDArray[np.int64] = batches[newer]
     return kept
 

@@ -190,3 +190,18 @@ def test_metrics_count_records_that_were_left_out(fake: FakeKafka) -> None:
     assert totals["records-consumed-total"] == 1
     assert totals["records-filtered-total"] == 19
     assert totals["bytes-consumed-total"] > 1000
+
+
+def test_records_of_an_old_batch_are_counted_within_the_range(fake: FakeKafka) -> None:
+    fake.create_topic("payments", 1)
+    properties = {"bootstrap.servers": fake.bootstrap_servers}
+    protocol.write(
+        {**properties, "linger.ms": "50"}, "payments", pa.table({"value": ["a"] * 10, "timestamp_ms": [1_000] * 10})
+    )
+    partition = ("payments", 0)
+    progresses: list[Any] = []
+    condition = "timestamp >= '2026-01-01 00:00:00Z'"
+    bounds = {partition: 3}, {partition: 7}
+    reader = protocol.read(properties, "payments", *bounds, filter=condition, progress=progresses.append)
+    assert reader.read_all().num_rows == 0
+    assert {(progress.done, progress.total) for progress in progresses} == {(4, 4)}
