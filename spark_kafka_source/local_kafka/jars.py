@@ -64,11 +64,17 @@ def to_stderr(line: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Return `SPARK_KAFKA_SOURCE_CACHE` if set, else `spark-kafka-source` in the user's cache folder."""
+    """Return `SPARK_KAFKA_SOURCE_CACHE` if set, else `spark-kafka-source` in the user's cache folder.
+
+    Raises `ConfigurationError`: the user has no home.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-kafka-source"
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-kafka-source"
+    except RuntimeError as error:
+        raise ConfigurationError(f"There is no cache folder ({error}). Set {CACHE_VARIABLE} to a folder.") from error
 
 
 def find_java() -> str:
@@ -117,9 +123,9 @@ def cached_jars(name: str, title: str, jars: Sequence[Jar], report: Report = to_
     `title` is for lines of progress. Raises as `kafka_jars`.
     """
     folder = cache_folder() / name
-    if folder.is_dir():
-        return folder
     try:
+        if folder.is_dir():
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(f"{name}.lock"), report):
             if not folder.is_dir():

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -194,6 +195,23 @@ def test_cache_folder_that_cannot_be_written_is_named_with_the_variable(cache: P
     """As in a container whose user has no home."""
     cache.touch()
     with pytest.raises(ConfigurationError, match=rf"{cache} cannot be written .*Set SPARK_KAFKA_SOURCE_CACHE to"):
+        kafka_jars("4.2.0", quiet)
+
+
+@pytest.mark.parametrize(
+    ("function", "raised", "says"),
+    [("is_dir", PermissionError("denied"), "cannot be written"), ("home", RuntimeError("no home"), "no cache folder")],
+)
+def test_cache_in_a_closed_or_unknown_home_names_the_variable(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, function: str, raised: Exception, says: str
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise raised
+
+    for variable in ("SPARK_KAFKA_SOURCE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, function, fail)
+    with pytest.raises(ConfigurationError, match=rf"{says} .*Set SPARK_KAFKA_SOURCE_CACHE to"):
         kafka_jars("4.2.0", quiet)
 
 
