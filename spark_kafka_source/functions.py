@@ -26,7 +26,7 @@ from spark_kafka_source.options.parsing import (
     uses_registry,
 )
 from spark_kafka_source.options.stray_options import PREFIX, property_names, why_ignored
-from spark_kafka_source.options.table import OPTIONS
+from spark_kafka_source.options.table import OPTIONS, READ, Use
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.task.row_schema import HEADERS, spark_type
 
@@ -89,7 +89,7 @@ def from_registry(
     from spark_kafka_source.driver.reader_schemas import reader_schema
 
     arrow_udf = _arrow_udf("from_registry")
-    texts = _texts(options, part)
+    texts = _texts(options, part, READ)
     parsed = parse_read_options(_for_source(texts, part))
     if parsed.on_decode_error == "dead-letter":
         raise ConfigurationError(
@@ -142,7 +142,7 @@ def to_registry(
     from spark_kafka_source.sink.value_schemas import writer_schema
 
     arrow_udf = _arrow_udf("to_registry")
-    texts = _texts(options, part)
+    texts = _texts(options, part, Use.WRITE)
     with deferred_warnings() as warnings:
         parsed = parse_sink_options({_SERVERS: "unused:9092", **texts})
     for warning in warnings:
@@ -169,12 +169,14 @@ def _arrow_udf(name: str) -> Callable[..., Any]:
     return arrow_udf
 
 
-def _texts(options: Mapping[str, object], part: Part) -> dict[str, str]:
+def _texts(options: Mapping[str, object], part: Part, use: Use) -> dict[str, str]:
     """Return the options as Spark passes them. The format of `part` is required; options of the other are left out.
 
     Raises `ConfigurationError` for a misspelled option, also of the other part, of sources or of sinks.
     """
-    names = [*(option.name for option in OPTIONS), *property_names(_ROLES)]
+    # Those of `use` first: topicName is subscribe for sources and topic for sinks.
+    entries = sorted(OPTIONS, key=lambda option: not option.use & use)
+    names = [*(option.name for option in entries), *property_names(_ROLES)]
     known = {name.lower() for name in names} | {PREFIX + name for name in BY_NAME}
     unknown = [name for name in options if name.lower() not in known and not name.lower().startswith(REGISTRY_PREFIX)]
     for name in unknown:

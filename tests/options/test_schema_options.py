@@ -205,6 +205,13 @@ def test_functions_for_columns_refuse_misspelled_options_of_any_part(name: str, 
             function("value", options)
 
 
+def test_functions_for_columns_suggest_options_of_their_own_side() -> None:
+    options = {"valueFormat": "avro", "valueSchema": LONG, "topicName": "orders"}
+    for function, nearest in ((from_registry, "subscribe"), (to_registry, "topic")):
+        with pytest.raises(ConfigurationError, match=rf"did you mean {nearest}\?$"):
+            function("value", options)
+
+
 def test_subject_with_rules_gets_no_new_version(registry: FakeSchemaRegistry) -> None:
     """A registry would pass the rules on to the version that a refused query leaves behind."""
     options = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "confluent-avro"}

@@ -218,7 +218,8 @@ def test_secret_behind_a_reference_is_in_neither_plan_nor_function(
         ({"schema_registry_basic_auth_user_info": "alice:hunter2"}, r"user\.info has its value as plain text"),
         ({"schema_registry_ssl_key_password": "hunter2"}, r"ssl\.key\.password has its value as plain text"),
         ({"onDecodeError": "dead-letter", "deadLetterTopic": "d"}, "from_registry does not support"),
-        ({"onDecodeErrors": "null", "valueFormat": "avr"}, "valueFormat is 'avr'"),
+        ({"onDecodeErrors": "null", "valueFormat": "avr"}, "onDecodeErrors is not .*; did you mean onDecodeError?"),
+        ({"valueFormat": "avr"}, "valueFormat is 'avr'"),
     ],
 )
 def test_wrong_option_is_refused_at_the_call(
