@@ -74,7 +74,8 @@ def _path() -> Path:
     if path := os.environ.get(_FILE_VARIABLE):
         return Path(path)
     folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else Path.home() / ".config") / "pykafka" / "config.toml"
+    # Path.home() raises for a user without a home, who has no profiles.
+    return Path(folder or os.path.expanduser("~/.config")) / "pykafka" / "config.toml"
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -224,3 +224,11 @@ def test_completion_of_topics_imports_neither_numpy_nor_pyarrow(tmp_path: Path) 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_script_names_the_command(run: Any, shell: str) -> None:
     assert "_PYKAFKA_COMPLETE" in run("completion", shell).stdout
+
+
+def test_user_without_a_home_has_no_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a user id that is not in its passwd file."""
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    without = {"HOME": None, "XDG_CONFIG_HOME": None, "PYKAFKA_CONFIG": None}
+    refused = invoke("topics", "list", code=2, **without)
+    assert "The address of the brokers is missing" in refused.stderr
