@@ -37,7 +37,7 @@ from spark_kafka_source.local_kafka import config, secured
 from spark_kafka_source.local_kafka.certificates import CertificateAuthority
 from spark_kafka_source.local_kafka.config import LOOPBACK, PLAINTEXT, ClusterConfig, Node
 from spark_kafka_source.local_kafka.jars import Report, class_archive, find_java, kafka_jars, to_stderr
-from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
+from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog, printed_lines
 from spark_kafka_source.local_kafka.users import scram_credentials
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class LocalKafka:
         except subprocess.TimeoutExpired as error:
             raise DeadlineExceeded(f"{class_name} did not end in {timeout_s:g} s") from error
         if ended.returncode != 0:
-            output = (ended.stdout + ended.stderr).strip()[-3000:]
+            output = "\n".join([ended.stdout, *printed_lines(ended.stderr)]).strip()[-3000:]
             raise KafkaError(f"{class_name} failed with exit code {ended.returncode}:\n{output}")
         return ended.stdout
 

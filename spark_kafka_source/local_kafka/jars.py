@@ -26,6 +26,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigurationError, KafkaError, TransportError
 from spark_kafka_source.local_kafka.config import version_numbers
+from spark_kafka_source.local_kafka.process import printed_lines
 
 CACHE_VARIABLE = "SPARK_KAFKA_SOURCE_CACHE"
 IVY_SETTINGS_VARIABLE = "SPARK_KAFKA_SOURCE_IVY_SETTINGS"
@@ -211,7 +212,7 @@ def _run_ivy(command: list[str], report: Report) -> tuple[int, list[str]]:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            output_lines.append(line.rstrip())
+            output_lines += printed_lines(line.rstrip())
             fetched += "[SUCCESSFUL ]" in line
             if time.monotonic() - reported_s >= _SECONDS_BETWEEN_PROGRESS_LINES:
                 reported_s = time.monotonic()

@@ -123,7 +123,7 @@ class JavaProcess:
     def log_excerpt(self, lines: int = 15) -> str:
         """Return log lines since the last start, for messages: from the first error on, else the last ones."""
         try:
-            log_lines = self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace").splitlines()
+            log_lines = printed_lines(self.log.read_bytes()[self._log_start_bytes :].decode(errors="replace"))
         except OSError:
             return ""
         errors = (number for number, line in enumerate(log_lines) if " ERROR " in line)
@@ -134,6 +134,11 @@ class JavaProcess:
         if self._process is not None:
             self._process.wait(timeout_s)
             self._watchdog.forget(self._process.pid)
+
+
+def printed_lines(text: str) -> list[str]:
+    """Return the lines that a JVM has printed, without JAVA_TOOL_OPTIONS: they may have the password of a proxy."""
+    return [line for line in text.splitlines() if not line.startswith("Picked up ")]
 
 
 def _spawn(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -15,11 +15,13 @@ import pytest
 
 from protocol.errors import ConfigurationError, DeadlineExceeded, TransportError
 from spark_kafka_source.local_kafka.jars import cache_folder, class_archive, find_java, kafka_jars
+from spark_kafka_source.local_kafka.process import JavaProcess, Watchdog
+from tests.support.wait_until import wait_until
 
 # `java -version` prints $version; `java -jar ivy …` creates the jars and records the run in `runs`.
 FAKE_JAVA = """#!/bin/sh
+[ -n "$JAVA_TOOL_OPTIONS" ] && echo "Picked up JAVA_TOOL_OPTIONS: $JAVA_TOOL_OPTIONS" >&2
 if [ "$1" = -version ]; then
-  [ -n "$JAVA_TOOL_OPTIONS" ] && echo "Picked up JAVA_TOOL_OPTIONS: $JAVA_TOOL_OPTIONS" >&2
   echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0
 fi
 echo run >> {home}/runs
@@ -120,6 +122,22 @@ def test_fetch_error_names_unpublished_version(cache: Path, java_home: Path) -> 
     install_java(java_home, then="echo ':: org.apache.kafka#kafka_2.13;4.2.0: not found'; exit 1")
     with pytest.raises(ConfigurationError, match=r"not published: org\.apache\.kafka#kafka_2\.13;4\.2\.0"):
         kafka_jars("4.2.0", quiet)
+
+
+def test_errors_do_not_show_the_options_that_java_picks_up(
+    cache: Path, java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyPassword=secret")
+    install_java(java_home, then="echo 'no space'; exit 1")
+    with pytest.raises(ConfigurationError, match="no space") as raised:
+        kafka_jars("4.2.0", quiet)
+    assert "secret" not in str(raised.value)
+    watchdog = Watchdog(tmp_path / "data")
+    broker = JavaProcess("broker 1", tmp_path / "server.log", watchdog)
+    broker.start([str(java_home / "bin" / "java"), "-version"])
+    wait_until(lambda: not broker.running)
+    watchdog.close()
+    assert broker.log_excerpt() == 'openjdk version "17.0.15" 2025-04-15'
 
 
 def test_class_archive_is_built_once_per_java(cache: Path, java_home: Path) -> None:
