@@ -211,7 +211,7 @@ def _merged(
         sources.insert(0, profiles.properties(profiles.used))
     merged: dict[str, str] = {}
     for source in reversed(sources):
-        merged = {**_without_credentials(source, _registry_url(merged)), **merged}
+        merged = {**_without_credentials(source, merged), **merged}
     return merged
 
 
@@ -219,12 +219,15 @@ def _registry_url(properties: Mapping[str, str]) -> str | None:
     return next((text for name, text in properties.items() if name.lower() == _REGISTRY_URL), None)
 
 
-def _without_credentials(source: Mapping[str, str], url: str | None) -> Mapping[str, str]:
-    """Return the properties without credentials for a registry of this source if `url` is another one; print them."""
-    own_url = _registry_url(source)
+def _without_credentials(source: Mapping[str, str], merged: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the properties without credentials for a registry of this source if `merged` has another one; print them.
+
+    `merged`: the properties of the sources above it.
+    """
+    own_url, url = _registry_url(source), _registry_url(merged)
     if url is None or own_url is None or _addresses(url) <= _addresses(own_url):
         return source
-    credentials = [name for name in source if name.lower().startswith(_REGISTRY_CREDENTIALS)]
+    credentials = [name for name in source if name.lower().startswith(_REGISTRY_CREDENTIALS) and name not in merged]
     if credentials:
         click.echo(
             f"Not sent to {shown(_REGISTRY_URL, url)}, since they are for {shown(_REGISTRY_URL, own_url)}: "

@@ -382,6 +382,7 @@ def test_credentials_of_a_profile_are_not_sent_to_another_registry(
             assert "with the status 401" in refused
         own = run("--schema-registry", second.url, "-X", f"{user_info}=alice:geheim", code=None).stderr
         assert "with the status 401" not in own
+        assert "Not sent" not in own
         assert (
             "Not sent"
             not in run("--schema-registry", "http://prod-2:8081/", "-X", "schema.registry.max.retries=0").stderr
