@@ -201,9 +201,11 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if not query.running:
             query.require_own_checkpoint(completed, deadline)
         if is_new or (is_member and not completed.ends):
-            resolved_start = query.starting_offsets(deadline)
-            start = (Offsets({}) if is_member else resolved_start).to_json_dict()
-            return _ResolvedStart(start, completed=replace(resolved_start, positions={}), starting=resolved_start)
+            starting = query.starting_offsets(deadline)
+            if is_member:
+                # Without the ids of topics: a member may get its first partition after they were recreated.
+                return _ResolvedStart(completed.to_json_dict(), completed, starting)
+            return _ResolvedStart(starting.to_json_dict(), replace(starting, positions={}), starting)
         if not query.running and not is_member:
             warn_if_offsets_differ(query.client, self._options, completed, deadline)
         return _ResolvedStart(start, completed, starting=Offsets({}))

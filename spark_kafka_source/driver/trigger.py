@@ -103,7 +103,9 @@ class Trigger:
         starting, owned = self.starting, assignment.owned
         same_topic = {key for key, topic_id in owned.items() if topic_id == starting.ids.get(key[0])}
         starts = {
-            key: start if key in same_topic else Position(start.offset) for key, start in starting.positions.items()
+            key: start if key in same_topic else Position(start.offset)
+            for key, start in starting.positions.items()
+            if key in same_topic or self.query.membership is None
         }
         assignment = replace(assignment, added={**starts, **assignment.added})
         if self.query.membership is not None:

@@ -167,6 +167,50 @@ def test_recreated_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPa
         reader.stop()
 
 
+@pytest.mark.parametrize("committed", [0, 10])
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_standby_member_reads_recreated_topic_from_group_offset(
+    monkeypatch: pytest.MonkeyPatch, fail: str, committed: int
+) -> None:
+    """The topic is recreated while another member owns its partition. The query has read nothing, so loses nothing."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
+    options = {**EAGER_OPTIONS, **QUICK, "kafka.client.id": "z-standby", "failOnDataLoss": fail}
+    with Cluster(20) as cluster, client_of(cluster.bootstrap_servers, client_id="a-owner") as client:
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        with member_of(client, "a", "g", EAGER) as owner, ThreadPoolExecutor() as pool:
+            first = pool.submit(next_end, reader, reader.initialOffset())
+            while not first.done():
+                if owner.rebalance_pending is not None:
+                    owner.poll_rebalance(client.deadline(500))
+                wait([first], 0.05)
+            assert first.result() == {}
+            cluster.delete_topic("a")
+            cluster.create("a", 30)
+            if committed:
+                cluster.offsets.committed["g"] = {("a", 0): Committed(committed, -1, "")}
+        ends = [first.result()]
+
+        def planned() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return "a" in ends[-1]
+
+        wait_until(planned)
+        assert ranges(reader, {}, ends[-1]) == [(0, committed, 30)]
+        reader.stop()
+
+
+def test_member_does_not_apply_starting_offsets_to_topic_recreated_before_its_first_trigger() -> None:
+    with Cluster(20) as cluster:
+        options = {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}}'}
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        reader.query.starting_offsets(reader.query.deadline())
+        cluster.delete_topic("a")
+        cluster.create("a", 30)
+        end = next_end(reader, reader.initialOffset())
+        assert ranges(reader, {}, end) == [(0, 0, 30)]
+        reader.stop()
+
+
 # -- a paused driver ----------------------------------------------------------------------------------
 
 
