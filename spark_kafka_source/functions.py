@@ -59,8 +59,8 @@ def from_registry(
         A binary column; a string column is taken as its UTF-8 bytes.
     options : mapping
         Options of the source for its decoded columns: `valueFormat`, `valueSubject`, `valueSchema`, `valueFields`,
-        `onDecodeError` (fail or null), `schema.registry.*`. Those of `part` are used. Kafka's options are not needed,
-        and have no effect.
+        `onDecodeError` and `onUnknownType` (fail or null), `schema.registry.*`. Those of `part` are used. Kafka's
+        options are not needed, and have no effect.
     part : {"value", "key"}
         The options of values or of keys.
     headers : Column or str, optional
@@ -91,17 +91,19 @@ def from_registry(
     arrow_udf = _arrow_udf("from_registry")
     texts = _texts(options, part, READ)
     parsed = parse_read_options(_for_source(texts, part))
-    if parsed.on_decode_error == "dead-letter":
-        raise ConfigurationError(
-            "onDecodeError is dead-letter, which from_registry does not support: it has one value, not the record. "
-            "Set fail or null.",
-            name="onDecodeError",
-        )
+    actions = {"onDecodeError": parsed.on_decode_error, "onUnknownType": parsed.on_unknown_type}
+    for name, action in actions.items():
+        if action not in ("fail", "null"):
+            raise ConfigurationError(
+                f"{name} is {action}, which from_registry does not support: it has one value, not the record. "
+                "Set fail or null.",
+                name=name,
+            )
     _refuse_plain_secrets(parsed.registry)
     with with_remedies():
         schema = reader_schema(parsed, part)
     field = {"name": "f", "type": spark_type(schema.type), "nullable": True, "metadata": {}}
-    decode = _decoding(schema, parsed.registry, part, parsed.on_decode_error)
+    decode = _decoding(schema, parsed.registry, part, actions)
     udf = arrow_udf(decode, StructType.fromJson({"fields": [field]})["f"].dataType)
     decoded: Column = udf(column) if headers is None else udf(column, headers)
     return decoded
@@ -225,10 +227,12 @@ def _refuse_plain_secrets(registry: RegistryConfig | None) -> None:
 # -- in the executors -------------------------------------------------------------------------------
 
 
-def _decoding(schema: ReaderSchema, registry: RegistryConfig | None, part: Part, on_error: str) -> Callable[..., Any]:
+def _decoding(
+    schema: ReaderSchema, registry: RegistryConfig | None, part: Part, actions: Mapping[str, str]
+) -> Callable[..., Any]:
     # Its name is that of the column in plans.
     def from_registry(column, headers=None):  # type: ignore[no-untyped-def]
-        return decode_values(schema, registry, part, on_error, column, headers)
+        return decode_values(schema, registry, part, actions, column, headers)
 
     return from_registry
 
@@ -244,22 +248,28 @@ def decode_values(
     schema: ReaderSchema,
     registry: RegistryConfig | None,
     part: Part,
-    on_error: str,
+    actions: Mapping[str, str],
     column: pa.Array,
     headers: pa.Array | None,
 ) -> pa.Array:
-    """Return a decoded column. Raises `DecodeFailed` for an invalid value, unless `on_error` is null."""
+    """Return a decoded column. Raises `DecodeFailed` for an invalid value, unless the action for it is null.
+
+    `actions`: fail or null, by the options `onDecodeError` and `onUnknownType`.
+    """
     if not len(column):
         return pa.nulls(0, schema.type)
     column = column if column.type == pa.binary() else column.cast(pa.binary())
     if headers is not None and headers.type != HEADERS:
         headers = headers.cast(HEADERS)
     decoded, invalid = PROCESS.decoder(schema, registry, part).decode(column, headers)
-    if invalid:
-        message = f"from_registry: a {part} does not decode: {min(invalid, key=lambda failure: failure.row)}"
-        if on_error == "fail":
-            raise DecodeFailed(f"{message}. To read on with null for such a {part}, set onDecodeError=null")
-        log.warning("%s (%d of %d values in this batch: null in the column)", message, len(invalid), len(column))
+    for option, action in actions.items():
+        failures = [failure for failure in invalid if failure.unknown_type == (option == "onUnknownType")]
+        if not failures:
+            continue
+        message = f"from_registry: a {part} does not decode: {min(failures, key=lambda failure: failure.row)}"
+        if action == "fail":
+            raise DecodeFailed(f"{message}. To read on with null for such a {part}, set {option}=null")
+        log.warning("%s (%d of %d values in this batch: null in the column)", message, len(failures), len(column))
     return decoded
 
 

@@ -162,6 +162,19 @@ def test_invalid_value_fails_the_task_with_reason_and_remedy(spark: SparkSession
     assert "set onDecodeError=null" in str(failed.value)
 
 
+def test_record_of_another_type_is_left_to_on_unknown_type(spark: SparkSession, registry: FakeSchemaRegistry) -> None:
+    login = {"type": "record", "name": "Login", "fields": [{"name": "user", "type": "string"}]}
+    ids = [registry.register(f"events-{schema['name']}", json.dumps(schema)) for schema in (ORDER, login)]
+    rows = frame(spark, framed(ids[0], ORDER, order(1)), framed(ids[1], login, {"user": "ann"}))
+    inputs = {**options(registry, valueTypes="Order"), "subscribe": "events"}
+    del inputs["valueSubject"]
+    read = rows.select("n", from_registry("value", {**inputs, "onUnknownType": "null"}).alias("v")).orderBy("n")
+    assert [row.v and row.v.Order.id for row in read.collect()] == [1, None]
+    read = rows.select(from_registry("value", {**inputs, "onDecodeError": "null"}))
+    with pytest.raises(Exception, match="set onUnknownType=null"):
+        read.collect()
+
+
 def test_written_values_are_read_by_confluents_deserializer(
     spark: SparkSession, registry: FakeSchemaRegistry, registry_client: SchemaRegistryClient
 ) -> None:
@@ -207,7 +220,7 @@ def test_secret_behind_a_reference_is_in_neither_plan_nor_function(
         assert "hunter2" not in capsys.readouterr().out
         parsed = parse_read_options({"kafka.bootstrap.servers": "unused:1", "subscribe": "unused", **inputs}).registry
         assert parsed is not None
-        pickled = cloudpickle.dumps(functions._decoding(None, parsed, "value", "fail"))  # type: ignore[arg-type]
+        pickled = cloudpickle.dumps(functions._decoding(None, parsed, "value", {}))  # type: ignore[arg-type]
         assert user.encode() in pickled
         assert b"hunter2" not in pickled
 
@@ -217,7 +230,9 @@ def test_secret_behind_a_reference_is_in_neither_plan_nor_function(
     [
         ({"schema_registry_basic_auth_user_info": "alice:hunter2"}, r"user\.info has its value as plain text"),
         ({"schema_registry_ssl_key_password": "hunter2"}, r"ssl\.key\.password has its value as plain text"),
-        ({"onDecodeError": "dead-letter", "deadLetterTopic": "d"}, "from_registry does not support"),
+        ({"onDecodeError": "dead-letter", "deadLetterTopic": "d"}, "onDecodeError .* from_registry does not support"),
+        ({"onUnknownType": "dead-letter", "deadLetterTopic": "d"}, "onUnknownType .* from_registry does not support"),
+        ({"onUnknownType": "skip"}, "onUnknownType is skip, which from_registry does not support"),
         ({"onDecodeErrors": "null", "valueFormat": "avr"}, "onDecodeErrors is not .*; did you mean onDecodeError?"),
         ({"valueFormat": "avr"}, "valueFormat is 'avr'"),
     ],
