@@ -276,8 +276,13 @@ def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]
     is_avro = FORMATS[options.value_format].language == "AVRO"
     yield "valueUnionNames", is_avro, f": valueFormat is {options.value_format}"
     several = "several types in valueTypes or valueSubject, or valueUnionNames=types"
+    filters = options.filter is not None  # it may decode what `columns` leaves out
     yield "onUnknownType", options.has_value_types, f" without {several}"
+    decodes_types = filters or "value" in options.row_columns or not options.has_value_types
+    yield "onUnknownType", decodes_types, ": columns does not name value"
     yield "onDecodeError", languages, f"{neither} has a schema"
+    decodes = filters or options.decoded or selection.VALUE_TYPE in options.row_columns or not languages
+    yield "onDecodeError", decodes, ": columns names no column that is decoded"
     yield "schemaIdLocation", has_headers, f"{neither} uses a registry of Confluent's kind"
     for name in _FOR_PROTOBUF:
         yield name, "PROTOBUF" in languages, f"{neither} is Protobuf"

@@ -9,6 +9,7 @@ import pytest
 from spark_kafka_source.options.parsing import parse_source_options
 
 AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry:8081"}
+TYPES = {**AVRO, "valueTypes": "shop.Order"}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,14 @@ AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry
             {**AVRO, "schema.registry.auto.register.schemas": "true"},
             "schema.registry.auto.register.schemas has no effect: it is an option of writes",
         ),
+        (
+            {**TYPES, "columns": "valueType,offset", "onUnknownType": "skip"},
+            "onUnknownType has no effect: columns does not name value",
+        ),
+        (
+            {**AVRO, "columns": "offset", "onDecodeError": "dead-letter", "deadLetterTopic": "dead"},
+            "onDecodeError has no effect: columns names no column that is decoded",
+        ),
     ],
 )
 def test_option_without_effect_is_a_warning(
@@ -47,3 +56,20 @@ def test_option_without_effect_is_a_warning(
         caplog.clear()
         parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
         assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"columns": "value,offset", "onUnknownType": "skip"},
+        {"columns": "offset", "onUnknownType": "skip", "filter": "value.Order.id = 1"},
+        {"columns": "valueType", "onDecodeError": "null"},
+        {"columns": "offset", "onDecodeError": "null", "filter": "valueType = 'Order'"},
+    ],
+)
+def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
+    options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
+    parse_source_options({**topics, **TYPES, **options}, streaming=True)
+    assert caplog.text == ""
