@@ -102,7 +102,7 @@ def require_dead_letter_topic(client: Client, options: SourceOptions, deadline: 
     Brokers with auto.create.topics.enable create it.
     """
     topic = options.dead_letter_topic
-    if topic is None:
+    if topic is None or not options.writes_dead_letters:
         return
 
     def request() -> None:

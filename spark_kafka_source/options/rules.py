@@ -106,7 +106,7 @@ def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | 
 def _check_dead_letter_topic(options: SourceOptions) -> None:
     """Refuse a dead letter topic that the query reads: each dead letter would become another one."""
     topic, pattern = options.dead_letter_topic, options.subscribe_pattern
-    if topic is None or "dead-letter" not in (options.on_decode_error, options.on_unknown_type):
+    if topic is None or not options.writes_dead_letters:
         return
     if topic in (options.subscribe or options.assign or ()) or (pattern is not None and pattern.search(topic)):
         raise ConfigurationError(
@@ -268,8 +268,7 @@ def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]
     neither = ": neither keyFormat nor valueFormat"
     if schemas:  # else `parsing` warns of all options of the registry
         yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
-    dead_letters = "dead-letter" in (options.on_decode_error, options.on_unknown_type)
-    yield "deadLetterTopic", dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
+    yield "deadLetterTopic", options.writes_dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
     registered = FORMATS[options.value_format].registered
     yield "valueTypes", registered, f": valueFormat is {options.value_format}"
     yield "valueSubjectNameStrategy", options.value_types, " without valueTypes"

@@ -428,6 +428,11 @@ class SourceOptions:
         return tuple(part for part, format in formats.items() if format != "binary" and part in self.row_columns)
 
     @property
+    def writes_dead_letters(self) -> bool:
+        """True if `deadLetterTopic` has an effect."""
+        return "dead-letter" in (self.on_decode_error, self.on_unknown_type)
+
+    @property
     def value_subjects(self) -> tuple[str, ...]:
         """The subjects of several types of values; empty: there is one type."""
         return declared_types(self).subjects(next(iter(self.subscribe or self.assign or ()), ""))

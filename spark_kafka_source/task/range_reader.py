@@ -160,7 +160,7 @@ def fetched_columns(options: SourceOptions, record_filter: RecordFilter | None =
     if options.schemas or options.condition_schemas or options.type_schema:
         # For the message of an invalid value, and its bytes.
         names += [name for name in ("value", "offset") if name not in names]
-        if "dead-letter" in (options.on_decode_error, options.on_unknown_type):
+        if options.writes_dead_letters:
             names += [name for name in ("key", "headers", "timestamp_ms") if name not in names]
         elif options.schema_id_location == "header" and "headers" not in names:
             names.append("headers")

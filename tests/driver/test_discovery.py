@@ -14,7 +14,7 @@ from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
-from spark_kafka_source.driver.discovery import discover, existing_assignment
+from spark_kafka_source.driver.discovery import discover, existing_assignment, require_dead_letter_topic
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
@@ -203,3 +203,12 @@ def test_pattern_without_a_topic_is_a_warning(
     assert discover(client, options, client.deadline()) == {}
     (line,) = caplog.messages
     assert line.startswith("subscribePattern=paid.* matches no topic of the cluster at 127.0.0.1:")
+
+
+@pytest.mark.parametrize("creates", ["false", "true"])
+def test_dead_letter_topic_without_effect_is_neither_required_nor_created(creates: str) -> None:
+    with FakeKafka(settings={"auto.create.topics.enable": creates}) as kafka:
+        options = options_on(kafka, subscribe="orders", deadLetterTopic="dead")
+        client = PROCESS.client(options.client)
+        require_dead_letter_topic(client, options, client.deadline(500))
+        assert not kafka.controller.image.topics
