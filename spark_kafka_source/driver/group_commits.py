@@ -156,8 +156,8 @@ def require_no_members(client: Client, group: str, deadline: Deadline) -> None:
 def warn_if_offsets_differ(client: Client, options: SourceOptions, checkpoint: Offsets, deadline: Deadline) -> None:
     """Log once after a restart that the query resumes from the checkpoint, and how the group's offsets differ."""
     group = options.consumer.group_id
-    if group is None:
-        log.info("resuming from the checkpoint (no kafka.group.id)")
+    if group is None or not options.commits:
+        log.info("resuming from the checkpoint (%s)", "no kafka.group.id" if group is None else "commitOffsets=false")
         return
     try:
         committed = fetch_offsets(client, group, checkpoint.ends, deadline.at_most_ms(_CHECK_MS))

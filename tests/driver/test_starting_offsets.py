@@ -8,12 +8,13 @@ import pytest
 
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
+from protocol.testing.fake_kafka.offsets import Committed
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.driver.changing_logs import BOTH, Cluster, next_end, offsets_read, ranges
+from tests.driver.changing_logs import BOTH, Cluster, next_end, offsets_read, ranges, read_to
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.offsets import epochs_of
 from tests.support.stale_coordinator import keep_deleted_topic
@@ -108,6 +109,17 @@ def test_resumed_query_logs_no_start(cluster: Cluster, caplog: pytest.LogCapture
     next_end(reader, {"a": {"0": 5, "1": 6}})
     assert "it starts at" not in caplog.text
     assert "resuming from the checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("checkpoint", [5, 18])
+def test_resumed_query_that_commits_nothing_does_not_compare_with_its_group(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, checkpoint: int
+) -> None:
+    caplog.set_level(logging.INFO, "spark_kafka_source")
+    cluster.offsets.committed["g"] = {("a", 0): Committed(15, -1, "")}
+    reader = cluster.reader(**{"kafka.group.id": "g", "commitOffsets": "false"})
+    next_end(reader, read_to(checkpoint))
+    assert caplog.messages == ["resuming from the checkpoint (commitOffsets=false)"]
 
 
 @pytest.mark.parametrize(
