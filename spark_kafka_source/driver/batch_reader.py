@@ -46,10 +46,9 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
         options = self._options
         partitions = discover(client, options, deadline)
         starts = starting_offsets(client, options, partitions, deadline)
-        ends = ending_offsets(client, options, partitions, deadline)
-        if options.end == "latest":
-            # With an open transaction, the last stable offset may be before a group's offset.
-            ends = {key: max(end, starts[key].offset) for key, end in ends.items()}
+        ends, at_log_end = ending_offsets(client, options, partitions, deadline)
+        # With an open transaction, the last stable offset may be before the start.
+        ends |= {key: max(ends[key], starts[key].offset) for key in at_log_end}
         _require_order(starts, ends)
         ranges = offset_ranges(
             Offsets.at({key: start.assumed_in(partitions[key]) for key, start in starts.items()}),

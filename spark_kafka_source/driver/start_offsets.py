@@ -111,16 +111,20 @@ def _log_start_positions(offsets: Mapping[TopicPartition, int], reason: str, unr
 
 def ending_offsets(
     client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
-) -> dict[TopicPartition, int]:
+) -> tuple[dict[TopicPartition, int], Collection[TopicPartition]]:
     """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time.
+
+    Also returns the partitions whose end is that of their log.
 
     Raises `ConfigurationError`: JSON does not match the partitions, or an offset is after the log end offset.
     `DataLoss`: an offset is before the log start offset, and `failOnDataLoss` is true.
     """
     spec = options.end
     if isinstance(spec, AtTime):
-        return _offsets_at_time(client, options, spec, partitions, deadline)[0]
-    return _resolve(client, options, "endingOffsets", spec, partitions, deadline)
+        return _offsets_at_time(client, options, spec, partitions, deadline)
+    ends = _resolve(client, options, "endingOffsets", spec, partitions, deadline)
+    requested = dict.fromkeys(ends, LATEST) if isinstance(spec, str) else _flatten(spec)
+    return ends, [key for key, offset in requested.items() if offset == LATEST]
 
 
 def offsets_for_times(

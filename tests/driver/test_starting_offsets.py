@@ -147,6 +147,23 @@ def test_offset_before_the_log_start_names_the_remedy_of_its_option(
     assert effect in caplog.text
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"endingOffsets": "latest"},
+        {"endingOffsets": '{"a": {"0": -1, "1": -1}}'},
+        {"endingTimestamp": "2100-01-01T00:00:00Z"},
+        {"endingOffsetsByTimestamp": '{"a": {"0": 4102444800000, "1": 4102444800000}}'},
+    ],
+)
+def test_batch_that_starts_after_the_last_stable_offset_ends_there(cluster: Cluster, end: dict[str, str]) -> None:
+    cluster.set_log("a", 0, 0, 20, stable=10)
+    options = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "a", **end}
+    options |= {"startingOffsets": '{"a": {"0": 15, "1": 0}}', "kafka.isolation.level": "read_committed"}
+    (task,) = KafkaBatchReader(parse_source_options(options, streaming=False)).partitions()
+    assert [(part.topic_partition, part.until_offset) for part in task.ranges] == [(("a", 1), 20)]
+
+
 # -- a log that was truncated below the group's offset, and has grown again ---------------------------------------
 
 
