@@ -214,8 +214,9 @@ def require_same_versions(options: SourceOptions, checkpoint: Mapping[str, int])
     has_one_subject = len({schema.subject for schema in own.values()}) == 1
     setting = f"{version}" if has_one_subject else ",".join(f"{subject}={number}" for subject, number in pairs.items())
     raise ConfigurationError(
-        f"The checkpoint's {name.partition('.')[0]}s were read with version {version} of the subject "
-        f"{own[name].subject}, and load() has taken version {own[name].version}. Set {_READER_VERSION} to {setting} to "
-        "keep the columns of the query, or to latest to read with the newest version after each restart.",
+        f"The checkpoint's {name.partition('.')[0]}s were read with version {version} of their subject, and load() has "
+        f"taken version {own[name].version} of the subject {own[name].subject}. Set {_READER_VERSION} to {setting} to "
+        "keep the columns of the query, or to latest to read with the newest version after each restart. If the "
+        "subject is another one than before, set latest.",
         name=_READER_VERSION,
     )

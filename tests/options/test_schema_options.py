@@ -15,6 +15,7 @@ from protocol.errors import ConfigurationError, KafkaError
 from protocol.schemas.reader_schema import Part
 from protocol.testing import FakeSchemaRegistry
 from spark_kafka_source import from_registry, to_registry
+from spark_kafka_source.driver.reader_schemas import require_same_versions, with_schemas
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
 from spark_kafka_source.sink.value_schemas import writer_schemas
 from spark_kafka_source.source import KafkaGroupDataSource
@@ -244,6 +245,16 @@ def test_pattern_of_topics_has_no_default_subject(registry: FakeSchemaRegistry, 
     url = {"schema.registry.url": registry.url} if "confluent" in str(more) else {}
     options = {"kafka.bootstrap.servers": "unused:9092", "subscribePattern": "orders.*", **url, **more}
     assert {"key", "value"} < set(KafkaGroupDataSource(options).schema().names)
+
+
+def test_version_of_a_checkpoint_is_not_called_one_of_another_subject(registry: FakeSchemaRegistry) -> None:
+    """The checkpoint has no names of subjects; here valueSubject has changed since."""
+    options = {"kafka.bootstrap.servers": "x:1", "subscribe": "t", "valueFormat": "confluent-avro"}
+    options |= {"valueSubject": "a", "schema.registry.url": registry.url}
+    parsed = with_schemas(parse_source_options(options, streaming=True))
+    message = "read with version 3 of their subject, and load.. has taken version 1 of the subject a.*set latest"
+    with pytest.raises(ConfigurationError, match=message):
+        require_same_versions(parsed, {"value": 3})
 
 
 def test_filter_asks_for_the_schemas_of_its_columns_only(registry: FakeSchemaRegistry) -> None:
