@@ -85,8 +85,8 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
 
     `topic`: the option, if given.
     `schemas`: the schemas of keys and values that are encoded; their columns may have any type that the schema takes.
-    Raises `UsageError`: the column `value` is missing, or a column has a wrong type. `ConfigurationError`: there is
-    neither the option nor the column `topic`.
+    Raises `UsageError`: the column `value` is missing, or a column has a wrong type or occurs twice.
+    `ConfigurationError`: there is neither the option nor the column `topic`.
     """
     fields = {field.name: field for field in schema.fields}
     if "topic" not in fields and topic is None:
@@ -106,6 +106,10 @@ def plan_sink(schema: StructType, topic: str | None, schemas: tuple[WriterSchema
     used = [name for name in _ALLOWED if name in fields and name not in unused]
     encoded = [schema.part for schema in schemas]
     for name in used:
+        if (count := schema.fieldNames().count(name)) > 1:
+            raise UsageError(
+                f"{count} columns are named {name}, but a record has one {name}. Rename or leave out the others."
+            )
         if name not in encoded:
             _check_type(fields[name])
     return SinkPlan(topic, frozenset(used), schemas)

@@ -105,6 +105,14 @@ class TestPlan:
         problem = f"{name} attribute unsupported type {kind.simpleString()}"
         assert str(error.value) == f"{problem}. {name} must be a(n) {allowed}. {remedy}"
 
+    @pytest.mark.parametrize("name", ["value", "key"])
+    def test_second_column_of_a_name_is_refused_if_it_would_be_written(self, name: str) -> None:
+        twice = schema(value=StringType(), key=StringType(), topic=StringType()).add(name, StringType())
+        with pytest.raises(UsageError, match=f"^2 columns are named {name}, .* Rename or leave out the others"):
+            plan_sink(twice, "orders")
+        unused = schema(value=StringType(), topic=StringType(), id=LongType()).add("topic", StringType())
+        assert plan_sink(unused.add("id", LongType()), "orders").names == {"value"}
+
     def test_error_about_headers_as_a_map_shows_how_to_convert_it(self) -> None:
         headers = MapType(StringType(), StringType())
         remedy = r"Convert it: transform\(map_entries\(headers\), e -> struct\(e.key AS key, "
