@@ -70,15 +70,15 @@ def existing_assignment(
     them.
     """
     named = _named_topics(options)
-    expected = [key for key in expected if is_subscribed(options, key)]
+    expected = list(filter(partition_filter(options), expected))
     names = None if named is None else named | {topic for topic, _ in expected}
     return QueryAssignment(_discover_with_retries(client, options, names, expected, deadline, existed=True)[0])
 
 
-def is_subscribed(options: SourceOptions, key: TopicPartition) -> bool:
-    """Return True if the query subscribes to a partition, existing or not."""
-    topic, partition = key
-    return _is_subscribed_topic(options, topic) and (options.assign is None or partition in options.assign[topic])
+def partition_filter(options: SourceOptions) -> Callable[[TopicPartition], bool]:
+    """Return a function that returns True if the query subscribes to a partition, existing or not."""
+    is_subscribed_topic, assign = _topic_filter(options), options.assign
+    return lambda key: is_subscribed_topic(key[0]) and (assign is None or key[1] in assign[key[0]])
 
 
 def subscription(options: SourceOptions) -> str:
@@ -216,16 +216,16 @@ def _named_topics(options: SourceOptions) -> set[str] | None:
     return None if topics is None else set(topics)
 
 
-def _is_subscribed_topic(options: SourceOptions, topic: str) -> bool:
-    if options.subscribe_pattern is not None:
-        return options.subscribe_pattern.search(topic) is not None
-    return topic in (_named_topics(options) or ())
+def _topic_filter(options: SourceOptions) -> Callable[[str], bool]:
+    pattern, named = options.subscribe_pattern, _named_topics(options) or set()
+    return named.__contains__ if pattern is None else lambda topic: pattern.search(topic) is not None
 
 
 def _subscribed(topics: Iterable[Topic], options: SourceOptions) -> dict[TopicPartition, bytes]:
     partitions: dict[TopicPartition, bytes] = {}
+    is_subscribed_topic = _topic_filter(options)
     for topic in topics:
-        if topic.error_code != ErrorCode.NONE or not _is_subscribed_topic(options, topic.name):
+        if topic.error_code != ErrorCode.NONE or not is_subscribed_topic(topic.name):
             continue
         if options.subscribe_pattern is not None and topic.is_internal:
             continue

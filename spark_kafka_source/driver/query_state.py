@@ -28,7 +28,7 @@ from protocol.fetch.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
-from spark_kafka_source.driver.discovery import discover, is_subscribed, retry_unknown_topics, subscription
+from spark_kafka_source.driver.discovery import discover, partition_filter, retry_unknown_topics, subscription
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
@@ -86,7 +86,7 @@ class QueryState:
 
         With `failOnDataLoss=false`, the first trigger warns of other topics.
         """
-        is_own = any(is_subscribed(self.options, key) for key in offsets.ends)
+        is_own = any(map(partition_filter(self.options), offsets.ends))
         if offsets.ends and not is_own and self.options.fail_on_data_loss:
             raise ConfigurationError(
                 f"The checkpoint belongs to another query: it has offsets of "

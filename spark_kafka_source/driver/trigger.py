@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from protocol.base.clock import Deadline
 from protocol.errors import TopicUnknown
@@ -18,8 +17,8 @@ from protocol.position import Position
 from spark_kafka_source.driver.discovery import (
     discover_present,
     existing_assignment,
-    is_subscribed,
     leader_ids,
+    partition_filter,
     retry_unknown_topics,
 )
 from spark_kafka_source.driver.query_state import QueryState
@@ -93,7 +92,7 @@ class Trigger:
         previous_logs, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (previous_logs.stale if previous_logs else set()))
         self._raise_or_defer(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
-        self._raise_or_defer(data_loss.deleted(logs, partial(is_subscribed, self._options)))
+        self._raise_or_defer(data_loss.deleted(logs, partition_filter(self._options)))
         return self._backlog(logs)
 
     def _assigned_logs(self) -> LogSnapshot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,3 +213,27 @@ def test_dead_letter_topic_without_effect_is_neither_required_nor_created(create
         client = PROCESS.client(options.client)
         require_dead_letter_topic(client, options, client.deadline(500))
         assert not kafka.controller.image.topics
+
+
+class CountedTopics(tuple[str, ...]):
+    """Topics of `subscribe` that count how often they are read as a whole."""
+
+    times_read = 0
+
+    def __iter__(self) -> Iterator[str]:
+        CountedTopics.times_read += 1
+        return super().__iter__()
+
+
+def test_time_of_a_trigger_does_not_grow_with_the_square_of_the_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set of topics was made for each partition: 3 s for 5,000 topics."""
+    monkeypatch.setattr(CountedTopics, "times_read", 0)
+    with FakeKafka() as kafka:
+        names = [f"t{number}" for number in range(50)]
+        for name in names:
+            kafka.create_topic(name, 1)
+        options = replace(options_on(kafka), subscribe=CountedTopics(names))
+        client = PROCESS.client(options.client)
+        owned = existing_assignment(client, options, [(name, 0) for name in names], client.deadline()).owned
+    assert len(owned) == 50
+    assert CountedTopics.times_read < 10
