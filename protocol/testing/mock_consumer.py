@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ParamSpec
 
 import pyarrow as pa
 
+from protocol.base.calls import CallGate, gated
 from protocol.base.clock import SYSTEM_CLOCK
 from protocol.checked_values import checked_partition
 from protocol.consumer.commits import Offsets, OnCommit
@@ -30,6 +31,8 @@ from protocol.producer.messages import Headers, Message
 from protocol.records.decode import ALL_COLUMNS, SCHEMA
 
 _MAX_POLL_ROWS = 500
+
+P = ParamSpec("P")
 
 
 class MockConsumer:
@@ -92,7 +95,10 @@ class MockConsumer:
         self._callbacks: list[tuple[OnCommit, Offsets, CommitFailed | None]] = []
         self._generation = 0
         self._woken = threading.Event()
-        self._closed = False
+        self._gate = CallGate("consumer", "another thread uses this consumer, which is not thread-safe except wakeup")
+        self._in_listener = self._leaving = False
+        # The first exception of the listener or a callback that no call has raised yet.
+        self._user_error: Exception | None = None
 
     def __enter__(self) -> MockConsumer:
         return self
@@ -182,6 +188,7 @@ class MockConsumer:
 
     # -- which partitions ---------------------------------------------------------------------
 
+    @gated
     def subscribe(
         self,
         topics: Collection[str] | re.Pattern[str],
@@ -190,47 +197,66 @@ class MockConsumer:
         re2: str | None = None,
     ) -> None:
         """Subscribe to topics; the next `poll` assigns their partitions. As `KafkaConsumer.subscribe`."""
-        self._require_open()
         if self._positions and not self._subscribed:
             raise UsageError("partitions are assigned with assign; call unsubscribe first")
         self._subscription = TopicSubscription.of(topics, re2)
         self._subscribed = True
         self._listener = listener or ConsumerRebalanceListener()
 
+    @gated
     def replace_listener(self, listener: ConsumerRebalanceListener) -> ConsumerRebalanceListener:
         """Set the listener of the subscription, and return the former one."""
         former, self._listener = self._listener, listener
         return former
 
+    @gated
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Read exactly these partitions. As `KafkaConsumer.assign`."""
-        self._require_open()
         if self._subscribed:
             raise UsageError("topics are subscribed; call unsubscribe first")
         assigned = set(map(checked_partition, partitions))
         self._drop(self._positions.keys() - assigned)
         self._add(assigned - self._positions.keys())
 
+    @gated
     def unsubscribe(self) -> None:
         """Revoke and drop all partitions."""
-        self._require_open()
-        self._revoke(set(self._positions))
+        self._require_not_leaving()
+        self._leave()
         self._subscription = TopicSubscription()
-        self._subscribed = False
+        self._raise_user_error()
 
     @property
+    @gated
     def subscription(self) -> TopicSubscription:
         """Return the subscription; without names and pattern if there is none."""
         return self._subscription
 
     @property
+    @gated
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the assigned partitions."""
         return frozenset(self._positions)
 
+    @gated
     def enforce_rebalance(self) -> None:
-        """Revoke all partitions; the next `poll` assigns them again."""
-        self._revoke(set(self._positions))
+        """Revoke all partitions of a subscription; the next `poll` assigns them again."""
+        self._require_not_leaving()
+        if self._subscribed:
+            self._leave()
+            self._subscribed = True
+            self._raise_user_error()
+
+    def _leave(self) -> None:
+        self._leaving = True
+        try:
+            self._revoke(set(self._positions))
+        finally:
+            self._leaving = self._subscribed = False
+
+    def _require_not_leaving(self) -> None:
+        if self._leaving:  # the listener would be called again, without end
+            raise UsageError("a rebalance listener must not call this while the consumer leaves its group")
 
     def _update_assignment(self) -> None:
         """Revoke and assign as the coordinator would."""
@@ -242,17 +268,41 @@ class MockConsumer:
             target = {key for key in self._logs if key[0] in names or (pattern and pattern.fullmatch(key[0]))}
         self._revoke(self._positions.keys() - target)
         added = target - self._positions.keys()
-        if added:
+        if added and self._subscribed:  # else the listener has unsubscribed
             self._generation += 1
             self._add(added)
-            self._listener.on_partitions_assigned(added)
+            self._call_listener(self._listener.on_partitions_assigned, added)
+        self._raise_user_error()
 
     def _revoke(self, partitions: set[TopicPartition]) -> None:
         try:
+            self._call_and_keep_error(self._run_callbacks)
             if partitions and self._subscribed:
-                self._listener.on_partitions_revoked(partitions)
+                self._call_listener(self._listener.on_partitions_revoked, partitions)
+            self._call_and_keep_error(self._run_callbacks)  # of the listener's commits
         finally:
             self._drop(partitions)
+
+    def _call_listener(
+        self, function: Callable[[Collection[TopicPartition]], None], partitions: Collection[TopicPartition]
+    ) -> None:
+        former, self._in_listener = self._in_listener, True
+        try:
+            self._call_and_keep_error(self._gate.user_code, function, partitions)
+        finally:
+            self._in_listener = former
+
+    def _call_and_keep_error(self, function: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+        """Call code that runs a listener or callbacks; `_raise_user_error` raises the first exception."""
+        try:
+            function(*arguments, **options)
+        except Exception as error:
+            self._user_error = self._user_error or error
+
+    def _raise_user_error(self) -> None:
+        error, self._user_error = self._user_error, None
+        if error is not None:
+            raise error
 
     def _add(self, partitions: set[TopicPartition]) -> None:
         for key in sorted(partitions):
@@ -261,19 +311,23 @@ class MockConsumer:
 
     def _drop(self, partitions: set[TopicPartition]) -> None:
         for key in partitions:
-            del self._positions[key]
+            self._positions.pop(key, None)
             self._paused.discard(key)
 
     # -- reading ------------------------------------------------------------------------------
 
+    @gated
     def poll(self, timeout_ms: float) -> ConsumerRecords:
         """Return the next records of the assigned partitions, or raise the next error; never waits."""
-        self._require_open()
+        if self._in_listener:
+            raise UsageError("a rebalance listener must not call poll")
         self._run_callbacks()
         self._update_assignment()
         if self._woken.is_set():
             self._woken.clear()
             raise WakeUp("this consumer was woken up")
+        if self._gate.closes:  # in the listener
+            return ConsumerRecords({})
         self._raise_error()
         batches: dict[TopicPartition, list[pa.RecordBatch]] = {}
         room = self._max_poll_records
@@ -306,43 +360,52 @@ class MockConsumer:
 
     # -- positions ----------------------------------------------------------------------------
 
+    @gated
     def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that `poll` returns."""
         self._require_assigned([partition])
         return self._positions[partition]
 
+    @gated
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the positions of the assigned partitions, without leader epochs."""
         return {key: CommittedOffset(offset) for key, offset in self._positions.items()}
 
     @property
+    @gated
     def recreations(self) -> dict[TopicPartition, int]:
         """Empty: no topic is recreated here."""
         return {}
 
+    @gated
     def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position."""
         self._require_assigned([partition])
         self._positions[partition] = as_committed_offset(partition, offset).offset
 
+    @gated
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to offset 0 of these partitions, by default all assigned ones."""
         for key in partitions or self.assignment:
             self.seek(key, 0)
 
+    @gated
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek past the last record of these partitions, by default all assigned ones."""
         for key, offset in self.end_offsets(partitions or self.assignment).items():
             self.seek(key, offset)
 
+    @gated
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return 0 for each partition."""
         return dict.fromkeys(partitions, 0)
 
+    @gated
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the number of yielded records of each partition."""
         return {key: len(self._logs.get(key, ())) for key in partitions}
 
+    @gated
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
         offsets: dict[TopicPartition, ListedOffset | None] = {}
@@ -353,42 +416,47 @@ class MockConsumer:
             )
         return offsets
 
+    @gated
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return the number of records after the position."""
         return len(self._logs.get(partition, ())) - self.position(partition)
 
+    @gated
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`."""
         self._require_assigned(partitions)
         self._paused.update(partitions)
 
+    @gated
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Return records of paused partitions again."""
         self._require_assigned(partitions)
         self._paused.difference_update(partitions)
 
     @property
+    @gated
     def paused(self) -> frozenset[TopicPartition]:
         """Return the paused partitions."""
         return frozenset(self._paused)
 
     # -- commits ------------------------------------------------------------------------------
 
+    @gated
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the committed offset of each partition; None if it has none."""
         return {key: self._committed.get(key) for key in partitions}
 
+    @gated
     def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit offsets, by default all positions; raise the error of `fail_commit`."""
-        self._require_open()
         error = self._commit(offsets)
         self._run_callbacks()
         if error is not None:
             raise error
 
+    @gated
     def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         """Commit offsets; the callback is called in a later `poll`, `commit_sync` or `close`."""
-        self._require_open()
         error = self._commit(offsets)
         if callback is not None:
             self._callbacks.append((callback, self._positions_or(offsets), error))
@@ -406,9 +474,16 @@ class MockConsumer:
 
     def _run_callbacks(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
-        for callback, offsets, error in callbacks:
-            callback(offsets, error)
+        errors: list[Exception] = []
+        for callback, offsets, failure in callbacks:
+            try:
+                self._gate.user_code(callback, offsets, failure)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
+    @gated
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the group and a member of it."""
         return ConsumerGroupMetadata(self._group_id, GroupMember("mock", self._generation))
@@ -417,16 +492,14 @@ class MockConsumer:
 
     def close(self, timeout_ms: float | None = None, *, leave_group: bool | None = None) -> None:
         """Call the listener for all partitions, and close. Idempotent. Only a `with` block or `verify` verifies."""
-        if not self._closed:
-            try:
-                self._revoke(set(self._positions))
-            finally:
-                self._closed = True
-            self._run_callbacks()
+        self._gate.close(self._close)
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise UsageError("this consumer is closed")
+    def _close(self) -> None:
+        try:
+            self._leave()
+        finally:
+            self._gate.closed = True
+        self._raise_user_error()
 
     def _require_assigned(self, partitions: Collection[TopicPartition]) -> None:
         for topic, number in partitions:

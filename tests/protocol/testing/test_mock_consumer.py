@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
@@ -216,8 +217,124 @@ def test_exception_of_a_listener_is_raised_once() -> None:
         consumer.rebalance([])
         with pytest.raises(ZeroDivisionError):
             end()
-        assert consumer.assignment == frozenset()
+        if end != consumer.close:
+            assert consumer.assignment == frozenset()
     consumer.close()
+
+
+class Acting(protocol.ConsumerRebalanceListener):
+    """Notes its calls, and does something in one of them."""
+
+    def __init__(self, events: list[object], method: str, action: Callable[[], object]) -> None:
+        self._events, self._method, self._action = events, method, action
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("assigned")
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self._note("revoked")
+
+    def _note(self, method: str) -> None:
+        self._events.append(method)
+        if method == self._method:
+            self._events.append(outcome(self._action))
+
+
+def outcome(call: Callable[..., object], *arguments: object) -> str:
+    """Return the error of a call as text; empty without one. An error of a division is raised."""
+    try:
+        call(*arguments)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def poll_until(consumer: Any, is_done: Callable[[], object]) -> None:
+    wait_until(lambda: consumer.poll(20) is not None and is_done())
+
+
+def after_close(consumer: Any, events: list[object]) -> None:
+    consumer.assign([ORDERS])
+    consumer.close()
+    calls: list[tuple[Any, ...]] = [("seek", ORDERS, 1), ("offsets_for_times", {ORDERS: 1}), ("poll", 0)]
+    calls += [(name, ORDERS) for name in ("position", "current_lag")]
+    calls += [(name, [ORDERS]) for name in ("assign", "pause", "committed", "beginning_offsets", "end_offsets")]
+    calls += [(name,) for name in ("positions", "seek_to_end", "group_metadata", "commit_sync", "commit_async")]
+    calls += [(name,) for name in ("unsubscribe", "enforce_rebalance")]
+    events += [(name, outcome(getattr(consumer, name), *arguments)) for name, *arguments in calls]
+    for name in ("assignment", "paused", "subscription", "recreations"):
+        events.append((name, outcome(getattr, consumer, name)))
+
+
+def poll_in_listener(consumer: Any, events: list[object]) -> None:
+    consumer.subscribe(["orders"], Acting(events, "assigned", lambda: consumer.poll(0)))
+    poll_until(consumer, lambda: consumer.assignment)
+
+
+def end_in_listener(consumer: Any, events: list[object], name: str) -> None:
+    consumer.subscribe(["orders"], Acting(events, "revoked", getattr(consumer, name)))
+    poll_until(consumer, lambda: consumer.assignment)
+    consumer.unsubscribe()
+    events.append(outcome(consumer.poll, 0))
+
+
+def failing_listener(consumer: Any, events: list[object]) -> None:
+    consumer.subscribe(["orders"], Acting(events, "revoked", fail))
+    poll_until(consumer, lambda: consumer.assignment)
+    consumer.commit_async({ORDERS: 1}, lambda *_: events.append("committed"))
+    with pytest.raises(ZeroDivisionError):
+        consumer.unsubscribe()
+    consumer.assign([ORDERS])
+    events.append((consumer.subscription, consumer.position(ORDERS)))
+
+
+def failing_callback(consumer: Any, events: list[object]) -> None:
+    consumer.assign([ORDERS])
+    consumer.commit_async({ORDERS: 1}, fail)
+    consumer.commit_async({ORDERS: 2}, lambda *_: events.append("committed"))
+    with pytest.raises(ZeroDivisionError):
+        poll_until(consumer, lambda: events)
+    poll_until(consumer, lambda: events)
+
+
+def rebalance_without_subscription(consumer: Any, events: list[object]) -> None:
+    consumer.assign([ORDERS])
+    consumer.enforce_rebalance()
+    events.append(consumer.assignment)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(after_close, id="after close"),
+        pytest.param(poll_in_listener, id="poll in a listener"),
+        pytest.param(lambda consumer, events: end_in_listener(consumer, events, "close"), id="close in a listener"),
+        pytest.param(
+            lambda consumer, events: end_in_listener(consumer, events, "unsubscribe"), id="unsubscribe in a listener"
+        ),
+        pytest.param(failing_listener, id="failing listener"),
+        pytest.param(failing_callback, id="failing callback"),
+        pytest.param(rebalance_without_subscription, id="rebalance without subscription"),
+    ],
+)
+def test_sequence_of_calls_ends_as_with_a_real_consumer(use: Callable[[Any, list[object]], None]) -> None:
+    expected: list[object] = []
+    events: list[object] = []
+    with FakeKafka() as kafka:
+        kafka.create_topic("orders")
+        kafka.produce("orders", b"1")
+        properties = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "earliest"}
+        with protocol.KafkaConsumer({**properties, "group.id": "g", "enable.auto.commit": False}) as real:
+            use(real, expected)
+    mock = MockConsumer()
+    mock.yield_records("orders", b"1")
+    use(mock, events)
+    mock.close()
+    assert events == expected
 
 
 def test_subscribe_and_assign_exclude_each_other() -> None:
