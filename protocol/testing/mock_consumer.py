@@ -410,6 +410,8 @@ class MockConsumer:
         """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
         offsets: dict[TopicPartition, ListedOffset | None] = {}
         for key, time_ms in times_ms.items():
+            if time_ms < 0:
+                raise UsageError(f"{key[0]}-{key[1]}: {time_ms} is not a timestamp")
             later = [record for record in self._logs.get(key, ()) if record["timestamp_ms"] >= time_ms]
             offsets[key] = (
                 ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None

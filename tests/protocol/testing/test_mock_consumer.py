@@ -134,6 +134,8 @@ def test_positions_move_with_poll_and_seek() -> None:
         offset = consumer.offsets_for_times({ORDERS: 7})[ORDERS]
         assert (offset.offset, offset.timestamp_ms) == (0, 7)
         assert consumer.offsets_for_times({ORDERS: 8}) == {ORDERS: None}
+        with pytest.raises(UsageError, match="orders-0: -1 is not a timestamp"):
+            consumer.offsets_for_times({ORDERS: -1})
         with pytest.raises(UsageError, match="other-0 is not assigned"):
             consumer.seek(("other", 0), 1)
 
