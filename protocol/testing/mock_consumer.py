@@ -15,7 +15,7 @@ from protocol.checked_values import checked_partition
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.errors import CommitFailed, UsageError, WakeUp
+from protocol.errors import CommitFailed, Corrupt, DataLoss, KafkaError, NoOffset, UsageError, WakeUp
 from protocol.fetch.log_offsets import ListedOffset
 from protocol.group.commits.committed_offsets import (
     CallerOffsets,
@@ -82,6 +82,8 @@ class MockConsumer:
         self._max_poll_records = max_poll_records
         self._logs: dict[TopicPartition, list[dict[str, Any]]] = {}
         self._errors: list[tuple[TopicPartition | None, int, Exception]] = []
+        # Errors that `poll` has raised and that last until `seek`.
+        self._lasting_errors: dict[TopicPartition, KafkaError] = {}
         self._commit_errors: list[CommitFailed] = []
         self._expected_commits: list[dict[TopicPartition, int]] = []
         self._committed: dict[TopicPartition, CommittedOffset] = {}
@@ -145,7 +147,11 @@ class MockConsumer:
             )
 
     def yield_error(self, error: Exception, topic: str | None = None, partition: int = 0) -> None:
-        """Make a `poll` raise an error: the next one, or that after the records of the partition yielded so far."""
+        """Make a `poll` raise an error: the next one, or that after the records of the partition yielded so far.
+
+        As with `KafkaConsumer`, after `DataLoss`, `Corrupt` or `NoOffset` of a partition its next records come after a
+        `seek`; until then, each `poll` without records raises it again.
+        """
         where = None if topic is None else (topic, partition)
         self._errors.append((where, len(self._logs.get(where, ())) if where else 0, error))
 
@@ -312,6 +318,7 @@ class MockConsumer:
     def _drop(self, partitions: set[TopicPartition]) -> None:
         for key in partitions:
             self._positions.pop(key, None)
+            self._lasting_errors.pop(key, None)
             self._paused.discard(key)
 
     # -- reading ------------------------------------------------------------------------------
@@ -341,10 +348,16 @@ class MockConsumer:
         is_drained = not batches and not any(map(self._readable, self._paused))
         if is_drained and self._wakeup_when_drained and not self._errors:
             raise WakeUp("all records were polled")
+        for key, error in self._lasting_errors.items():
+            if not batches and key not in self._paused:
+                self._lasting_errors[key] = self._lasting_errors.pop(key)  # the next call raises that of another one
+                raise error
         return ConsumerRecords(batches)
 
     def _readable(self, key: TopicPartition) -> list[dict[str, Any]]:
         """Return the records from the position up to the next error of the partition."""
+        if key in self._lasting_errors:
+            return []
         ends = [offset for where, offset, _ in self._errors if where == key]
         return self._logs.get(key, [])[self._positions[key] : min(ends, default=None)]
 
@@ -352,6 +365,8 @@ class MockConsumer:
         for index, (where, offset, error) in enumerate(self._errors):
             if where is None or (self._positions.get(where, -1) >= offset and where not in self._paused):
                 del self._errors[index]
+                if where is not None and isinstance(error, DataLoss | Corrupt | NoOffset):
+                    self._lasting_errors[where] = error
                 raise error
 
     def wakeup(self) -> None:
@@ -382,6 +397,7 @@ class MockConsumer:
         """Set the position."""
         self._require_assigned([partition])
         self._positions[partition] = as_committed_offset(partition, offset).offset
+        self._lasting_errors.pop(partition, None)
 
     @gated
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:

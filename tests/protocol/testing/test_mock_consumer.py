@@ -76,9 +76,32 @@ def test_error_follows_the_records_before_it() -> None:
         consumer.yield_records("orders", b"2")
         consumer.assign([ORDERS])
         assert consumer.poll(0).num_rows == 1
-        with pytest.raises(protocol.DataLoss):
-            consumer.poll(0)
+        for _ in range(2):
+            with pytest.raises(protocol.DataLoss):
+                consumer.poll(0)
+        consumer.pause([ORDERS])
+        assert not consumer.poll(0)
+        consumer.resume([ORDERS])
+        consumer.seek(ORDERS, 1)
         assert [message.value for message in consumer.poll(0).messages()] == [b"2"]
+
+
+@pytest.mark.parametrize(("wakes", "at_the_end"), [(False, ["lost 0", "lost 1"]), (True, ["drained", "drained"])])
+def test_lasting_errors_of_partitions_take_turns_while_others_are_read(wakes: bool, at_the_end: list[str]) -> None:
+    consumer = MockConsumer(wakeup_when_drained=wakes)
+    consumer.assign([ORDERS, ("orders", 1), ("orders", 2)])
+    consumer.yield_error(protocol.DataLoss("lost 0"), "orders")
+    consumer.yield_error(protocol.DataLoss("lost 1"), "orders", 1)
+    raised = []
+    for number in range(5):
+        consumer.yield_records("orders", *[b"1"] * (number == 2), partition=2)
+        try:
+            raised.append(str(consumer.poll(0).num_rows))
+        except protocol.DataLoss as error:
+            raised.append(str(error))
+        except WakeUp:
+            raised.append("drained")
+    assert raised == ["lost 0", "lost 1", "1", *at_the_end]
 
 
 def test_error_without_topic_is_raised_by_the_next_poll() -> None:
