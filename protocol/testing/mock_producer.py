@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.base.clock import SYSTEM_CLOCK, Deadline
+from protocol.checked_values import checked_string
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.metrics.client_sensors import Metric
@@ -204,7 +205,7 @@ class MockProducer:
         self._require_open()
         outcomes: list[Future[RecordMetadata] | KafkaError] = []
         for message in messages:
-            topic, value, key, headers, timestamp_ms, partition = message
+            topic, value, key, headers, timestamp_ms, partition = ProducerMessage(*message)
             try:
                 future = self.send(
                     topic, value, key=key, headers=headers, timestamp_ms=timestamp_ms, partition=partition
@@ -280,6 +281,7 @@ class MockProducer:
         """Flush, close, and verify the expectations. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._begin_account()  # as a further flush
             try:
                 self.verify()
             finally:
@@ -300,7 +302,7 @@ class MockProducer:
         timestamp_ms: int,
         partition: int | None,
     ) -> SentMessage:
-        count = self._partitions.get(topic, 1)
+        count = self._partitions.get(checked_string("topic", topic), 1)
         if partition is not None and not 0 <= partition < count:
             raise UsageError(
                 f"{topic} has no partition {partition}, only 0 to {count - 1}: see MockProducer(partitions)"

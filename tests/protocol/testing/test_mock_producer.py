@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,14 +29,18 @@ def test_results_equal_those_of_a_real_producer() -> None:
         second = producer.send_and_wait("orders", "2", key="k", timestamp_ms=6)
         columns = pa.RecordBatch.from_pydict({"value": [b"3", None], "key": [b"k", b"k"], "timestamp_ms": [7, 8]})
         rows = producer.send_columns("orders", columns)
-        return [first.result(), second, rows.result().to_pydict(), dict(producer.acknowledged)]
+        acknowledged = [rows.result().to_pydict(), dict(producer.acknowledged)]
+        many = producer.send_many([("orders", "4", "k"), protocol.ProducerMessage("orders", "5", timestamp_ms=9)])
+        producer.flush()
+        producer.close()
+        return [first.result(), second, *acknowledged, many[0].offset, many[1].timestamp_ms, producer.acknowledged]
 
     with FakeKafka() as kafka:
         kafka.create_topic("orders", 3)
         with protocol.Producer(bootstrap_servers=kafka.bootstrap_servers) as real:
             expected = use(real)
     with MockProducer({"orders": 3}) as mock:
-        mock.expect_send("orders", times=4)
+        mock.expect_send("orders", times=6)
         assert use(mock) == expected
 
 
@@ -139,6 +144,15 @@ def test_partition_that_the_topic_lacks_is_a_usage_error() -> None:
     producer = MockProducer({"orders": 2})
     with pytest.raises(UsageError, match="orders has no partition 2, only 0 to 1"):
         producer.send("orders", b"1", partition=2)
+
+
+@pytest.mark.parametrize("topic", [None, 5, ["orders"]])
+def test_topic_that_is_no_text_is_a_usage_error(topic: Any) -> None:
+    producer = MockProducer()
+    producer.expect_send()
+    for send in (producer.send, producer.send_and_wait):
+        with pytest.raises(UsageError, match=r"topic is .*; it must be a str"):
+            send(topic, b"1")
 
 
 def test_closed_producer_refuses_messages() -> None:
