@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import count
 
 from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic
@@ -41,6 +42,8 @@ class RealKafka:
         self._admin = Admin(self._properties)
         self._producer: Producer | None = None
         self._created: set[str] = set()
+        # By topic: the turns of partitions for records without a key.
+        self._turns: dict[str, count[int]] = {}
         self._exclusive = exclusive
         self._closed = False
         self._topics_before, self._groups_before = self._present() if exclusive else (set(), set())
@@ -79,11 +82,15 @@ class RealKafka:
         UsageError
             The topic or the partition does not exist.
         """
-        self._require(topic, partition)
+        partitions = self._require(topic, partition)
         if self._producer is None:
-            self._producer = Producer(self._properties, {"partitioner": "murmur2"})
-        fields = {"key": key, "headers": headers, "partition": partition, "timestamp_ms": timestamp_ms}
-        futures = [self._producer.send(topic, value, **fields) for value in values]  # type: ignore[arg-type]
+            self._producer = Producer(self._properties)
+        turns, futures = self._turns.setdefault(topic, count()), []
+        for value in values:
+            number = next(turns) % partitions if partition is None and key is None else partition
+            futures.append(
+                self._producer.send(topic, value, key=key, headers=headers, partition=number, timestamp_ms=timestamp_ms)
+            )
         self._producer.flush()
         return [future.result().offset for future in futures]
 
@@ -137,11 +144,12 @@ class RealKafka:
         finally:
             self._admin.close()
 
-    def _require(self, topic: str, partition: int | None) -> None:
+    def _require(self, topic: str, partition: int | None) -> int:
+        """Return the number of partitions of a topic."""
         if topic in self._admin.list_topics(internal=True):
-            count = len(self._admin.describe_topics([topic])[topic].partitions)
-            if partition is None or 0 <= partition < count:
-                return
+            partitions = len(self._admin.describe_topics([topic])[topic].partitions)
+            if partition is None or 0 <= partition < partitions:
+                return partitions
         subject = topic if partition is None else f"{topic}-{partition}"
         raise UsageError(f"{subject} does not exist in this cluster; call create_topic first", topic=topic)
 

@@ -122,6 +122,21 @@ def test_entry_point_names_the_plugin() -> None:
 
 
 class TestRealKafka:
+    def test_records_without_a_key_take_turns_as_in_the_in_memory_cluster(self) -> None:
+        with FakeKafka() as fake, RealKafka(fake.bootstrap_servers) as real:
+            offsets, records = [], []
+            for kafka, topic in ((fake, "of-fake"), (real, "of-real")):
+                kafka.create_topic(topic, 3)
+                written = (
+                    kafka.produce(topic, "1", "2"),
+                    kafka.produce(topic, "3", "4"),
+                    kafka.produce(topic, "5", key="k"),
+                )
+                offsets.append(written)
+                records.append([(record.partition, record.offset, record.value) for record in kafka.records(topic)])
+        assert offsets[0] == offsets[1]
+        assert records[0] == records[1]
+
     def test_shared_methods_give_the_same_on_both(self, kafka1: LocalKafka) -> None:
         def use(kafka: FakeKafka | RealKafka) -> list[object]:
             kafka.create_topic("shared-methods", 3, config={"retention.ms": "-1"})
