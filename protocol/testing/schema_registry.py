@@ -170,13 +170,13 @@ class FakeSchemaRegistry:
 
     def _route(self, method: str, path: list[str], query: dict[str, str], body: dict[str, Any]) -> Any:
         routes: dict[tuple[Any, ...], Callable[..., Any]] = {
-            ("GET", "subjects"): lambda: sorted(self._subjects),
+            ("GET", "subjects"): lambda: sorted(name for name, subject in self._subjects.items() if subject.versions),
             ("GET", "subjects", None, "versions"): lambda name: sorted(self._subject(name).versions),
             ("GET", "subjects", None, "versions", None): lambda name, at: self._version(name, at, query),
             ("GET", "subjects", None, "versions", None, "schema"): lambda name, at: self._text(name, at),
             ("POST", "subjects", None): lambda name: self._lookup(name, body),
             ("POST", "subjects", None, "versions"): lambda name: self._register_checked(name, body),
-            ("DELETE", "subjects", None): lambda name: sorted(self._subjects.pop(name, _Subject()).versions),
+            ("DELETE", "subjects", None): self._delete,
             ("GET", "schemas", "ids", None): lambda number: self._by("schema_id", number, query),
             ("GET", "schemas", "guids", None): lambda guid: self._by("guid", guid, query),
             ("GET", "schemas", "ids", None, "versions"): self._places,
@@ -198,9 +198,15 @@ class FakeSchemaRegistry:
         raise _Refused(404, 404, "HTTP 404 Not Found")
 
     def _subject(self, name: str) -> _Subject:
-        if name not in self._subjects:
+        subject = self._subjects.get(name)
+        if subject is None or not subject.versions:  # it may have a level of compatibility alone
             raise _Refused(404, NO_SUBJECT, f"Subject '{name}' not found.")
-        return self._subjects[name]
+        return subject
+
+    def _delete(self, name: str) -> list[int]:
+        versions = sorted(self._subject(name).versions)
+        del self._subjects[name]
+        return versions
 
     def _version(self, name: str, version: str, query: dict[str, str]) -> dict[str, Any]:
         versions = self._subject(name).versions

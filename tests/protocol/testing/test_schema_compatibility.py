@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import textwrap
+import urllib.error
 import urllib.request
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_schema_is_compared_with_the_version_of_the_request_alone(version: str, 
         path = f"{server.url}/compatibility/subjects/s/versions{version}"
         request = urllib.request.Request(path, json.dumps({"schema": '"long"'}).encode())
         if compatible is None:
-            with pytest.raises(HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(request)
         else:
             assert json.load(urllib.request.urlopen(request))["is_compatible"] is compatible
@@ -119,3 +119,27 @@ def test_invalid_schemas_and_other_types_are_refused() -> None:
         ):
             with pytest.raises(RegistryFailed, match=reason):
                 registry.register("s", RegisteredSchema(text, kind))
+
+
+def test_subject_with_a_level_of_compatibility_alone_is_not_found() -> None:
+    with FakeSchemaRegistry() as server:
+
+        def request(method: str, path: str, body: bytes | None = None) -> int:
+            call = urllib.request.Request(f"{server.url}{path}", body, method=method)
+            try:
+                with urllib.request.urlopen(call) as response:
+                    return int(response.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        registry = client(server.url)
+        assert request("PUT", "/config/orders-value", b'{"compatibility": "NONE"}') == 200
+        assert registry.subjects() == []
+        for ask in (registry.version, registry.versions):
+            with pytest.raises(RegistryFailed, match=r"Subject 'orders-value' not found"):
+                ask("orders-value")
+        assert request("DELETE", "/subjects/orders-value") == 404
+        for schema in ('"string"', '"int"'):
+            registry.register("orders-value", RegisteredSchema(schema))
+        assert request("DELETE", "/subjects/orders-value") == 200
+        assert registry.subjects() == []
