@@ -233,6 +233,7 @@ def _check_glue(values: Mapping[str, Any], first: str) -> None:
 _BASIC_SOURCE, _USER = "basic.auth.credentials.source", "basic.auth.user.info"
 _SOURCE, _TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
 OAUTH = ("bearer.auth.issuer.endpoint.url", "bearer.auth.client.id", "bearer.auth.client.secret")
+_CLOUD = ("bearer.auth.logical.cluster", "bearer.auth.identity.pool.id")
 
 
 def _check_sources(values: dict[str, Any]) -> None:
@@ -257,7 +258,10 @@ def _contradiction(name: str, rival: str) -> ConfigurationError:
 def _check_bearer(config: RegistryConfig) -> None:
     if config.bearer_auth_source == "STATIC_TOKEN" and config.bearer_auth_token is None:
         raise _missing(_TOKEN, _SOURCE)
-    oauth = [name for name in (*OAUTH, "bearer.auth.scope") if getattr(config, name.replace(".", "_")) is not None]
+    oauth, cloud = (
+        [name for name in names if getattr(config, name.replace(".", "_")) is not None]
+        for names in ((*OAUTH, "bearer.auth.scope"), _CLOUD)
+    )
     if config.bearer_auth_source == "OAUTHBEARER":
         for name in OAUTH:
             if name not in oauth:
@@ -266,6 +270,9 @@ def _check_bearer(config: RegistryConfig) -> None:
     if oauth:
         names = PREFIX + oauth[0], PREFIX + _SOURCE
         warn_once(f"{names[0]} has no effect: {names[1]} is not OAUTHBEARER", *names)
+    if cloud and config.basic_auth_user_info is not None:
+        names = PREFIX + cloud[0], PREFIX + _USER
+        warn_once(f"{names[0]} has no effect: {names[1]} is set", *names)
 
 
 def _missing(name: str, because_of: str) -> ConfigurationError:

@@ -65,11 +65,24 @@ def test_wrong_properties_are_refused_with_their_names(properties: dict[str, str
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["schema.registry.bearer.auth.client.id", "schema.registry.bearer.auth.scope"])
-def test_property_of_another_source_of_tokens_is_a_warning(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "others", "warned"),
+    [
+        ("bearer.auth.client.id", {}, True),
+        ("bearer.auth.scope", {}, True),
+        ("bearer.auth.logical.cluster", USER, True),
+        ("bearer.auth.identity.pool.id", USER, True),
+        ("bearer.auth.logical.cluster", TOKEN, False),
+        ("bearer.auth.logical.cluster", {}, False),
+    ],
+)
+def test_property_of_another_source_of_credentials_is_a_warning(
+    name: str, others: dict[str, str], warned: bool
+) -> None:
+    properties = {"url": "http://r:1", name: "me", **others}
     with deferred_warnings() as warnings:
-        parse_registry({"schema.registry.url": "http://r:1", name: "me"})
-    assert [warning.partition(":")[0] for warning in warnings] == [f"{name} has no effect"]
+        parse_registry({f"schema.registry.{name}": text for name, text in properties.items()})
+    assert [warning.partition(":")[0] for warning in warnings] == [f"schema.registry.{name} has no effect"] * warned
 
 
 def test_configuration_reaches_other_processes_with_its_secret() -> None:
