@@ -172,7 +172,7 @@ class Producer:
         Raises
         ------
         UsageError
-            Wrong columns, or a partition that the topic does not have; no row was sent. (A record above
+            Wrong topic or columns, or a partition that the topic does not have; no row was sent. (A record above
             `max.request.size` fails alone: the result raises, or else the next call.)
         KafkaError
             Earlier columns could not be written, as `flush` raises; the topic does not exist; or `buffer.memory` stays
@@ -183,6 +183,8 @@ class Producer:
             columns = self._interceptors.on_send_columns(topic, columns)
         self._forget_acknowledged()
         try:
+            if not isinstance(topic, str):
+                raise _no_topic_name(topic)
             return self._assembler.append_columns(topic, columns, partitions)
         except Exception as error:  # also of a partitioner
             if self._interceptors is not None:
@@ -264,7 +266,7 @@ class Producer:
         on_done: Callable[[Future[RecordMetadata]], None] | None = None,
     ) -> Future[RecordMetadata]:
         if not isinstance(topic, str):
-            raise UsageError(f"topic is {topic!r}; it must be a str")
+            raise _no_topic_name(topic)
         self._forget_acknowledged()
         time_ms = self._client.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         message = Message(value, key, headers, time_ms, partition)
@@ -535,6 +537,10 @@ class Producer:
             if closing:  # another thread may have closed it meanwhile
                 return
         self._require_alive()
+
+
+def _no_topic_name(topic: object) -> UsageError:
+    return UsageError(f"topic is {topic!r}; it must be a str")
 
 
 def _as_kafka_error(error: Exception) -> KafkaError:

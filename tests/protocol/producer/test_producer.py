@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import confluent_kafka
 import numpy as np
@@ -163,3 +164,12 @@ class TestRefusals:
         rows = pa.RecordBatch.from_arrays([pa.array([value]) for value in values], names=list(names))
         with pytest.raises(UsageError, match=message), producer_of("127.0.0.1:1") as producer:
             producer.send_columns("t", rows)
+
+    @pytest.mark.parametrize("rows", [0, 1])
+    def test_topic_that_is_no_string_is_named(self, rows: int) -> None:
+        topic: Any = b"t"
+        with (
+            pytest.raises(UsageError, match=r"topic is b't'; it must be a str"),
+            producer_of("127.0.0.1:1") as producer,
+        ):
+            producer.send_columns(topic, numbered(0, rows))
