@@ -103,6 +103,8 @@ class RealKafka:
         ------
         UsageError
             The topic or the partition does not exist.
+        ConfigurationError
+            `isolation_level` has another value.
         """
         self._require(topic, partition)
         properties = {**self._properties, "isolation.level": isolation_level}

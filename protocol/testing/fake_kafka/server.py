@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.broker_errors import ErrorCode, broker_error
+from protocol.config import parse_consumer
 from protocol.errors import UsageError
 from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import TopicPartition
@@ -260,22 +261,24 @@ class FakeKafka(Cluster):
         topic : str
         partition : int, optional
             By default all partitions.
-        isolation_level : str
+        isolation_level : {"read_committed", "read_uncommitted"}
             `read_uncommitted` adds records of open and aborted transactions.
 
         Raises
         ------
         UsageError
             The topic or the partition does not exist.
+        ConfigurationError
+            `isolation_level` has another value.
         """
         image = self._existing(topic, partition)
+        committed_only = parse_consumer({"isolation.level": isolation_level}).isolation_level == "read_committed"
         numbers = range(len(image.partitions)) if partition is None else [partition]
         with self.changed:
-            return [record for number in numbers for record in self._read(topic, number, isolation_level)]
+            return [record for number in numbers for record in self._read(topic, number, committed_only)]
 
-    def _read(self, topic: str, partition: int, isolation_level: str) -> Iterator[ConsumerMessage]:
+    def _read(self, topic: str, partition: int, committed_only: bool) -> Iterator[ConsumerMessage]:
         led = self._led(topic, partition)
-        committed_only = isolation_level == "read_committed"
         until = led.replica.last_stable_offset if committed_only else led.replica.high_watermark
         batches = [read_batch(batch.data) for batch in led.log.batches if batch.base_offset < until]
         aborted = led.log.aborted if committed_only else []

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import protocol
-from protocol.errors import UsageError
+from protocol.errors import ConfigurationError, UsageError
 from protocol.testing import FakeKafka, RealKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.documents import ROOT
@@ -176,3 +176,10 @@ class TestRealKafka:
                 with pytest.raises(UsageError, match=f"{topic}.* does not exist"):
                     kafka.records(topic, partition)
             real.close()
+
+    def test_unknown_isolation_level_is_refused(self) -> None:
+        with FakeKafka() as fake, RealKafka(fake.bootstrap_servers) as real:
+            fake.create_topic("orders")
+            for kafka in (fake, real):
+                with pytest.raises(ConfigurationError, match=r"isolation\.level is 'committed'; allowed"):
+                    kafka.records("orders", isolation_level="committed")
