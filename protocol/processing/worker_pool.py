@@ -91,7 +91,7 @@ class WorkerPool:
         self._waits_ended = False
         # True if handlers run after the end of the pool.
         self._left_behind = False
-        # Runs without order that are being handled.
+        # Runs without order that are being handled, but no retries.
         self._unordered: set[Run[PolledBatch]] = set()
         # Mean time per record; at first everything is worth stealing.
         self._record_s = 1.0
@@ -197,7 +197,8 @@ class WorkerPool:
                 run = self._lanes.take(now_s) or self._steal(any_rows=has_waited)
                 if run is not None:
                     if run.lane is None and not self._whole_runs:
-                        self._unordered.add(run)
+                        if not run.attempts:  # a stolen row would lose its failed attempts
+                            self._unordered.add(run)
                         if self._idle and (len(run.rows) > 1 or self._has_stealable):
                             self._work.notify()
                     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -223,6 +224,24 @@ def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | No
     if lane is not None:
         assert calls.ended == [0, 1, 2, 4]
     assert setup.failures == []
+
+
+def test_row_without_order_that_is_retried_stays_with_its_thread(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its thread is suspended before it begins the row, and another one is idle: attempts are counted."""
+    messages = PolledBatch.messages
+
+    def messages_later(batch: PolledBatch) -> list[ConsumerMessage]:
+        time.sleep(0.03)
+        return messages(batch)
+
+    monkeypatch.setattr(PolledBatch, "messages", messages_later)
+    calls = Calls(failing={0: 99})
+    setup = create(calls, 1, threads=2, retry=AT_ONCE, recovers=True)
+    setup.add([0])
+    wait_until(lambda: setup.recovered or len(calls.begun) > 6)
+    assert len(calls.begun) == 1 + AT_ONCE.retries
 
 
 def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> None:
