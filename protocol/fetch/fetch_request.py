@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Generic
 
 from protocol.broker_errors import ErrorCode, broker_error
@@ -114,12 +115,15 @@ def topic_field(by_id: bool) -> str:
 
 
 def topic_rows(rows: Mapping[Key, Row], by_id: bool) -> list[dict[str, Any]]:
-    """Group rows into the `topics` of a request, in the order of the topics' first rows."""
-    topics: dict[bytes | str, list[Row]] = {}
-    for (topic, _), row in rows.items():
-        topics.setdefault(topic, []).append(row)
+    """Group neighbouring rows of a topic into the `topics` of a request, which keeps the order of the rows.
+
+    As in Java, a topic may be there several times: joined, its rows would overtake those of other topics.
+    """
     name = topic_field(by_id)
-    return [{name: topic, "partitions": partitions} for topic, partitions in topics.items()]
+    return [
+        {name: topic, "partitions": [row for _, row in of_topic]}
+        for topic, of_topic in groupby(rows.items(), lambda item: item[0][0])
+    ]
 
 
 def keys_of(rows: Iterable[Mapping[str, Any]], by_id: bool) -> list[tuple[Key, Mapping[str, Any]]]:

@@ -68,6 +68,15 @@ def test_request_keeps_fetch_max_bytes_below_max_partition_fetch_bytes() -> None
     assert body["max_bytes"] == 5_000
 
 
+def test_request_keeps_the_order_of_partitions_of_several_topics() -> None:
+    """Joined by topic, a backlog in the partition of an idle first one would always be sent before other topics."""
+    idle, busy = partitions(2)
+    other = FetchPosition("others", 0, Position(0, topic_id=bytes(15) + b"1"), ConsumerConfig())
+    _, body = ask(builder_of(), [idle, other, busy])
+    requested = [(topic["topic_id"], row["partition"]) for topic in body["topics"] for row in topic["partitions"]]
+    assert requested == [(TOPIC_ID, 0), (other.topic_id, 0), (TOPIC_ID, 1)]
+
+
 def test_topics_without_an_id_need_a_version_with_names() -> None:
     positions = partitions(2)
     request = asked(positions)
