@@ -235,9 +235,11 @@ class BoundedReader:
             result = request.handle_loss(error)
         if result.completed:
             self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
-        self._waiting += [range_position for range_position in request.partitions if not range_position.done]
-        self._handle_failures(result)
         served = {range_position for range_position, _ in result.completed}
+        # A broker fills a reply in the order of the request: served ranges come last next time.
+        in_turn = sorted(request.partitions, key=served.__contains__)
+        self._waiting += [range_position for range_position in in_turn if not range_position.done]
+        self._handle_failures(result)
         for range_position in request.partitions:
             if range_position not in served and range_position.is_starved(self._clock.now_s()):
                 raise poll_timeout_error(range_position)
