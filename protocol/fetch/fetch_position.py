@@ -310,10 +310,15 @@ class FetchPosition:
         fetched = self._read(row, broker)
         self._stale_since_s = None
         # A leader that names a replica has sent nothing: the failure may be that of the replica.
-        if self.failure is not None and row["preferred_read_replica"] == NO_REPLICA:
+        if row["preferred_read_replica"] == NO_REPLICA:
+            self.record_success()
+        return fetched
+
+    def record_success(self) -> None:
+        """Forget the last failure: the broker has answered, or omitted the partition in a session, as unchanged."""
+        if self.failure is not None:
             self.failure = None
             self._backoff.reset()
-        return fetched
 
     def _read(self, row: Mapping[str, Any], broker: object) -> CompletedFetch | None:
         data = row["records"]

@@ -275,14 +275,14 @@ class FetchRequest(Generic[P]):
                 if completed is not None:
                     result.completed.append((partition, completed))
         # A throttling broker may omit all partitions, and a session's reply contains only changed ones.
-        if requested and complete and not result.throttle_ms:
-            result.failed += [
-                (
-                    partition,
-                    TransportError(f"{self.broker} has answered a Fetch without {partition.name}, which was requested"),
-                )
-                for partition in requested.values()
-            ]
+        if result.throttle_ms:
+            return result
+        for partition in requested.values():
+            if complete:
+                text = f"{self.broker} has answered a Fetch without {partition.name}, which was requested"
+                result.failed.append((partition, TransportError(text)))
+            else:
+                partition.record_success()
         return result
 
     def _log_unrequested(self, key: Key) -> None:

@@ -162,6 +162,16 @@ def test_session_omits_unchanged_partitions() -> None:
     assert [(row["partition"], row["fetch_offset"]) for row in body["topics"][0]["partitions"]] == [(1, 15)]
 
 
+def test_unchanged_partition_of_a_session_has_no_failure() -> None:
+    """A failed metadata lookup, for example: as an idle partition is omitted, the failure would last."""
+    builder, [partition, *_] = in_session(b"")
+    partition.postpone(ConnectionLost("broken"), 0.0)
+    request, body = ask(builder, [partition])
+    assert body["topics"] == []
+    request.handle_response(reply(session_id=7))
+    assert (partition.failure, partition.attempts) == (None, 0)
+
+
 @pytest.mark.parametrize("code", SESSION_ERRORS)
 def test_session_error_costs_one_full_request_and_keeps_positions(code: int) -> None:
     builder, positions = in_session(*(records(10 * number, 5) for number in range(3)))
