@@ -185,6 +185,15 @@ def test_column_above_2_gib_is_refused() -> None:
         record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 0)
 
 
+def test_slice_behind_2_gib_of_a_column_is_written() -> None:
+    """As of `Table.to_batches`, and of a caller who sends fewer rows in a call."""
+    size_bytes = 2**31 + 16
+    offsets, data = np.array([0, 2**31, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
+    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    rows = record_columns(pa.RecordBatch.from_arrays([values.slice(1)], names=["value"]), 0)
+    assert rows.column("value").to_pylist() == [bytes(16)]
+
+
 def test_unknown_codec_is_named() -> None:
     with pytest.raises(UsageError, match=r"brotli.*gzip"):
         encode(pa.table({"value": [b"a"]}), compression="brotli")
