@@ -18,6 +18,8 @@ from protocol.metrics.client_sensors import Histogram, Metric
 from protocol.metrics.definitions import Definition, Kind, most_specific
 from protocol.metrics.reporter import HasMetrics
 
+__all__ = ["MetricsCollector", "prometheus_name", "start_http_server"]
+
 try:
     from prometheus_client import CollectorRegistry
     from prometheus_client import start_http_server as start_server

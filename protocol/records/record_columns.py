@@ -15,7 +15,6 @@ from protocol.base.listing import CHOICES, listed
 from protocol.errors import UsageError
 from protocol.records.arrow_numpy import filled, to_arrow
 from protocol.records.row_layout import RowLayout, varint_words
-from protocol.settings.property_kinds import MAX_INT32
 
 NAMES = ("key", "value", "timestamp_ms", "headers")
 
@@ -65,7 +64,7 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
         try:
             return array.cast(pa.binary())
         except pa.ArrowInvalid as error:
-            if array.nbytes <= MAX_INT32:  # a slice: without the bytes before it, its offsets have 32 bits
+            if array.nbytes < 2**31:  # a slice: without the bytes before it, its offsets have 32 bits
                 return pa.concat_arrays([array]).cast(pa.binary())
             raise UsageError(f"column {name} has more than 2 GiB: send fewer rows in a call ({error})") from error
     raise UsageError(f"column {name} is {array.type}; it must be binary")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -230,14 +229,21 @@ def test_row_without_order_that_is_retried_stays_with_its_thread(
     create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if its thread is suspended before it begins the row, and another one is idle: attempts are counted."""
-    messages = PolledBatch.messages
+    messages, steal, another_looks = PolledBatch.messages, WorkerPool._steal, threading.Event()
+    calls = Calls(failing={0: 99})
 
     def messages_later(batch: PolledBatch) -> list[ConsumerMessage]:
-        time.sleep(0.03)
+        if calls.begun:  # a retry
+            another_looks.clear()
+            another_looks.wait(0.03)
         return messages(batch)
 
+    def look(pool: WorkerPool, **options: Any) -> Any:
+        another_looks.set()
+        return steal(pool, **options)
+
     monkeypatch.setattr(PolledBatch, "messages", messages_later)
-    calls = Calls(failing={0: 99})
+    monkeypatch.setattr(WorkerPool, "_steal", look)
     setup = create(calls, 1, threads=2, retry=AT_ONCE, recovers=True)
     setup.add([0])
     wait_until(lambda: setup.recovered or len(calls.begun) > 6)
