@@ -123,6 +123,8 @@ class ConsumerLoop:
 
     def run(self) -> None:
         """Poll until `closing` is set."""
+        for key in self.consumer.assignment:  # of a given consumer
+            self._partitions.setdefault(key, _Assigned())
         while not self._closing.is_set():
             interruptible(bool)  # there may be no other wait
             timeout_ms = self._wait_for_room()
@@ -156,16 +158,14 @@ class ConsumerLoop:
     # -- records ------------------------------------------------------------------------------
 
     def _dispatch_all(self, records: ConsumerRecords) -> None:
-        """Pass records to the pool; after an error, seek back to those that no tracker knows."""
+        """Pass records to the pool; after an error, seek back to them, since some are in no tracker."""
         try:
             for key, batches in records.items():
                 for batch, positions in zip(batches, records.positions(key), strict=True):
                     self._dispatch(key, batch, positions)
         except Exception:
             for key in records.keys() & self.consumer.assignment:
-                assigned, start = self._partitions.get(key), _start(records, key)
-                if start is not None and (assigned is None or assigned.tracker.committable is None):
-                    self.consumer.seek(key, start)
+                self.consumer.seek(key, _start(records, key))
             raise
 
     def _dispatch(self, key: TopicPartition, batch: pa.RecordBatch, positions: RecordPositions) -> None:
@@ -226,7 +226,7 @@ class ConsumerLoop:
         return offsets
 
     def _unfinished(self, partitions: Mapping[TopicPartition, _Assigned]) -> dict[TopicPartition, CommittedOffset]:
-        """Return the offsets of the first unfinished records, or the ends of the finished ones.
+        """Return the offsets of the first unfinished records, or else the positions.
 
         Without partitions whose records belong to a deleted topic while a new topic has its name.
         """
@@ -236,10 +236,10 @@ class ConsumerLoop:
         return {key: to for key, to in committable.items() if to is not None}
 
     def _update_trackers(self, partitions: Mapping[TopicPartition, _Assigned]) -> None:
-        """Take account of finished records, truncated logs and recreated topics."""
+        """Take account of finished records, and of positions, which truncated logs and recreated topics change."""
         positions = self.consumer.positions()
         for key in partitions.keys() & positions.keys():
-            partitions[key].tracker.truncate(positions[key])
+            partitions[key].tracker.set_position(positions[key])
             partitions[key].tracker.advance()
 
     def _commit(self) -> None:
@@ -348,8 +348,10 @@ class ConsumerLoop:
             log.warning("%s", error)
 
     def _seek_to_unfinished(self, partitions: Mapping[TopicPartition, _Assigned]) -> None:
+        positions = self.consumer.positions()
         for key, to in self._unfinished(partitions).items():
-            self.consumer.seek(key, to)
+            if to != positions.get(key):
+                self.consumer.seek(key, to)
 
     def shut_down(self) -> None:
         """Wait for running handlers, and commit. May be repeated, also when the consumer is closed."""
@@ -377,10 +379,8 @@ class ConsumerLoop:
                     self.consumer.resume([key])
 
 
-def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset | None:
+def _start(records: ConsumerRecords, key: TopicPartition) -> CommittedOffset:
     """Return the offset of the first record of a partition."""
-    if key not in records:
-        return None
     offset = records[key][0].column("offset")[0].as_py()
     return to_commit(records.positions(key)[0].at(offset))
 

@@ -1,9 +1,10 @@
 """The committable offset of one partition whose records finish in any order. Sans-IO.
 
-The committable offset is that of the first unfinished record in the order of reading. Records behind it may be
-finished already; after a restart they are handled again. After a truncation of the log or a seek to a lower offset, the
-records read before from there on no longer count: the log has others, or they are read again. After the topic was
-deleted and created again, no record read before counts.
+The committable offset is that of the first unfinished record in the order of reading, or else the position of the
+reader: without it a group has no offset of a partition without records, and lag of transaction markers. Records behind
+an unfinished one may be finished already; after a restart they are handled again. After a truncation of the log or a
+seek to a lower offset, the records read before from there on no longer count: the log has others, or they are read
+again. After the topic was deleted and created again, no record read before counts.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._batches: deque[TrackedRecords] = deque()
-        self._end: CommittedOffset | None = None  # of the last batch that was added
+        self._end: CommittedOffset | None = None  # of the last batch that was added, or the position since
         self._rows = 0
         self._size_bytes = 0
 
@@ -106,7 +107,7 @@ class OffsetTracker:
         `positions`: their positions, for the offsets to commit.
         """
         positions = positions or RecordPositions(Position(int(offsets[0])))
-        self.truncate(positions.at(int(offsets[0])))
+        self.set_position(positions.at(int(offsets[0])))
         batch = TrackedRecords(offsets, positions, size_bytes)
         self._batches.append(batch)
         self._end = batch.end
@@ -114,18 +115,17 @@ class OffsetTracker:
         self._size_bytes += size_bytes
         return batch
 
-    def truncate(self, position: Position) -> None:
-        """Ignore records at and above the position of the reader, if it is lower than the end of the last batch.
+    def set_position(self, position: Position) -> None:
+        """Set the position of the reader. All records that it has read were added.
 
-        If its topic was deleted and created again, ignore all.
+        Records at and above it no longer count, and none do if the topic was deleted and created again.
         """
-        if self._end is None:
-            return
-        same_topic = position.is_in(self._end.topic_id)
-        if not same_topic or position.offset < self._end.offset:
-            for batch in self._batches:
-                batch.ignore_from(position.offset if same_topic else 0)
-            self._end = to_commit(position)
+        if self._end is not None:
+            same_topic = position.is_in(self._end.topic_id)
+            if not same_topic or position.offset < self._end.offset:
+                for batch in self._batches:
+                    batch.ignore_from(position.offset if same_topic else 0)
+        self._end = to_commit(position)
 
     def advance(self) -> None:
         """Drop finished batches at the front. Call it before the properties are read."""
@@ -146,7 +146,7 @@ class OffsetTracker:
 
     @property
     def committable(self) -> CommittedOffset | None:
-        """The offset to commit: nothing before it is unfinished; None before the first batch."""
+        """The offset to commit: nothing before it is unfinished; None before the first position."""
         for batch in self._batches:
             if (unfinished := batch.first_committable()) is not None:
                 return unfinished

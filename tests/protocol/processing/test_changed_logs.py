@@ -125,6 +125,22 @@ def test_close_after_a_recreation_skips_no_record_of_the_new_topic(
     assert sorted(handler.values) == [value(offset) for offset in range(20)]
 
 
+def test_position_of_an_idle_partition_is_that_in_the_new_topic(
+    fake: FakeKafka, client: Client, start: Start, handler: Handler
+) -> None:
+    fake.write(*KEY, records(0, 10))
+    running = start(handler, **{"auto.offset.reset": "latest"})
+    await_commit(client, 10, epoch=-1)  # it has no record before
+    recreate(fake)
+    await_commit(client, 0)
+    running.close()
+    assert committed(client) == CommittedOffset(0)
+    fake.write(*KEY, records(0, 20))
+    start(handler, **{"auto.offset.reset": "latest"})
+    await_commit(client, 20)
+    assert sorted(handler.values) == [value(offset) for offset in range(20)]
+
+
 def test_late_handler_of_a_deleted_topic_does_not_change_the_offset(
     fake: FakeKafka, client: Client, start: Start, handler: Handler
 ) -> None:

@@ -33,6 +33,8 @@ def test_committable_offset_is_that_of_the_first_unfinished_record_still_in_the_
         for number in data.draw(st.permutations(unfinished))[: data.draw(st.integers(0, len(unfinished)))]:
             model[number][0].finish(model[number][1])
             finished.add(number)
+        next_offset += data.draw(st.sampled_from([0, 0, 1, 5]))  # such as markers of transactions
+        tracker.set_position(Position(next_offset))
         tracker.advance()
         first = next((number for number in range(len(model)) if number not in finished), None)
         numbers = [number for number in range(len(model)) if number not in finished | replaced]
@@ -42,10 +44,12 @@ def test_committable_offset_is_that_of_the_first_unfinished_record_still_in_the_
         assert tracker.size_bytes == sum(pending.values())
 
 
-def test_nothing_is_committable_before_the_first_batch() -> None:
+def test_position_is_committable_without_records_and_nothing_before() -> None:
     tracker = OffsetTracker()
     tracker.advance()
     assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (None, 0, 0)
+    tracker.set_position(Position(7, 3))
+    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(7, 3), 0, 0)
 
 
 def test_committable_offset_has_the_leader_epoch_of_the_record_before_it() -> None:
@@ -79,10 +83,10 @@ def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
 def test_records_above_the_position_of_the_reader_do_not_decide_the_offset() -> None:
     tracker = OffsetTracker()
     batch = tracker.append(np.array([5, 6, 10, 11]))
-    tracker.truncate(Position(20, 4))
+    tracker.set_position(Position(20, 4))
     batch.finish(0)
     assert tracker.committable == CommittedOffset(6)
-    tracker.truncate(Position(10, 2))
+    tracker.set_position(Position(10, 2))
     assert tracker.committable == CommittedOffset(6)
     batch.finish(1)
     assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(10, 2), 2)
@@ -95,7 +99,7 @@ def test_records_of_a_deleted_topic_do_not_decide_the_offset(polls_first: bool) 
     deleted = RecordPositions(Position(5, topic_id=b"first topic id.."))
     before = tracker.append(np.array([5, 6]), size_bytes=2, positions=deleted)
     if polls_first:
-        tracker.truncate(start)
+        tracker.set_position(start)
         assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(8), 2, 2)
     after = tracker.append(np.array([8, 9]), size_bytes=2, positions=RecordPositions(start))
     after.finish(0)
@@ -117,7 +121,7 @@ def test_unfinished_records_below_the_last_finished_one_are_found_by_batch() -> 
     batches[1].finish(3)
     batches[2].finish_rows([1, 2])
     assert unfinished() == {1: [0, 1, 2], 2: [0]}
-    tracker.truncate(Position(22))
+    tracker.set_position(Position(22))
     assert unfinished() == {1: [0, 1, 2], 2: [0]}
-    tracker.truncate(Position(12))
+    tracker.set_position(Position(12))
     assert unfinished() == {}
