@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.processor import Processor
 from protocol.processing.worker_pool import WorkerPool
@@ -31,6 +33,16 @@ from tests.protocol.processing.conftest import (
 from tests.support.wait_until import wait_until
 
 NO_COMMIT_IN_TIME: dict[str, object] = {"auto.commit.interval.ms": 60_000}
+
+
+class Pausing(ConsumerRebalanceListener):
+    """Pauses assigned partitions, so that the polls of a test return no records."""
+
+    def __init__(self, consumer: KafkaConsumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        self._consumer.pause(partitions)
 
 
 @pytest.fixture
@@ -59,8 +71,9 @@ def test_records_written_between_two_processors_are_handled_by_the_second_one(
             return Running(Processor(client, handler, ["orders"], config=settings | properties)), None
         consumer = KafkaConsumer(client, settings | properties)
         if given == "subscribed":
-            consumer.subscribe(["orders"])
+            consumer.subscribe(["orders"], Pausing(consumer))
             wait_until(lambda: (consumer.poll(20), len(consumer.positions()) == 2)[1])
+            consumer.resume(consumer.assignment)
         else:
             consumer.assign([("orders", 0), ("orders", 1)])
         return Running(Processor(consumer, handler)), consumer
