@@ -12,6 +12,8 @@ from protocol.testing.simulation.scheduler import Scheduler, SimulatedThread
 _THIS_PACKAGE = str(Path(__file__).parent)
 # Functions in C that do not wait.
 _LOOK_AFTERWARDS = ("__exit__", "release")
+# Python ignores exceptions in callbacks of weak references: Ctrl-C is lost there, whatever a program does.
+_WEAKREFS = ("/_weakrefset.py", "/weakref.py")
 
 
 class Interrupts:
@@ -85,6 +87,8 @@ class Interrupts:
         """Handle the signal if CPython looks for signals here; functions of this package replace functions in C."""
         thread = self._scheduler.current
         if thread is None or thread.number not in self._numbers or self._scheduler.atomic:
+            return
+        if frame.f_code.co_filename.endswith(_WEAKREFS):
             return
         inside = _is_inside(frame)
         if inside and (frame.f_back is None or _is_inside(frame.f_back)):
