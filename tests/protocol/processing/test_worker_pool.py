@@ -225,29 +225,19 @@ def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | No
     assert setup.failures == []
 
 
-def test_row_without_order_that_is_retried_stays_with_its_thread(
-    create: Create, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if its thread is suspended before it begins the row, and another one is idle: attempts are counted."""
-    messages, steal, another_looks = PolledBatch.messages, WorkerPool._steal, threading.Event()
-    calls = Calls(failing={0: 99})
+def test_row_without_order_that_is_retried_cannot_be_stolen(create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even before its thread begins it: the other thread would not know its failed attempts."""
+    messages, stealable = PolledBatch.messages, list[bool]()
 
-    def messages_later(batch: PolledBatch) -> list[ConsumerMessage]:
-        if calls.begun:  # a retry
-            another_looks.clear()
-            another_looks.wait(0.03)
+    def before_the_row(batch: PolledBatch) -> list[ConsumerMessage]:
+        stealable.append(setup.pool._has_stealable)
         return messages(batch)
 
-    def look(pool: WorkerPool, **options: Any) -> Any:
-        another_looks.set()
-        return steal(pool, **options)
-
-    monkeypatch.setattr(PolledBatch, "messages", messages_later)
-    monkeypatch.setattr(WorkerPool, "_steal", look)
-    setup = create(calls, 1, threads=2, retry=AT_ONCE, recovers=True)
+    monkeypatch.setattr(PolledBatch, "messages", before_the_row)
+    setup: Setup = create(Calls(failing={0: 99}), 1, retry=AT_ONCE, recovers=True)
     setup.add([0])
-    wait_until(lambda: setup.recovered or len(calls.begun) > 6)
-    assert len(calls.begun) == 1 + AT_ONCE.retries
+    wait_until(lambda: setup.recovered)
+    assert stealable == [True, False, False]
 
 
 def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> None:
