@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
+from protocol.cluster.client import Client
 from protocol.errors import BrokerError, DeadlineExceeded, KafkaError, SendFailed, UsageError
 from protocol.producer.messages import ProducerMessage
 from protocol.producer.producer import Producer
@@ -200,7 +201,10 @@ class TestMissingTopics:
 
     @pytest.fixture
     def producer(self, fake: FakeKafka, clock: SkippingClock) -> Iterator[Producer]:
-        with producer_of(fake.bootstrap_servers, MISSING_SOON, clock) as producer:
+        properties = {"bootstrap.servers": fake.bootstrap_servers, **MISSING_SOON}
+        client = Client(properties, clock)
+        client.metadata([])  # within its own time: max.block.ms is short for a first connection on a busy machine
+        with Producer(client, properties) as producer:
             yield producer
 
     @pytest.fixture
