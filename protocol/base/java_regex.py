@@ -8,7 +8,6 @@ Pure; used by `selection` and `protocol.filters`.
 from __future__ import annotations
 
 import re
-import warnings
 
 DIFFERENCES = """\
 The syntax is what Java (`java.util.regex.Pattern`) and Python read alike: characters, `.`, classes (`[a-z]`, `[^0-9]`),
@@ -34,7 +33,8 @@ _ALIKE = re.compile(
     | [)|.^$]
     | \{\d+(?:,\d*)?\}                                     # Python reads {,2} as {0,2}; Java does not have it
     | [*+?]
-    | \[\^?(?:[^][\\&~|]|[&~|](?![&~|])|\\(?:[dDwWsStnrfa]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^A-Za-z0-9]))+\]
+    | \[(?:\^]|\^(?!])|(?![\^\]]))                        # start of a class; Python has plans for `--` in it
+      (?:(?!--|&&|~~|\|\|)[^][\\]|\\(?:[dDwWsStnrfa]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^A-Za-z0-9]))*\]
     | \\(?:[dDwWsSAZtnrfa]|[bB](?!\{)|[1-9](?!\d)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^A-Za-z0-9])
     | [^()|.^$*+?{[\\]
     """,
@@ -59,8 +59,6 @@ def compile_java(pattern: str, *, any_text: bool = False) -> re.Pattern[str]:
         dot_is_any = pieces and re.match(r"\(\?i*s", pieces[0])
         pieces = [piece if piece == "." and dot_is_any else _FOR_ANY_TEXT.get(piece, piece) for piece in pieces]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            return re.compile("".join(pieces), re.ASCII)
-    except (re.error, Warning, OverflowError, RecursionError) as error:
+        return re.compile("".join(pieces), re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{error}") from error
