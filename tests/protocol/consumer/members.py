@@ -24,7 +24,7 @@ from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.internals import membership_of
+from tests.support.internals import has_assignment
 from tests.support.wait_until import wait_until
 
 
@@ -162,9 +162,7 @@ class Member:
     @property
     def has_assignment(self) -> bool:
         """Return True if the member has its assignment, which may be empty."""
-        membership = membership_of(self.group)
-        with membership.changed:
-            return membership.machine.is_reconciled
+        return has_assignment(self.group)
 
     @property
     def numbers(self) -> list[int]:
