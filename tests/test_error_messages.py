@@ -24,6 +24,7 @@ GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
 
 
 def test_error_classes_exist_in_the_connector() -> None:
+    """Slow the first time: downloads Spark's connector."""
     (jar,) = [path for path in jvm_connector_jars() if path.name.startswith("spark-sql-kafka")]
     with zipfile.ZipFile(jar) as connector:
         conditions = json.loads(connector.read("error/kafka-error-conditions.json"))

@@ -63,7 +63,10 @@ QUOTED = [" ".join(text.split()) for text in re.findall(r"^\* `([^`]+)`", PAGE, 
 
 @pytest.mark.parametrize("text", [text for text in QUOTED if " " in text])
 def test_text_of_an_entry_is_one_of_the_code(text: str) -> None:
-    """Each part between two placeholders occurs, and in the order of one text of the code."""
+    """Each part between two placeholders occurs, and in the order of one text of the code.
+
+    Slow if it is the first: parses each file of the product.
+    """
     parts = [part.strip() for part in text.split("…") if part.strip(" :;,.()")]
     assert max(map(len, parts)) >= _SHORTEST
     pattern = ".*".join(re.escape(part) for part in parts)

@@ -42,6 +42,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_page_names_each_lock_in_its_file() -> None:
+    """Slow: parses each file of the product."""
     named = {
         (path, name)
         for first, *_ in rows("Locks")
@@ -52,6 +53,7 @@ def test_page_names_each_lock_in_its_file() -> None:
 
 
 def test_order_of_locks_names_locks_and_has_no_cycle() -> None:
+    """Slow: parses each file of the product."""
     graph = {re.findall(r"`([\w.]+)`", first)[0]: re.findall(r"`([\w.]+)`", then) for first, then in rows("Order")}
     assert {*graph, *chain(*graph.values())} <= {name for _, name in locks_of_the_product()}
     assert list(TopologicalSorter(graph).static_order())

@@ -159,6 +159,7 @@ def texts_of_errors() -> Iterator[tuple[str, str, set[str]]]:
 
 
 def test_protocol_does_not_speak_spark() -> None:
+    """Slow: parses each file of the product."""
     words = re.compile(
         r"(?<![\w.])kafka\.[a-z]+\.[a-z]|failOnDataLoss|onTopicRecreated|pollTimeoutMs|\bSpark\b|\boptions?\b"
     )

@@ -57,6 +57,7 @@ def test_marks_tell_which_branches_ran() -> None:
 
 
 def test_observer_sees_codes_and_branches_and_changes_no_digest() -> None:
+    """Slow: the observer finds the branches of each file of the core."""
     scenario = "tests.simulation.probes:faulty_network"
     with Worker() as worker:
         plain = worker.run(scenario, 1, "cut")

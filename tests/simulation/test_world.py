@@ -32,6 +32,7 @@ def result(worker: Worker, probe: str, *arguments: Any, **options: Any) -> Any:
 
 
 def test_killed_process_runs_no_line_and_closes_connections(worker: Worker) -> None:
+    """Slow as the first of its module: the worker prepares a world."""
     assert result(worker, "killed") == [[], "b''", False]
 
 
@@ -40,6 +41,7 @@ def test_process_has_own_module_state(worker: Worker) -> None:
 
 
 def test_prepared_processes_run_as_those_that_import_during_the_run() -> None:
+    """Slow: a worker of its own, which has prepared nothing, prepares a world."""
     with Worker() as worker:  # prepares processes after the first run
         runs = [run(worker, "own_state") for _ in range(2)]
     assert [outcome.processes for outcome in runs] == [2, 2]
@@ -68,6 +70,7 @@ def test_signal_ends_wait_of_main_thread(worker: Worker) -> None:
 
 @pytest.mark.parametrize("after_lines", [0, 1, 2, 7])
 def test_signal_arrives_before_chosen_line(worker: Worker, after_lines: int) -> None:
+    """Slow if it is the first of a worker, which prepares a world."""
     assert result(worker, "interrupted_line", after_lines) == [True, "KeyboardInterrupt"]
 
 
@@ -112,6 +115,7 @@ def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
 
 
 def test_failure_names_seed_and_command() -> None:
+    """Slow: a process of its own prepares a world."""
     with pytest.raises(SimulationFailed, match=r"failed with seed 5(.|\n)*simulation \S+ --seed 5"):
         simulate("tests.simulation.probes:needs_fault_three", 5)
 
@@ -138,6 +142,7 @@ def test_producer_on_faulty_network_writes_each_record_once(worker: Worker, faul
 
 
 def test_same_seed_has_same_digest_with_other_hash_seeds() -> None:
+    """Slow: four processes prepare a world and run 15 virtual minutes each."""
     scenarios = ("interrupted_notebook", "spark_query")
     ended = repeat([Repetition(PYTHON, name, 1, 900.0, number) for number in (1, 2) for name in scenarios], jobs=2)
     assert [repetition.error for repetition in ended] == [None] * 4
@@ -171,6 +176,7 @@ def test_command_continues_with_seeds_after_those_of_log(
 
 
 def test_scenario_with_too_few_events_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """Slow: two runs of the command, each with a process that prepares a world."""
     scenario = "tests.simulation.probes:counted"
     arguments = [scenario, "--first", "1", "--seeds", "5", "--jobs", "1"]
     assert command.main(arguments, least_events={scenario: {"commits": 10, "faults": 5}}) == 0

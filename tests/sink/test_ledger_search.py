@@ -16,6 +16,7 @@ pytestmark = pytest.mark.soak
 @pytest.mark.timeout(3600 if SOAK else 300)
 @pytest.mark.parametrize("name", LARGE if SOAK else SMALL)
 def test_batch_is_visible_once_and_whole_in_every_order_of_events(name: str) -> None:
+    """Slow: thousands of states, each reached by running the sink's own decisions."""
     result = search((LARGE if SOAK else SMALL)[name])
     assert result.violation is None, "\n".join((result.violation, *result.counterexample))
     assert result.is_complete
@@ -32,7 +33,7 @@ def test_search_finds_each_rule_that_is_taken_out(name: str) -> None:
 
 
 def test_merging_equal_processes_changes_no_verdict() -> None:
-    """The same search, with each process by its whole history."""
+    """The same search, with each process by its whole history. Slow: many more states."""
     configuration = Configuration(tasks=1, lost_replies=1)
     merged, result = (search(dataclasses.replace(configuration, merge=merge)) for merge in (True, False))
     assert merged.violation is result.violation is None

@@ -302,6 +302,7 @@ def test_architecture_example_reads_range_without_spark(
 def test_first_query_of_readme_writes_rows_and_shows_lag(
     spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Slow: two queries of README run until each has written rows."""
     orders, upper = topic1(2), topic1()
     names: dict[str, Any] = {"spark": spark}
     brokers = {"broker-1:9092": kafka1.bootstrap_servers}

@@ -36,6 +36,7 @@ def test_topic_and_partition_columns_repeat_for_each_row(length: int, rows: int)
 
 
 def test_cached_columns_of_long_topic_names_need_little_memory() -> None:
+    """Slow: the tracer follows each allocation of 320 columns."""
     topics = [Range(f"{number:03}" + "t" * 246, number, from_offset=0, until_offset=1) for number in range(40)]
     column("topic", topics[0], 1)  # pyarrow imports pandas at its first array
     tracemalloc.start()

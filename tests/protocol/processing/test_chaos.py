@@ -117,6 +117,7 @@ def events_of(runs: list[Run]) -> Iterator[Event]:
 def test_records_survive_kills_and_rebalances(
     kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, protocol: dict[str, Any]
 ) -> None:
+    """Slow: three processes import the package again after each kill, and the group waits for their sessions to end."""
     topic, dead, rng = topic1(PARTITIONS), topic1(), random.Random(7)
     group = f"group-{uuid.uuid4().hex[:10]}"
     properties = {"auto.commit.interval.ms": COMMIT_MS, **protocol}

@@ -47,6 +47,7 @@ class TestBrokers:
     def test_rows_survive_killed_leaders_and_lost_replies_under_load(
         self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy
     ) -> None:
+        """Slow: a broker is killed and starts again, and each cut connection waits for the replicas."""
         name = topic(12, replication_factor=3, config=SAFE)
         count, kills = (1_000_000, 8) if SOAK else (50_000, 1)
         proxy.replies[PRODUCE] = lambda reply: Fate.CUT if reply.number % 40 == 0 else Fate.PASS

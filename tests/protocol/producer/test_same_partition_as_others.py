@@ -47,6 +47,7 @@ def partitions_of_program(command: list[str]) -> list[list[int]]:
 
 
 def test_murmur2_partitions_equal_javas() -> None:
+    """Slow the first time: downloads Apache Kafka."""
     reference = partitions_of_program(java_command(Path(__file__).with_name("JavaPartitioner.java")))
     for nth, count in enumerate(COUNTS):
         assert ours("murmur2", count) == [row[nth] for row in reference]
@@ -54,6 +55,7 @@ def test_murmur2_partitions_equal_javas() -> None:
 
 
 def test_partitions_equal_saramas() -> None:
+    """Slow the first time: downloads sarama and compiles it."""
     program = sarama.build()
     strategies: tuple[PartitionStrategy, ...] = ("fnv1a", "fnv1a_reference", "crc32", "murmur2")
     for count in COUNTS:

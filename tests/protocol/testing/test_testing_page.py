@@ -56,6 +56,7 @@ def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None
 
 
 def test_scenario_of_the_page_runs(tmp_path: Path) -> None:
+    """Slow: three processes, each of which prepares a world as a user's does, without what others have prepared."""
     pytest.importorskip("greenlet")
     starts = "# copies.py", "# service.py", "import pytest\nfrom copies import"
     scenario, service, test = (block("testing.md", start).text for start in starts)

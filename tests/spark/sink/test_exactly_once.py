@@ -53,6 +53,7 @@ def copy(spark: SparkSession, kafka1: LocalKafka, topic1: TopicFactory, source: 
 
 
 def test_replayed_batch_writes_no_row_again(copy: CopyFactory) -> None:
+    """Slow: a batch of 4,000 rows is copied in each of several triggers, and the query starts twice."""
     copied = copy(maxOffsetsPerTrigger="4000")
     *_, last_batch = copied.run()
     assert last_batch >= 2

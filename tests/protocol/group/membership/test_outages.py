@@ -42,6 +42,7 @@ def client(kafka: LocalKafka) -> Iterator[Client]:
 def test_member_survives_a_killed_coordinator(
     client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str
 ) -> None:
+    """Slow: the group's new coordinator is elected and loads its partition; a dark one is noticed by a time-out."""
     name = topic(len(PARTITIONS), replication_factor=3)
     owner, two = new_member(client, name), new_member(client, name)
     owner.poll_rebalance(20_000)
