@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +29,41 @@ ROWS = 2_000_000
 BATCH = 20_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
+TOPICS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "headers": {"headers": True},
+    "incompressible": {"value_bytes": 2_000, "compression": "none"},
+    "one": {"partitions": 1},
+    "thousand": {"partitions": 1_000},
+    "wide": {"partitions": 1_000},
+    "sink": {},
+}
+"""How each topic is filled."""
 
-def _fill(kafka: LocalKafka, topic: str, rows: int, *, value_bytes: int, headers: bool, compression: str) -> None:
+PLACES = {
+    "read-headers": ("headers", ROWS // 2),
+    "read-incompressible": ("incompressible", BATCH * 10),
+    "trigger-1000-partitions": ("wide", 0),
+    "poll": ("one", ROWS // 4),
+    "poll-1000-partitions": ("thousand", ROWS // 20),
+    "sink": ("sink", ROWS // 4),
+    "sink-exactly-once": ("sink", ROWS // 4),
+}
+"""Topic and rows of a job; otherwise all of `rows`."""
+
+
+def _fill(
+    kafka: LocalKafka,
+    topic: str,
+    rows: int,
+    *,
+    value_bytes: int = 100,
+    headers: bool = False,
+    compression: str = "lz4",
+    partitions: int = 4,
+) -> None:
     """Write rows with keys; half of a compressible value is random."""
-    kafka.create_topic(topic, partitions=4)
+    kafka.create_topic(topic, partitions=partitions)
     random = np.random.default_rng(1)
     columns = {
         "key": pa.array([b"%d" % number for number in range(BATCH)], pa.binary()),
@@ -71,19 +103,11 @@ def compare(commit: str, jobs: list[str], turns: int, script: Path) -> None:
         before = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "--detach", str(before), commit], cwd=ROOT, check=True)
         try:
-            _fill(kafka, "rows", ROWS, value_bytes=100, headers=False, compression="lz4")
-            _fill(kafka, "headers", ROWS // 2, value_bytes=100, headers=True, compression="lz4")
-            _fill(kafka, "incompressible", BATCH * 10, value_bytes=2_000, headers=False, compression="none")
-            kafka.create_topic("wide", partitions=1_000)
-            kafka.create_topic("sink", partitions=4)
-            places = {
-                "read-headers": ("headers", ROWS // 2),
-                "read-incompressible": ("incompressible", BATCH * 10),
-                "trigger-1000-partitions": ("wide", 0),
-                "sink": ("sink", ROWS // 4),
-            }
+            places = {job: PLACES.get(job, ("rows", ROWS)) for job in jobs}
+            for topic, rows in sorted(set(places.values())):
+                _fill(kafka, topic, rows, **TOPICS[topic])
             for job in jobs:
-                topic, rows = places.get(job, ("rows", ROWS))
+                topic, rows = places[job]
                 times: dict[Path, list[float]] = {before: [], ROOT: []}
                 for turn in range(turns + 1):
                     for tree in sorted(times, reverse=turn % 2 == 0):

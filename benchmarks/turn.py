@@ -14,6 +14,8 @@ from typing import Any
 Job = Callable[[], object]
 REPEATS = 3
 TRIGGERS = 60
+EMPTY_POLLS = 2_000
+EXACTLY_ONCE = {"deliveryGuarantee": "exactly-once", "transactionalIdPrefix": "turn"}
 
 
 def source(servers: str, topic: str, **options: str) -> Any:
@@ -68,6 +70,25 @@ def consumer(servers: str, topic: str, rows: int) -> Job:
     return job
 
 
+def poll(servers: str, topic: str, rows: int, partitions: int = 1) -> Job:
+    """Poll rows in small pieces, and then nothing."""
+    from protocol import KafkaConsumer
+
+    properties = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "max.poll.records": 500}
+    made = KafkaConsumer({"bootstrap.servers": servers, **properties})
+    made.assign([(topic, number) for number in range(partitions)])
+
+    def job() -> None:
+        count = 0
+        while count < rows:
+            count += sum(batch.num_rows for batches in made.poll(1000).values() for batch in batches)
+        assert count == rows, count
+        for _ in range(EMPTY_POLLS):
+            made.poll(0)
+
+    return job
+
+
 def writer(servers: str, topic: str, **options: str) -> Any:
     from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -78,11 +99,11 @@ def writer(servers: str, topic: str, **options: str) -> Any:
     return KafkaGroupDataSource(write_options).writer(schema, overwrite=False)
 
 
-def sink(servers: str, topic: str, rows: int) -> Job:
+def sink(servers: str, topic: str, rows: int, **options: str) -> Job:
     """Write rows as one task of a batch does."""
     import pyarrow as pa
 
-    made = writer(servers, topic)
+    made = writer(servers, topic, **options)
     count = 10_000
     values = [b"%100d" % (number * 7919) for number in range(count)]
     batch = pa.record_batch(
@@ -124,12 +145,13 @@ JOBS: dict[str, Callable[..., Job]] = {
     "trigger": trigger,
     "trigger-1000-partitions": trigger,
     "consumer": consumer,
+    "poll": poll,
+    "poll-1000-partitions": lambda *arguments: poll(*arguments, partitions=1_000),
     "sink": sink,
+    "sink-exactly-once": lambda *arguments: sink(*arguments, **EXACTLY_ONCE),
     "unpickle-reader": loading(source),
     "unpickle-writer": loading(writer),
-    "unpickle-writer-exactly-once": loading(
-        lambda *arguments: writer(*arguments, deliveryGuarantee="exactly-once", transactionalIdPrefix="turn")
-    ),
+    "unpickle-writer-exactly-once": loading(lambda *arguments: writer(*arguments, **EXACTLY_ONCE)),
 }
 
 if __name__ == "__main__":
