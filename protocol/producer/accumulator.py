@@ -65,15 +65,9 @@ class BatchSlice:
 class ReadyBatches:
     """Rows of several record batches, one after the other.
 
-    Attributes
-    ----------
-    rows : callable
-        Returns the rows. Copies them when called, so that the rows of a large `append` are never copied all at once.
-    batch_slices : list of BatchSlice
-    order : ndarray of int64, optional
-        Row numbers in `rows`, in the order of the record batches; None: all of `rows` in their order.
-    held_bytes : int
-        Their bytes in `Accumulator.waiting_bytes` before; 0 for rows that the same call has appended.
+    `rows` returns the rows. It copies them when called, so that the rows of a large `append` are never copied all at
+    once. `order` has row numbers in `rows`, in the order of the record batches; None: all of `rows` in their order.
+    `held_bytes`: their bytes in `Accumulator.waiting_bytes` before; 0 for rows that the same call has appended.
     """
 
     rows: Callable[[], pa.RecordBatch]
@@ -132,17 +126,8 @@ class Accumulator:
     ) -> list[ReadyBatches]:
         """Add rows; return those that fill record batches.
 
-        Parameters
-        ----------
-        topic : str
-        columns : pyarrow.RecordBatch
-        partitions : ndarray of int32
-            One per row.
-        sizes : ndarray of int64
-            Encoded bytes of each record.
-        now_s : float
-        call : SentColumns, optional
-            Receives the results of these rows.
+        `partitions` and `sizes` have one number per row; sizes are encoded bytes. `call` receives the results of these
+        rows.
         """
         if not columns.num_rows:
             return []
@@ -336,14 +321,10 @@ def _have_same_schema(
 def too_large_errors(
     topic: str, sizes: npt.NDArray[np.int64], max_request_size_bytes: int, *, with_row_number: bool
 ) -> dict[int, UsageError]:
-    """Return the errors of rows that no request can contain, by row number.
+    """Return the errors of rows that no request can contain, by row number. `sizes` are encoded bytes.
 
-    Parameters
-    ----------
-    sizes : ndarray of int64
-        Encoded bytes of each row.
-    with_row_number : bool
-        Include the row number in the message. The first one names the other rows, since `flush` raises only that.
+    `with_row_number` includes the row number in the message. The first one names the other rows, since `flush` raises
+    only that.
     """
     rows = np.flatnonzero(sizes > max_request_size_bytes - HEADER_BYTES).tolist()
     texts = {row: f" (row {row} of its batch)" if with_row_number else "" for row in rows}

@@ -133,14 +133,9 @@ class BatchAssembler:
     ) -> None:
         """Wait while `buffer.memory` has no room for records of `size_bytes` together.
 
-        Columns larger than the memory are accepted when no batch in flight holds any of it.
-
-        Raises
-        ------
-        DeadlineExceeded
-            No batch was completed for `max.block.ms`, or the caller's deadline has passed.
-        KafkaError
-            Earlier columns could not be written. Only for columns: futures of messages report their own failures.
+        Columns larger than the memory are accepted when no batch in flight holds any of it. Raises `DeadlineExceeded`
+        if no batch was completed for `max.block.ms`, or at the caller's deadline; only for columns `KafkaError` if
+        earlier columns could not be written, since futures of messages report their own failures.
         """
         limit_bytes = self._config.buffer_memory_bytes
 
@@ -175,10 +170,7 @@ class BatchAssembler:
     def hand_over_due(self) -> float | None:
         """Hand over the batches that have waited for `linger.ms`.
 
-        Returns
-        -------
-        float or None
-            The clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
+        Returns the clock's time in seconds of the next call; None if nothing waits, or another thread holds the lock.
         """
         # Before the lock is tried, since its owner reads it after the release: both could miss the batches otherwise.
         self._missed = True
@@ -236,10 +228,8 @@ class BatchAssembler:
     def _exclusive(self, timeout_s: float = _FOREVER_S) -> Iterator[bool]:
         """Exclude other threads; yield False if a thread is still inside after the timeout.
 
-        Raises
-        ------
-        UsageError
-            This thread is already inside: a signal handler, a partitioner or a callback called the producer.
+        Raises `UsageError` if this thread is already inside: a signal handler, a partitioner or a callback called the
+        producer.
         """
         self.refuse_within_send()  # before the wait for a thread that may wait for this one
         if not acquire(self._lock, timeout_s):
@@ -391,12 +381,9 @@ class BatchAssembler:
 
         `wait`: wait for memory between them. The error may then be Ctrl-C, and must be raised.
 
-        Returns
-        -------
-        BaseException or None
-            The error of the encoding or of the wait, such as Ctrl-C: all rows that were not handed over have failed
-            with it, those of earlier calls, too. None if all were handed over, or have failed because the producer is
-            closed or its transaction aborted. Other callers may ignore it: the results of these rows tell it.
+        Returns the error of the encoding or of the wait, such as Ctrl-C: all rows that were not handed over have failed
+        with it, those of earlier calls, too. None if all were handed over, or have failed because the producer is
+        closed or its transaction aborted. Other callers may ignore it: the results of these rows tell it.
         """
         if self._pending.refused_because is not None:
             return None  # `PendingRows.fail_all` fails all rows; the accumulator may be inconsistent

@@ -74,18 +74,8 @@ class _Request:
 class BrokerProducer:
     """Produce requests to one broker.
 
-    Parameters
-    ----------
-    client : Client
-    broker : Broker
-    config : ProducerConfig
-    session : ProducerSession
-    clock : Clock
-        For the deadlines of requests.
-    purpose : str
-        Name of the connection in the pool.
-    on_stale_metadata : callable
-        Called with the name of a topic after an error which shows that its cached metadata is outdated.
+    `clock` is for the deadlines of requests, `purpose` the name of the connection in the pool. `on_stale_metadata` is
+    called with the name of a topic after an error which shows that its cached metadata is outdated.
     """
 
     def __init__(

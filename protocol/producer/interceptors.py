@@ -30,13 +30,10 @@ class BatchMetadata(NamedTuple):
 
     Attributes
     ----------
-    topic : str
     partition : int
         -1 if unknown: the rows have failed before a partition was chosen.
     first_offset : int
         -1 if unknown: the rows have failed, or acks=0.
-    row_count : int
-        Number of rows.
     """
 
     topic: str

@@ -160,16 +160,8 @@ class MessageBuffer:
     ) -> tuple[Future[RecordMetadata], bool]:
         """Add a message. `on_done` is the first callback of its future.
 
-        Returns
-        -------
-        future : Future of RecordMetadata
-        wake : bool
-            True if the sender must be woken, and `woken` called: the message is the first one, or fills the buffer.
-
-        Raises
-        ------
-        UsageError
-            The producer is closed, or a signal handler within this method has called it.
+        Also returns True if the sender must be woken, and `woken` called: the message is the first one, or fills the
+        buffer. Raises `UsageError` if the producer is closed, or a signal handler within this method has called it.
         """
         self.refuse_within_append()
         future = MessageFuture()

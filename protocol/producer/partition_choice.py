@@ -34,12 +34,8 @@ GivenPartitions = Any  # pa.Int32Array | npt.NDArray[np.int32]; pyarrow has no t
 class PartitionChoice:
     """Partition choice of one producer.
 
-    `busy` has the partitions with waiting batches. It changes meanwhile: only look keys up in it.
-
-    Attributes
-    ----------
-    checked : set
-        Topics and partitions that `check_partition` has seen.
+    `busy` has the partitions with waiting batches. It changes meanwhile: only look keys up in it. `checked` has the
+    topics and partitions that `check_partition` has seen.
     """
 
     def __init__(
@@ -114,14 +110,7 @@ class PartitionChoice:
     ) -> Partitions:
         """Choose one partition per row. One caller at a time.
 
-        Parameters
-        ----------
-        topic : Topic
-        rows : pyarrow.RecordBatch
-        sizes : ndarray of int64
-            Bytes of each record.
-        partitions : pyarrow.Int32Array or None
-            Partitions given in the rows; null rows are chosen.
+        `sizes` are the bytes of each record. `partitions` are given in the rows; only null rows are chosen.
         """
         if partitions is not None and not partitions.null_count:
             return to_numpy(partitions)
@@ -134,11 +123,7 @@ class PartitionChoice:
     ) -> tuple[Partitions, dict[int, KafkaError]]:
         """Choose for rows of several callers: if `choose` raises, choose for each row alone, so that each fails alone.
 
-        Returns
-        -------
-        partitions : ndarray of int32
-        errors : dict of int to KafkaError
-            By row number. Includes `SystemExit`, which would end the sender's thread.
+        Also returns the errors by row number. They include `SystemExit`, which would end the sender's thread.
         """
         try:
             return self.choose(topic, rows, sizes, partitions), {}
@@ -180,10 +165,7 @@ class PartitionChoice:
 def int32_partitions(partitions: GivenPartitions, rows: int, source: str) -> pa.Int32Array:
     """Return one partition per row, null where none is given; `source` ends the messages of errors.
 
-    Raises
-    ------
-    UsageError
-        Another number of partitions than rows, or a partition that is no int32.
+    Raises `UsageError` for another number of partitions than rows, or a partition that is no int32.
     """
     try:
         joined = partitions.combine_chunks() if isinstance(partitions, pa.ChunkedArray) else partitions

@@ -213,17 +213,8 @@ class PartitionProducer:
     ) -> None:
         """Handle an error code of `broker_errors`. The batch may be written, unless the code is in `_NOT_WRITTEN`.
 
-        Parameters
-        ----------
-        batch : ProducerBatch
-        code : int
-        where : str
-            Broker and version, for messages.
-        now_s : float
-        detail : str, optional
-            The broker's own message.
-        at_once : bool
-            A retriable error is retried without a back-off: the new leader is known.
+        For messages: `where` is the broker and the version, `detail` the broker's own message. `at_once`: a retriable
+        error is retried without a back-off, since the new leader is known.
         """
         self._returned(batch)
         error = self._error(batch, code, where, detail)

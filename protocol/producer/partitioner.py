@@ -134,23 +134,10 @@ class Partitioner:
         available: Sequence[int] | None = None,
         queued: Sequence[int] | None = None,
     ) -> Partitions:
-        """Choose one partition per row.
+        """Choose one partition per row. `keys` is None if no row has a key; `sizes` are the bytes of each record.
 
-        Parameters
-        ----------
-        keys : pyarrow.BinaryArray or None
-            None: no row has a key.
-        sizes : ndarray of int64
-            Bytes of each record.
-        partition_count : int
-        available : sequence of int, optional
-            Partitions with a leader; rows without a key go only to them, if there are any.
-        queued : sequence of int, optional
-            Number of waiting batches of each available partition.
-
-        Returns
-        -------
-        ndarray of int32
+        `available` are the partitions with a leader; rows without a key go only to them, if there are any. `queued` has
+        the number of waiting batches of each available partition.
         """
         if self._by_key is None:
             return self._spread(sizes, partition_count, available, queued)
@@ -217,20 +204,10 @@ class StickySpread:
     def choose(
         self, sizes: npt.NDArray[np.int64], candidates: Sequence[int], queued: Sequence[int] | None = None
     ) -> Partitions:
-        """Choose one of `candidates` for each row.
+        """Choose one of `candidates` for each row. `sizes` are the bytes of each row.
 
-        Parameters
-        ----------
-        sizes : ndarray of int64
-            Bytes of each row.
-        candidates : sequence of int
-        queued : sequence of int, optional
-            Waiting batches of each candidate. Fewer make a candidate likelier, as in Java. If equal or not given, the
-            candidates take turns.
-
-        Returns
-        -------
-        ndarray of int32
+        `queued` has the number of waiting batches of each candidate. Fewer make a candidate likelier, as in Java. If
+        equal or not given, the candidates take turns.
         """
         if not len(sizes):
             return np.empty(0, np.int32)

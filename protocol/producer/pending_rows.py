@@ -34,27 +34,13 @@ class PendingRows:
     end has three steps: `refuse_rows` in any thread; `fail_all` when the producer's thread ends; then `fail_late_calls`
     in each thread that has begun a call: it may have checked for a refusal before the first step.
 
-    Parameters
-    ----------
-    limit_bytes : int, optional
-        `buffer.memory`.
-    on_failure : callable, optional
-        Called with the error of rows before the rows get it: a transaction fails first.
-    format_error : callable, optional
-        Formats an error for log messages.
-    clock : Clock, optional
+    `limit_bytes` is `buffer.memory`. `on_failure` is called with the error of rows before the rows get it: a
+    transaction fails first. `format_error` formats an error for log messages.
 
-    Attributes
-    ----------
-    waiting_for_room : int
-        Number of threads in `wait_for_room`.
-    messages_bytes : int
-        Bytes of the messages in `MessageBuffer`, which sets it within its own lock. Ctrl-C in `send` may make it
-        inexact until the next batch.
-    refused_because : KafkaError or None
-        Why no rows are accepted any more. Never changes again.
-    all_failed : bool
-        All calls have failed, and nothing is counted; set by `fail_all`.
+    `waiting_for_room` is the number of threads in `wait_for_room`. `messages_bytes` are the bytes of the messages in
+    `MessageBuffer`, which sets it within its own lock; Ctrl-C in `send` may make it inexact until the next batch.
+    `refused_because` says why no rows are accepted any more, and never changes again. `fail_all` sets `all_failed`: all
+    calls have failed, and nothing is counted.
     """
 
     def __init__(
@@ -158,12 +144,8 @@ class PendingRows:
     ) -> bool:
         """Wait until `fits()`; return False if no batch was completed for `timeout_s`, or at the deadline.
 
-        `on_wait` is called when `waiting_for_room` counts this thread.
-
-        Raises
-        ------
-        KafkaError
-            As `raise_failures`, unless `despite_failures`.
+        `on_wait` is called when `waiting_for_room` counts this thread. Raises as `raise_failures`, unless
+        `despite_failures`.
         """
         began_s, failures = self._clock.now_s(), list[KafkaError]()
         with self._changed:

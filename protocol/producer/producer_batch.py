@@ -15,26 +15,17 @@ from protocol.records.encode import EncodedBatch
 class ProducerBatch:
     """One record batch; `records` are its bytes, whose header is finalized before sending.
 
-    Attributes
-    ----------
-    sent : sequence of SentRows
-        The calls whose rows these are, in row order.
-    original : ProducerBatch or None
-        After a split, the original batch; this one has its rows from `first_row` on.
-    rows_left : int
-        Rows without a result, those of its parts included. Only `pending_rows` changes it, in the original.
-    result : BatchResult or None
-        Result, set once: by `partition_producer`, or by `batch_assembler` for rows that were never sent.
-    created_s : float
-        Begin of the delivery timeout: the time of the encoding, or the end of `linger.ms` if that was earlier.
-    base_sequence, attempts, in_flight : int, int, bool
-        Only `partition_producer` changes these, and `maybe_written`, in the producer's thread.
-    maybe_written : bool
-        A try ended without a reply that tells whether the batch was written. Never reset.
-    last_error : KafkaError or None
-        Error of the last try; set by `note`, read by other threads.
-    compression_ratio : float
-        Size of `records` over their uncompressed size.
+    `sent` has the calls whose rows these are, in row order. After a split, `original` is the original batch, and this
+    one has its rows from `first_row` on. `rows_left` counts the rows without a result, those of its parts included;
+    only `pending_rows` changes it, in the original. `result` is set once: by `partition_producer`, or by
+    `batch_assembler` for rows that were never sent.
+
+    `created_s` is the begin of the delivery timeout: the time of the encoding, or the end of `linger.ms` if that was
+    earlier. `compression_ratio` is the size of `records` over their uncompressed size.
+
+    Only `partition_producer` changes `base_sequence`, `attempts`, `in_flight` and `maybe_written`, in the producer's
+    thread. `maybe_written`: a try ended without a reply that tells whether the batch was written; never reset.
+    `last_error` is the error of the last try; set by `note`, read by other threads.
     """
 
     topic: str

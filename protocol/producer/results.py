@@ -115,20 +115,10 @@ class SentColumns:
     futures refuse a second one themselves, otherwise `_lock` decides. `on_result` is called without the lock, since it
     calls code of users.
 
-    Parameters
-    ----------
-    topic : str
-    partitions : ndarray of int32
-        One per row.
-    timestamps_ms : ndarray of int64
-        One per row.
-    on_reported : callable, optional
-        Called with this object when a caller has received its errors: failures are recorded by call.
-    futures : sequence of Future of RecordMetadata, optional
-        One per row, completed in the sender's thread. `result`, `errors` and `columns` do not work then.
-    on_result : callable, optional
-        Called with topic, partition, number of rows and result, before `done` counts these rows, but after it in
-        `fail_rest`. Not with `futures`.
+    `partitions` and `timestamps_ms` have one number per row. `on_reported` is called with this object when a caller has
+    received its errors: failures are recorded by call. `futures`, one per row, are completed in the sender's thread;
+    `result`, `errors` and `columns` do not work then. `on_result` is called with topic, partition, number of rows and
+    result, before `done` counts these rows, but after it in `fail_rest`. Not with `futures`.
     """
 
     def __init__(
@@ -327,13 +317,8 @@ def complete_rows(
 ) -> None:
     """Pass the result of a record batch to the `SentColumns` of its rows. Runs code of users: hold no lock.
 
-    Parameters
-    ----------
-    sent : sequence of SentRows
-        The rows of the whole batch, in order.
-    partition : int
-    result : BatchResult
-        The result of `count` rows (None: all) of the batch from `first_row` on: a batch may be split and sent in parts.
+    `sent` has the rows of the whole batch, in order. `result` is that of `count` rows (None: all) of the batch from
+    `first_row` on: a batch may be split and sent in parts.
     """
     part_first = 0
     for call, first, rows in rows_within(sent, first_row, count):

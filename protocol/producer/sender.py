@@ -37,15 +37,9 @@ _numbers = itertools.count()
 class Sender:
     """The batches of one producer from `put` to their result.
 
-    Attributes
-    ----------
-    busy : dict
-        Partitions with unsent or unacknowledged batches; this dictionary for the life of the sender. Other threads may
-        look keys up in it, and must not iterate.
-    purpose : str
-        Name of the connections in the pool, and of the thread.
-    stop_error : KafkaError
-        Why the thread stops, unless it fails.
+    `busy` has the partitions with unsent or unacknowledged batches; it is one dictionary for the life of the sender.
+    Other threads may look keys up in it, and must not iterate. `purpose` is the name of the connections in the pool,
+    and of the thread. `stop_error` says why the thread stops, unless it fails.
     """
 
     def __init__(
@@ -109,12 +103,8 @@ class Sender:
     def reset_sequences(self, deadline: Deadline) -> None:
         """Drop unsent batches, wait for replies to those in flight, then restart all sequence numbers at 0.
 
-        Raises
-        ------
-        DeadlineExceeded
-            Some batches are still in flight; the reset continues.
-        KafkaError
-            The sender has ended.
+        Raises `DeadlineExceeded` if some batches are still in flight (the reset continues), `KafkaError` if the sender
+        has ended.
         """
         done = Event()
         self._resets.append(done)

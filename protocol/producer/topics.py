@@ -30,14 +30,7 @@ def topic_to_write(
     """Return a topic that has all of these partitions (None: any).
 
     Waits up to ten seconds for a missing topic or partition: brokers may be creating it, or not all of them may know it
-    yet.
-
-    Raises
-    ------
-    UsageError
-        A partition does not exist.
-    TopicUnknown
-        The topic does not exist.
+    yet. Then raises `TopicUnknown`, or `UsageError` for a partition that does not exist.
     """
     lowest, highest = 0, 0
     if partitions is not None and len(partitions):

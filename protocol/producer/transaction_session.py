@@ -35,14 +35,7 @@ T = TypeVar("T")
 
 
 class TransactionSession:
-    """Transactions of one transactional id.
-
-    Attributes
-    ----------
-    transactional_id : str
-    held : TransactionalIdentity
-        Identity of the records; producer id -1 before `init`.
-    """
+    """Transactions of one transactional id. `held` is the identity of the records; producer id -1 before `init`."""
 
     def __init__(self, client: Client, transactional_id: str, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -122,17 +115,8 @@ class TransactionSession:
     def init(self, deadline: Deadline, transactional_id: str | None = None) -> None:
         """Fence older producers of the transactional id and abort their open transaction.
 
-        Parameters
-        ----------
-        deadline : Deadline
-        transactional_id : str, optional
-            Replaces the transactional id.
-
-        Raises
-        ------
-        DeadlineExceeded
-            The call may be repeated.
-        BrokerError
+        `transactional_id` replaces the transactional id. Raises `BrokerError`, or `DeadlineExceeded`: the call may be
+        repeated.
         """
         self.require(_S.UNINITIALIZED, _S.PREPARED_TRANSACTION)
         if transactional_id is not None:

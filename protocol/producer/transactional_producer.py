@@ -229,11 +229,7 @@ class TransactionalProducer(Producer):
     def _wait_for_sends(self, deadline: Deadline) -> None:
         """Wait for threads in `send`: records accepted later would belong to no transaction, or to the next one.
 
-        Raises
-        ------
-        DeadlineExceeded
-        UsageError
-            Called in the producer's own thread, or within a call that is sending.
+        Raises `DeadlineExceeded`, or `UsageError` in the producer's own thread and within a call that is sending.
         """
         self._require_caller("the begin or end of a transaction")
         self._require_alive()
