@@ -63,13 +63,8 @@ class RowStage:
 class RowFilter:
     """A filter of rows. Columns that a stage does not need are built only for the rows that it keeps.
 
-    Attributes
-    ----------
-    stages : sequence of RowStage
-    least_timestamp_ms : int or None
-        Record batches whose records are all older are skipped.
-    skipped : callable
-        Called with the number of records of the range in such batches.
+    Record batches whose records are all older than `least_timestamp_ms` are skipped. `skipped` is called with the
+    number of records of the range in such batches.
     """
 
     stages: Sequence[RowStage]
