@@ -104,8 +104,6 @@ class ClusterOperations(Operations):
         ----------
         include_fenced_brokers
             Return registered brokers that are not active, too (since Kafka 4.0).
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -134,8 +132,6 @@ class ClusterOperations(Operations):
         ----------
         node_id
             The broker to ask; None for the controller.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
         """
         deadline = self._deadline(timeout_ms)
         client = self._client
@@ -163,8 +159,6 @@ class ClusterOperations(Operations):
             The new level by feature name.
         validate_only
             Check the request without changing anything (since Kafka 3.3).
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------

@@ -158,8 +158,6 @@ class ConfigOperations(Operations):
             Also return the settings that could provide each value, in order of precedence.
         documentation
             Also return Kafka's documentation of each setting (since Kafka 2.6).
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Returns
         -------
@@ -205,12 +203,8 @@ class ConfigOperations(Operations):
 
         Parameters
         ----------
-        changes
-            The changes of each resource.
         validate_only
             Check the request without changing anything.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -248,8 +242,6 @@ class ConfigOperations(Operations):
             The complete settings of each resource.
         validate_only
             Check the request without changing anything.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -277,8 +269,6 @@ class ConfigOperations(Operations):
         ----------
         types
             Types to include; empty for all.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------

@@ -123,16 +123,8 @@ def _all_groups(client: Client, deadline: Deadline, protocol_types: Collection[s
 def describe_group(client: Client, group: str, deadline: Deadline | None = None) -> GroupDescription:
     """Return state and members of a group; "Dead" without members if the group is unknown.
 
-    Raises
-    ------
-    DeadlineExceeded
-        No broker answered in time.
-    BrokerError
-        The coordinator refused.
-
-    Notes
-    -----
     Groups of the consumer protocol (KIP-848) are described by ConsumerGroupDescribe only, all others by DescribeGroups.
+    Raises `DeadlineExceeded` if no broker answered in time, `BrokerError` if the coordinator refused.
     """
     deadline = deadline or client.deadline()
     for api, groups in ((DESCRIBE_GROUPS, "groups"), (CONSUMER_GROUP_DESCRIBE, "group_ids")):
@@ -213,8 +205,6 @@ class GroupOperations(Operations):
         protocol_types
             Protocol types to include: "consumer", "connect", "share", …; "" is a group that only commits. None: groups
             of consumers ("consumer" and ""), and the protocol types of the same names as `types`.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -265,14 +255,10 @@ class GroupOperations(Operations):
 
         Parameters
         ----------
-        group
-            The group id.
         partitions
             `(topic, partition)` pairs; None for all partitions with a committed offset.
         require_stable
             Wait for open transactions that commit offsets of the group (KIP-447).
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -343,14 +329,10 @@ class GroupOperations(Operations):
 
         Parameters
         ----------
-        group
-            The group id.
         group_instance_ids
             Static members to remove by `group.instance.id`; None for all members, dynamic ones included.
         reason
             Text for the coordinator's log.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------

@@ -114,8 +114,6 @@ class PartitionOperations(Operations):
             (4.2). The names are in `protocol` and `protocol.admin`.
         isolation_level
             "read_committed": `LATEST` is the last stable offset.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -141,8 +139,6 @@ class PartitionOperations(Operations):
             `(topic, partition)` pairs; None for all. A partition that needs no election is left out of the result.
         election_type
             `UNCLEAN` needs Kafka 2.4.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -185,7 +181,7 @@ class PartitionOperations(Operations):
         reassignments
             Broker ids by partition, the preferred leader first; None cancels the running reassignment.
         timeout_ms
-            Time limit of the request, not of the move; by default `default.api.timeout.ms`.
+            Time limit of the request, not of the move.
 
         Raises
         ------
@@ -241,8 +237,6 @@ class PartitionOperations(Operations):
             Brokers; None for all.
         partitions
             Replicas to return; None for all.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Returns
         -------
@@ -274,7 +268,7 @@ class PartitionOperations(Operations):
         moves
             The target path by (topic, partition, node id).
         timeout_ms
-            Time limit of the request, not of the move; by default `default.api.timeout.ms`.
+            Time limit of the request, not of the move.
 
         Raises
         ------

@@ -41,13 +41,7 @@ _SHARES = 3
 
 
 class Operations:
-    """The client of an `Admin`, and its default timeout.
-
-    Parameters
-    ----------
-    client
-        Sends the requests. Thread-safe.
-    """
+    """The thread-safe client of an `Admin`, and its default timeout."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -152,37 +146,16 @@ def ask_each(
 ) -> RowsByResource[K]:
     """Send one request about all `keys`; repeat it for those that failed transiently.
 
-    Parameters
-    ----------
-    keys
-        The resources.
-    body
-        Returns the request about the given keys. A field `timeout_ms` is filled in.
-    rows
-        Returns the rows of a reply by key. A row has `error_code` and may have `error_message`.
-    deadline
-        Time limit of the whole operation.
-    to
-        The broker or coordinator; by default the controller or any broker, as the API demands.
-    topics
-        Topics whose cached metadata is refreshed after an error that calls for it.
-    error_context
-        The context of an error about a key, such as `{"topic": name}`.
-    accept
-        Error codes to treat as success.
-    options
-        `at_least` and `at_most`: API versions that the operation needs.
+    `body` returns the request about the given keys; a field `timeout_ms` is filled in. `rows` returns the rows of a
+    reply by key: a row has `error_code` and may have `error_message`. `deadline` is for the whole operation. `to`: the
+    broker or coordinator; by default the controller or any broker, as the API demands.
 
-    Returns
-    -------
-    RowsByResource
-        Rows of the successful resources, and the errors of the others; resources without a result when the operation
-        ended have its error, such as `DeadlineExceeded`.
+    The cached metadata of `topics` is refreshed after an error that calls for it. `error_context` returns the context
+    of an error about a key, such as `{"topic": name}`. Error codes in `accept` are treated as success. `options` are
+    `at_least` and `at_most`: API versions that the operation needs.
 
-    Raises
-    ------
-    KafkaError
-        The operation failed before any resource had a result.
+    Resources without a result when the operation ended have its error, such as `DeadlineExceeded`. Raises `KafkaError`
+    if the operation failed before any resource had a result.
     """
     done: RowsByResource[K] = RowsByResource()
     pending = list(dict.fromkeys(keys))

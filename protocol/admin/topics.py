@@ -116,14 +116,10 @@ class TopicOperations(ConfigOperations):
 
         Parameters
         ----------
-        topics
-            The topics to create.
         validate_only
             Check the request without creating anything.
         wait_for_leaders
             Wait until every partition has a leader, so that clients can use the topics at once.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Returns
         -------
@@ -197,12 +193,8 @@ class TopicOperations(ConfigOperations):
 
         Parameters
         ----------
-        names
-            Topic names.
         ids
             Topic ids in Kafka's text form.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -263,14 +255,10 @@ class TopicOperations(ConfigOperations):
 
         Parameters
         ----------
-        names
-            Topic names.
         ids
             Topic ids in Kafka's text form.
         configs
             Return the configuration of each topic, too.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Returns
         -------
@@ -339,8 +327,6 @@ class TopicOperations(ConfigOperations):
             By topic: the total number of partitions, or a `NewPartitions`, which may also name the replicas.
         validate_only
             Check the request without changing anything.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -409,13 +395,7 @@ def create_partitions(client: Client, name: str, count: int, deadline: Deadline 
 def delete_records(
     client: Client, before: Mapping[TopicPartition, int], deadline: Deadline | None = None
 ) -> dict[TopicPartition, int]:
-    """Delete the records before an offset of each partition, -1 for the high watermark.
-
-    Returns
-    -------
-    dict of (str, int) to int
-        The new log start offset of each partition.
-    """
+    """Delete the records before an offset of each partition, as `Admin.delete_records`."""
     rows = {key: {"offset": offset} for key, offset in before.items()}
     answers = call_partitions(client, DELETE_RECORDS, {}, rows, deadline or client.deadline())
     return {key: row["low_watermark"] for key, row in answers.items()}

@@ -115,23 +115,7 @@ def list_transactions(
     producer_ids: Collection[int] = (),
     running_ms: int | None = None,
 ) -> list[ListedTransaction]:
-    """Return the transactional ids of all brokers, sorted by name.
-
-    Parameters
-    ----------
-    client
-        The client to send with.
-    deadline
-        The time limit; None for the client's default.
-    prefix
-        Start of the transactional ids.
-    states
-        States to include; empty for all.
-    producer_ids
-        Producer ids to include; empty for all.
-    running_ms
-        Minimum age of the transaction in milliseconds (since Kafka 3.8). Without `states` it selects `OPEN_STATES`.
-    """
+    """Return the transactional ids of all brokers, sorted by name, as `Admin.list_transactions`."""
     deadline = deadline or client.deadline()
     if running_ms is not None:
         states = states or OPEN_STATES
@@ -200,15 +184,7 @@ def _described(row: Mapping[str, Any], coordinator: int) -> TransactionDescripti
 
 
 def abort_transaction(client: Client, transactional_id: str, deadline: Deadline | None = None) -> TransactionalIdentity:
-    """Abort the open transaction of a transactional id, and fence its producer.
-
-    The producer must call `init_transactions` again. If the transaction is already decided, waits for its completion.
-
-    Raises
-    ------
-    BrokerError
-        TRANSACTIONAL_ID_NOT_FOUND: the id is unknown; it is not created.
-    """
+    """Abort the open transaction of a transactional id, as `Admin.abort_transaction`; return the new identity."""
     deadline = deadline or client.deadline()
     transaction = describe_transactions(client, [transactional_id], deadline).get(transactional_id)
     if transaction is None:
@@ -280,20 +256,20 @@ class TransactionOperations(Operations):
         running_ms: int | None = None,
         timeout_ms: float | None = None,
     ) -> list[ListedTransaction]:
-        """Return the transactional ids of all brokers, sorted by name; see `protocol.admin.transactions`.
+        """Return the transactional ids of all brokers, sorted by name.
 
         Parameters
         ----------
         prefix
             Start of the transactional ids.
         states
-            States to include, of `STATES`; empty for all.
+            States to include: "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort",
+            "PrepareEpochFence"; empty for all.
         producer_ids
             Producer ids to include; empty for all.
         running_ms
-            Minimum age of the transaction in milliseconds (since Kafka 3.8).
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
+            Minimum age of the transaction in milliseconds (since Kafka 3.8). Without `states` it selects open
+            transactions: "Ongoing", "PrepareCommit", "PrepareAbort".
         """
         return list_transactions(
             self._client,
@@ -312,6 +288,9 @@ class TransactionOperations(Operations):
 
     def abort_transaction(self, transactional_id: str, *, timeout_ms: float | None = None) -> None:
         """Abort the open transaction of a transactional id, and fence its producer.
+
+        The producer must call `init_transactions` again. If the transaction is already decided, waits for its
+        completion.
 
         Raises
         ------

@@ -191,8 +191,6 @@ class UserOperations(Operations):
         ----------
         strict
             Exclude entities with further components.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
         components
             Select entities: `user="alice"`, `client_id=None` (the default entity), `ip="*"` (any name). Without
             components all quotas are returned.
@@ -234,8 +232,6 @@ class UserOperations(Operations):
             "connection_creation_rate".
         validate_only
             Check the request without changing anything.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
@@ -286,8 +282,6 @@ class UserOperations(Operations):
             Principals that may renew it.
         max_lifetime_ms
             -1 for the broker's `delegation.token.max.lifetime.ms`.
-        timeout_ms
-            Time limit; by default `default.api.timeout.ms`.
 
         Raises
         ------
