@@ -210,12 +210,8 @@ class Broker:
 class ClusterState:
     """State of a cluster of brokers, and the operations that brokers and request handlers need. Thread-safe.
 
-    `cluster.Cluster` adds the dispatch of requests and the operations of tests.
-
-    Attributes
-    ----------
-    is_stale : bool
-        Replicas may lack records or high watermarks of their leaders.
+    `cluster.Cluster` adds the dispatch of requests and the operations of tests. If `is_stale`, replicas may lack
+    records or high watermarks of their leaders.
     """
 
     def __init__(

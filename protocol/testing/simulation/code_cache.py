@@ -13,10 +13,7 @@ from typing import Any, Protocol
 class Observer(Protocol):
     """Sees the modules of a world, which it may also change: `Simulation(observer=…)`. It lives outside of the world.
 
-    Attributes
-    ----------
-    names : mapping of str to object
-        Global names for the code that `transform` adds.
+    `names` are global names for the code that `transform` adds.
     """
 
     names: Mapping[str, Any]
@@ -48,14 +45,7 @@ def execute(text: str, names: dict[str, Any], local_names: dict[str, Any]) -> No
 class CachedLoader(SourceFileLoader):
     """Loads a module from code that was compiled before.
 
-    Parameters
-    ----------
-    name, path : str
-    compiled : callable, optional
-        Compiles the source in another way.
-    names : mapping of str to object
-        Global names of the module that this other way uses.
-    observer : Observer, optional
+    `compiled` compiles the source in another way; `names` are global names of the module that this other way uses.
     """
 
     def __init__(
@@ -88,17 +78,10 @@ class CachedLoader(SourceFileLoader):
 
 
 class CachedFinder:
-    """Finds modules of which each process has its own copy.
+    """Finds modules of which each process has its own copy: those for whose names `is_own` returns True.
 
-    Parameters
-    ----------
-    is_own : callable
-        Returns True for names of such modules.
-    compiled : callable
-        Returns the function that compiles a module in another way, or None.
-    names : mapping of str to object
-        Global names for modules that are compiled in another way.
-    observer : Observer, optional
+    `compiled` returns the function that compiles a module in another way, or None; `names` are global names for modules
+    that are compiled in another way.
     """
 
     def __init__(

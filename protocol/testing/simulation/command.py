@@ -31,17 +31,9 @@ def main(
 ) -> int:
     """Run the command line; return the exit status.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-    package : str
-        Package of scenarios that are named without one: `NAME` is then `package.NAME:scenario`.
-    names : sequence of str
-        Scenarios of the package, which run if the command names none.
-    program : str
-        Module to name in commands.
-    least_events : mapping of str to mapping of str to int
-        By scenario and event: the least count in `EVENT_RUNS` runs, below which a scenario fails as idle.
+    `package` has the scenarios that are named without a package: `NAME` is then `package.NAME:scenario`. Its scenarios
+    `names` run if the command names none. `program` is the module to name in commands. `least_events`, by scenario and
+    event: the least count in `EVENT_RUNS` runs, below which a scenario fails as idle.
     """
     options = _parser(program, package).parse_args(arguments)
     chosen = options.scenarios or list(names)
@@ -169,14 +161,7 @@ def _runs(firsts: Mapping[str, int], counts: Mapping[str, int | None], end_s: fl
 
 
 class _Tally:
-    """Counts of runs by scenario; with a log also those of former commands.
-
-    Parameters
-    ----------
-    scenarios : mapping of str to str
-    log : Path or None
-        Has an object of JSON per run.
-    """
+    """Counts of runs by scenario; with a log, which has an object of JSON per run, also those of former commands."""
 
     def __init__(self, scenarios: Mapping[str, str], log: Path | None) -> None:
         self.failed: dict[str, list[int]] = {}

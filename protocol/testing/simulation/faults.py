@@ -151,8 +151,6 @@ def cluster_faults(world: Simulation, kafka: FakeKafka, kinds: Sequence[str] = K
 
     Parameters
     ----------
-    world : Simulation
-    kafka : FakeKafka
     kinds : sequence of str
         Kinds of requests that are lost, refused or delayed.
     """
@@ -234,9 +232,6 @@ def log_faults(
 
     Parameters
     ----------
-    world : Simulation
-    kafka : FakeKafka
-    topic : str
     deleted, lost : callable
         Called before retention deletes the beginning of a log, and before an unclean election loses the end of one. The
         cluster does not change between the call and the fault.
@@ -292,10 +287,6 @@ def topic_faults(
 
     Parameters
     ----------
-    world : Simulation
-    kafka : FakeKafka
-    topic : str
-    max_partitions : int
     recreated : callable, optional
         Called before the topic is deleted. The new topic, which exists up to 2 s later, has its former partition count.
     """
@@ -328,7 +319,6 @@ def acl_faults(world: Simulation, kafka: FakeKafka, resources: Sequence[tuple[st
 
     Parameters
     ----------
-    world : Simulation
     kafka : FakeKafka
         With an authorizer: the setting `authorizer.class.name`.
     resources : sequence of (str, str)
@@ -350,8 +340,6 @@ def network_faults(
 
     Parameters
     ----------
-    world : Simulation
-    kafka : FakeKafka
     clients : callable, optional
         Returns the processes to choose from; by default all that have not ended.
     """
@@ -432,7 +420,6 @@ def process_faults(
 
     Parameters
     ----------
-    world : Simulation
     processes : callable
         Returns the processes to choose from, such as `lambda: world.alive("member")`.
     restart : callable, optional

@@ -43,22 +43,11 @@ def _beside(package: str) -> set[str]:
 class Foundation:
     """Scheduler, network, and processes that have imported the client and the module of a scenario.
 
-    These imports see the time of the start and separate random numbers, so that a run is the same whether its
-    processes were prepared before it or during it.
+    These imports see the time of the start and separate random numbers, so that a run is the same whether its processes
+    were prepared before it or during it. The parameters are those of `Simulation`.
 
-    Parameters
-    ----------
-    packages, preempt, observer
-        As in `Simulation`.
-
-    Attributes
-    ----------
-    random : random.Random
-        Source of `os.urandom`, and of seeds for generators without one.
-    processes : list of Process
-        Main process, and those that were started or prepared, by number.
-    report : callable or None
-        Receives lines of the trace.
+    `random` is the source of `os.urandom`, and of seeds for generators without one. `processes` are the main process,
+    and those that were started or prepared, by number. `report` receives lines of the trace.
     """
 
     def __init__(

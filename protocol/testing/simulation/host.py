@@ -21,21 +21,9 @@ class File(Protocol):
 class Host(ABC):
     """A simulated process, as its threads, clocks and sockets see it.
 
-    Attributes
-    ----------
-    name : str
-    pid : int
-    killed : bool
-    modules : dict of str to module
-        Its modules while `sys.modules` shows those of another process; None for one that it must not import.
-    files : dict of int to File
-        Open sockets by file descriptor.
-    held : list of threads or None
-        Threads that are ready, while the process is paused.
-    main : SimulatedThread
-    monotonic_ahead_s, wall_ahead_s : float
-        How far its clocks have jumped.
-    signal_handlers : dict of int to handler
+    `main` is a `SimulatedThread`. `modules` has its modules while `sys.modules` shows those of another process; None
+    for one that it must not import. `files` has the open sockets by file descriptor. While the process is paused,
+    `held` has the threads that are ready. Its clocks have jumped ahead by `monotonic_ahead_s` and `wall_ahead_s`.
     """
 
     def __init__(self, name: str, number: int) -> None:

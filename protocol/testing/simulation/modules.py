@@ -48,19 +48,8 @@ SHARED = "protocol.testing.simulation"
 class ModuleTables:
     """The modules of all processes of a world.
 
-    Parameters
-    ----------
-    scheduler : Scheduler
-    packages : set of str
-        Top-level packages of which each process has a copy.
-    preempt : sequence of str
-        Modules and packages in which threads may switch before any statement.
-    observer : Observer, optional
-
-    Attributes
-    ----------
-    order : SetOrder
-        Order of sets in these packages.
+    Each process has a copy of the top-level `packages`. `preempt`: modules and packages in which threads may switch
+    before any statement. `order` is the order of sets in these packages.
     """
 
     def __init__(

@@ -93,18 +93,9 @@ class Rule:
 class Channel:
     """One direction of a connection.
 
-    Attributes
-    ----------
-    link : Link
-    source, target : Endpoint
-    free_s : float
-        Time at which the last byte so far arrives: bytes stay in order.
-    in_flight : int
-        Bytes sent and not yet arrived.
-    held : list
-        Deliveries that wait for the end of a partition.
-    silent : bool
-        Nothing arrives any more, without an end of the connection.
+    The last byte so far arrives at `free_s`: bytes stay in order. `in_flight`: bytes sent and not yet arrived. `held`:
+    deliveries that wait for the end of a partition. `silent`: nothing arrives any more, without an end of the
+    connection.
     """
 
     link: Link

@@ -32,16 +32,12 @@ class Outcome:
 
     Attributes
     ----------
-    seed : int
-    error : str or None
-    traceback : str
     digest : str
         Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
         All switches, and those that a thread made where it need not wait.
     faults : list of str
         Descriptions of the faults, in order.
-    virtual_s, real_s : float
     processes : int
         Simulated processes that the scenario has started.
     result : object
@@ -130,7 +126,6 @@ class Worker:
         ----------
         scenario : callable or str
             A function of a module, or `module:function`; called with the `Simulation` and `arguments`.
-        seed : int
         *arguments : object
             Values of JSON.
         packages, limit_s, preempt
@@ -190,12 +185,10 @@ def simulate(
     ----------
     scenario : callable or str
         A function of a module, or `module:function`; called with the `Simulation` and `arguments`.
-    seed : int
     *arguments : object
         Values of JSON.
     worker : Worker, optional
         The process; by default a new one, whose start takes about a second.
-    **options
 
     Raises
     ------

@@ -34,12 +34,8 @@ class SimulationFailed(AssertionError):
 class SimulatedThread:
     """One thread of a simulated process.
 
-    Attributes
-    ----------
-    parked : bool
-        Waits for `Scheduler.wake` or a timer.
-    token : int
-        Number of the thread's current wait, so that a late wake-up does not end a later wait.
+    If `parked`, it waits for `Scheduler.wake` or a timer. `token` is the number of the thread's current wait, so that a
+    late wake-up does not end a later wait.
     """
 
     __slots__ = (
@@ -90,14 +86,7 @@ class SimulatedThread:
 class Scheduler:
     """Chooses the thread that runs next, and when; records each choice in the digest.
 
-    Attributes
-    ----------
-    now_s : float
-        Virtual time.
-    switches : int
-        Number of switches so far.
-    switch_rate : float
-        Probability that a thread gives way at a point where it need not.
+    `now_s` is the virtual time. `switch_rate` is the probability that a thread gives way at a point where it need not.
     """
 
     def __init__(self) -> None:

@@ -26,13 +26,10 @@ class Run:
 
     Attributes
     ----------
-    seed : int
     digest : str
         Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
         All switches, and those that a thread made where it need not wait.
-    faults : list of str
-    virtual_s, real_s : float
     result : object
         What the scenario returned.
     """
@@ -128,11 +125,6 @@ class Simulation:
         ----------
         scenario : callable
             A function of a module, which is imported again in the world.
-        *arguments : object
-
-        Returns
-        -------
-        Run
 
         Raises
         ------

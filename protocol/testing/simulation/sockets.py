@@ -27,12 +27,8 @@ def _error(number: int) -> OSError:
 class SimulatedSocket:
     """`socket.socket`, for streams only.
 
-    Attributes
-    ----------
-    outgoing : Channel or None
-        The direction in which this end sends.
-    was_reset : bool
-        A reset has arrived. The next receive raises it once.
+    `outgoing` is the direction in which this end sends. `was_reset`: a reset has arrived; the next receive raises it
+    once.
     """
 
     family = socket.AF_INET
