@@ -57,10 +57,7 @@ class RecordFilter:
 class RecordCondition:
     """A condition in Spark's SQL on stored records.
 
-    Raises
-    ------
-    ConfigurationError
-        sqlglot is not installed, or the text is not in the language of filters.
+    Raises `ConfigurationError` if sqlglot is not installed, or the text is not in the language of filters.
     """
 
     def __init__(self, text: str) -> None:

@@ -72,18 +72,10 @@ class GroupCommits:
             self.manager.set_member(member)
 
     def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
-        """Mark the positions of owned partitions for the commit.
+        """Mark the positions of owned partitions for the commit. `completed` is the end of a complete batch.
 
         Partitions of recreated topics are left out: the offsets belong to the old topic. Revoked partitions are
-        committed by their new owner.
-
-        Parameters
-        ----------
-        completed : Offsets
-            End of a complete batch.
-        assignment : QueryAssignment
-        member : GroupMember
-            The member that had the assignment; nothing is staged if it has lost it since.
+        committed by their new owner. `member` had the assignment; nothing is staged if it has lost it since.
         """
         if self.manager is not None:
             owned = assignment.owned

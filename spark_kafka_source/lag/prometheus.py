@@ -111,21 +111,7 @@ class LagCollector(Collector):
 
 
 def serve(port: int, read: Callable[[], Iterable[NamedLag]], address: str = "0.0.0.0") -> tuple[Any, Any]:  # noqa: S104
-    """Serve lags over HTTP.
-
-    Parameters
-    ----------
-    port : int
-        0: a free port.
-    read : callable
-        As of `LagCollector`.
-    address : str
-
-    Returns
-    -------
-    (server, thread)
-        `server.server_port` is the port, `server.shutdown()` ends it and frees the port.
-    """
+    """Serve lags over HTTP, as `LagListener.serve`; `read` as of `LagCollector`."""
     registry = CollectorRegistry()
     registry.register(LagCollector(read))
     return serve_registry(port, address, registry)

@@ -38,29 +38,19 @@ STARTING_OFFSETS: JsonDict = {"@startingOffsets": {}}
 class Offsets:
     """The end of a batch.
 
-    Attributes
-    ----------
-    positions : mapping of TopicPartition to Position
-        The position after the batch (Kafka's "next to read").
-    ids : mapping of str to bytes
-        Topic ids of the positions, without unknown ones. A different id later means that the topic was deleted and
-        recreated. Also those of topics without a position, before a query's first batch.
-    joined : mapping of TopicPartition to int
-        First offset of the batch in partitions that its start offsets lack (all of them in a query's first batch), or
-        that lost records at or before their position.
-    leaders : mapping of TopicPartition to int
-        Node id of the leader when the batch was planned; only with `maxInputPartitions`, so that a replay combines the
-        same ranges.
-    skipped : mapping of TopicPartition to int
-        Number of offsets that the query has skipped so far because they were no longer in the log when their batch was
-        planned. Includes deleted partitions: the sum never decreases.
-    schemas : mapping of str to int
-        Version of the subject in a schema registry that a decoded column has, by column.
-    cluster_id : str or None
-        The cluster of the logs; None if its brokers have no id, and in offsets of older versions and of Spark's
-        connector.
-    group : str or None
-        The group that the query commits to. Only in `reportLatestOffset`, never in a checkpoint.
+    `positions`: the position after the batch (Kafka's "next to read").
+    `ids`: topic ids of the positions, without unknown ones. A different id later means that the topic was deleted and
+    recreated. Also those of topics without a position, before a query's first batch.
+    `joined`: first offset of the batch in partitions that its start offsets lack (all of them in a query's first
+    batch), or that lost records at or before their position.
+    `leaders`: node id of the leader when the batch was planned; only with `maxInputPartitions`, so that a replay
+    combines the same ranges.
+    `skipped`: number of offsets that the query has skipped so far because they were no longer in the log when their
+    batch was planned. Includes deleted partitions: the sum never decreases.
+    `schemas`: version of the subject in a schema registry that a decoded column has, by column.
+    `cluster_id`: the cluster of the logs; None if its brokers have no id, and in offsets of older versions and of
+    Spark's connector.
+    `group`: the group that the query commits to. Only in `reportLatestOffset`, never in a checkpoint.
     """
 
     positions: Mapping[TopicPartition, Position]
@@ -106,10 +96,7 @@ class Offsets:
     def from_json_dict(cls, document: object) -> Offsets:
         """Parse the output of `to_json_dict` or of Spark's own Kafka connector (without `@` keys).
 
-        Raises
-        ------
-        ConfigurationError
-            These are not offsets of a Kafka source.
+        Raises `ConfigurationError` for offsets of another source.
         """
         if not isinstance(document, Mapping):
             raise _foreign_offsets("they are not a JSON object")
@@ -139,18 +126,10 @@ class Offsets:
 
     @classmethod
     def from_progress(cls, offset: object) -> Offsets:
-        """Parse `endOffset` or `latestOffset` of a query's progress.
+        """Parse `endOffset` or `latestOffset` of a query's progress: an object in the progress' JSON.
 
-        Parameters
-        ----------
-        offset : object
-            An object in the progress' JSON. In a `SourceProgress` a text: JSON, but the repr of a dict in PySpark 4.1,
-            and over Spark Connect before 4.1.
-
-        Raises
-        ------
-        ConfigurationError
-            The offset belongs to another source.
+        In a `SourceProgress` it is a text: JSON, but the repr of a dict in PySpark 4.1, and over Spark Connect before
+        4.1. Raises `ConfigurationError` if the offset belongs to another source.
         """
         return cls.from_json_dict(_parsed(offset) if isinstance(offset, str) else offset)
 

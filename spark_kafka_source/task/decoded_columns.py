@@ -87,12 +87,8 @@ class TaskDecoder:
         `onDecodeError` applies to those that do not decode, or whose type cannot be determined: they fail, are judged
         as null, or become dead letters; `onUnknownType` to those of other types.
 
-        Raises
-        ------
-        DecodeFailed
-            A key or a value is invalid, or of another type, and the option for it is fail.
-        FilterFailed
-            The condition fails on a record.
+        Raises `DecodeFailed` if a key or a value is invalid, or of another type, and the option for it is fail;
+        `FilterFailed` if the condition fails on a record.
         """
         if self._filter is None:
             return batch

@@ -25,10 +25,7 @@ _UNITS = (("hours", 3600), ("minutes", 60), ("seconds", 1))
 def draw(samples: Sequence[Sample], name: str) -> Figure:
     """Return a figure of all samples, without pyplot, so that no notebook shows it a second time.
 
-    Raises
-    ------
-    UsageError
-        matplotlib is not installed.
+    Raises `UsageError` if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
