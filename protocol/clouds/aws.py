@@ -39,7 +39,7 @@ def aws_msk_iam_token(
     """Return a token for MSK with IAM access control: a signed request for `kafka-cluster:Connect`.
 
     AWS's signer for MSK makes the token, with botocore's credentials: environment variables, web identity, profile,
-    container, instance (IMDSv2).
+    container, instance (IMDSv2). It expires after 15 minutes. Returns and raises as `protocol.clouds` says.
 
     Parameters
     ----------
@@ -53,20 +53,12 @@ def aws_msk_iam_token(
         Credentials instead of the default ones.
     timeout_s : float
 
-    Returns
-    -------
-    token : str
-    expires_at_s : float
-        In seconds since 1970, 15 minutes from now.
-
     Raises
     ------
     ConfigurationError
         The signer is not installed.
     AuthenticationFailed
         No credentials, or AWS refuses the role.
-    ConnectFailed
-        No answer in time.
     """
 
     def ask() -> tuple[str, float]:
@@ -105,6 +97,8 @@ def aws_web_identity_token(
 ) -> tuple[str, float]:
     """Return a JSON Web Token of STS (GetWebIdentityToken), as librdkafka's `aws_iam` names it.
 
+    Returns and raises as `protocol.clouds` says.
+
     Parameters
     ----------
     region, audience : str
@@ -120,20 +114,12 @@ def aws_web_identity_token(
         Credentials instead of the default ones.
     timeout_s : float
 
-    Returns
-    -------
-    token : str
-    expires_at_s : float
-        In seconds since 1970.
-
     Raises
     ------
     ConfigurationError
         boto3 is not installed, or too old.
     AuthenticationFailed
         No credentials, or STS refuses.
-    ConnectFailed
-        No answer in time.
     """
     request: dict[str, Any] = {"Audience": [audience], "SigningAlgorithm": signing_algorithm}
     request["DurationSeconds"] = duration_s

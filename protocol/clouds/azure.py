@@ -18,6 +18,8 @@ def azure_token(
 ) -> tuple[str, float]:
     """Return an access token of Entra ID.
 
+    Returns and raises as `protocol.clouds` says.
+
     Parameters
     ----------
     scope : str
@@ -29,20 +31,12 @@ def azure_token(
         The user-assigned managed identity, or the application of a workload identity. Only without `credential`.
     timeout_s : float
 
-    Returns
-    -------
-    token : str
-    expires_at_s : float
-        In seconds since 1970.
-
     Raises
     ------
     ConfigurationError
         azure-identity is not installed.
     AuthenticationFailed
         No credential of this process gives a token.
-    ConnectFailed
-        No answer in time.
     """
 
     def ask() -> tuple[str, float]:

@@ -23,6 +23,8 @@ _REMEDY = (
 def google_managed_kafka_token(*, credentials: Any = None, timeout_s: float = 30.0) -> tuple[str, float]:
     """Return a token for Managed Kafka: an access token, in the form of a JSON Web Token that names the principal.
 
+    Returns and raises as `protocol.clouds` says.
+
     Parameters
     ----------
     credentials : google.auth.credentials.Credentials, optional
@@ -30,20 +32,12 @@ def google_managed_kafka_token(*, credentials: Any = None, timeout_s: float = 30
         the metadata server.
     timeout_s : float
 
-    Returns
-    -------
-    token : str
-    expires_at_s : float
-        In seconds since 1970.
-
     Raises
     ------
     ConfigurationError
         google-auth or requests is not installed.
     AuthenticationFailed
         No credentials, or Google refuses them, or they have no email address.
-    ConnectFailed
-        No answer in time.
     """
 
     def ask() -> tuple[str, float]:
