@@ -37,6 +37,8 @@ def lag_of_group(
 ) -> Lag:
     """Return the distance of a group's committed offsets from the log ends now.
 
+    A partition without a leader has no log end and no lag, and a warning is logged.
+
     Parameters
     ----------
     options : str or mapping
@@ -52,8 +54,6 @@ def lag_of_group(
         The time limit for lag in seconds, within `timeout_ms`.
     timeout_ms : float, optional
         The time limit, by default `kafka.default.api.timeout.ms`.
-
-    A partition without a leader has no log end and no lag, and a warning is logged.
 
     Raises
     ------
