@@ -136,10 +136,7 @@ class OffsetMark:
 class CommitReplies:
     """The replies to one commit request: partitions and their errors by `CommitResult`.
 
-    Attributes
-    ----------
-    failure : Exception or None
-        The error of the whole request, which is sent again.
+    `failure` is the error of the whole request, which is sent again.
     """
 
     def __init__(self, member: GroupMember, *, retry_refused: bool) -> None:
@@ -164,13 +161,9 @@ class CommitReplies:
         self[CommitResult.REFUSED][key] = self[CommitResult.PARTITION_FAILED].pop(key)
 
     def complete(self, failure: Exception | None, sent: Iterable[TopicPartition] = ()) -> None:
-        """Take the error of the request.
+        """Take the error of the request, which had the partitions `sent`.
 
-        Parameters
-        ----------
-        failure : Exception or None
-        sent : iterable of (str, int)
-            Partitions of the request. If `failure` is a `UsageError`, a value cannot be encoded: send them in halves.
+        If it is a `UsageError`, a value cannot be encoded: send them in halves.
         """
         too_large, answered = self[CommitResult.TOO_LARGE], {key for errors in self._errors.values() for key in errors}
         if isinstance(failure, UsageError) and sent:

@@ -124,32 +124,15 @@ def commit_offsets(
     *,
     reply_deadline: Callable[[], Deadline] | None = None,
 ) -> None:
-    """Commit all of `offsets`.
+    """Commit all of `offsets`, with retries until `deadline`.
 
-    Parameters
-    ----------
-    client : Client
-        The client of the cluster.
-    group : str
-        The group id.
-    offsets : mapping of (str, int) to CommittedOffset
-        Offsets by partition. Those with the id of a deleted topic are refused with UNKNOWN_TOPIC_ID, also if a new
-        topic has its name.
-    deadline : Deadline
-        Time limit of all retries.
-    member : GroupMember
-        The member that commits; by default none, which the coordinator accepts if the group has no members.
-    on_reply : callable, optional
-        Called with each partition of a reply and its error or None. Returns an error that fails the request, or None.
-    reply_deadline : callable, optional
-        Limit of one request, see `call_partitions`.
+    Those with the id of a deleted topic are refused with UNKNOWN_TOPIC_ID, also if a new topic has its name. Raises
+    `DeadlineExceeded` if some are not committed by `deadline`, and `BrokerError` for an error that is not retriable.
 
-    Raises
-    ------
-    DeadlineExceeded
-        Some offsets were not committed by `deadline`.
-    BrokerError
-        The coordinator refused an offset with an error that is not retriable.
+    `member`: the member that commits; by default none, which the coordinator accepts if the group has no members.
+    `on_reply`: called with each partition of a reply and its error or None. Returns an error that fails the request, or
+    None.
+    `reply_deadline`: limit of one request, see `call_partitions`.
     """
     identity = {
         "group_id": group,
@@ -189,24 +172,10 @@ def topic_id_check(
     """Return arguments of `call_partitions` with which offsets of a deleted topic are refused with UNKNOWN_TOPIC_ID.
 
     If each topic has one known id, the request has the ids, and the coordinator compares them. Otherwise, or if the
-    broker has no such version, the check compares them before the request.
+    broker has no such version, the check compares them before the request. Offsets without a topic id are not compared.
 
-    Parameters
-    ----------
-    client : Client
-    api : Api
-        OffsetCommit or TxnOffsetCommit.
-    offsets : mapping of (str, int) to Position
-        Those without a topic id are not compared.
-    deadline : Deadline
-    at_most : int, optional
-        The newest version to send.
-
-    Returns
-    -------
-    check : callable
-    options : dict
-        `topic_ids` and `at_most`.
+    `api` is OffsetCommit or TxnOffsetCommit, `at_most` the newest version to send. The result is `check` and a dict
+    with `topic_ids` and `at_most`.
     """
     last_with_names = _LAST_WITH_TOPIC_NAMES[api]
     ids_by_name = _ids_by_name(offsets) if at_most is None or at_most > last_with_names else None
@@ -281,31 +250,12 @@ def fetch_positions(
     compares this id with that of the commit: after a failover, the new coordinator may still have offsets of topics
     that were deleted meanwhile. Offsets committed before Kafka 4.1, in a transaction before 4.4, have no id.
 
-    Parameters
-    ----------
-    client : Client
-    group : str
-    partitions : collection of (str, int)
-    deadline : Deadline
-        Time limit of all requests.
-    pending : set of (str, int), optional
-        See `fetch_offsets`.
-    expected_ids : mapping of (str, int) to bytes
-        Ids of the topics to read, if any: retry until the coordinator knows the topics of all offsets by these ids.
-    unknown_topic_s : float, optional
-        As in `call_partitions`.
+    The second result has the offsets of topics that the coordinator does not know: they may just have been deleted.
+    Partitions without a committed offset are in neither. Ids are zeros before Kafka 2.8.
 
-    Returns
-    -------
-    offsets : dict of (str, int) to CommittedOffset
-        Partitions without a committed offset are omitted. Ids are zeros before Kafka 2.8.
-    offsets_of_unknown_topics : dict of (str, int) to CommittedOffset
-        Offsets of topics that the coordinator does not know: the topics may just have been deleted.
-
-    Raises
-    ------
-    BrokerError, DeadlineExceeded, TopicUnknown
-        See `fetch_offsets`.
+    `pending` and the errors are those of `fetch_offsets`, `unknown_topic_s` and `TopicUnknown` those of
+    `call_partitions`. `expected_ids`: ids of the topics to read; retry until the coordinator knows the topics of all
+    offsets by these ids.
     """
     coordinator_key, names = group_coordinator(group), {topic for topic, _ in partitions}
 
@@ -364,29 +314,13 @@ def fetch_offsets(
 ) -> dict[TopicPartition, CommittedOffset]:
     """Return the committed offsets of a group; partitions without one are omitted.
 
-    Parameters
-    ----------
-    client : Client
-        The client of the cluster.
-    group : str
-        The group id.
-    partitions : collection of (str, int) or None
-        Partitions to fetch; None: all.
-    deadline : Deadline
-        Time limit of all retries.
-    require_stable : bool
-        Wait for open transactions that send offsets of the group (KIP-447).
-    topic_ids : mapping of str to bytes, optional
-        Ids of all topics. A coordinator since Kafka 4.2 omits offsets that were committed with other ids.
-    pending : set of (str, int), optional
-        Receives the partitions whose offsets are in an open transaction; without it, the call waits for the end.
+    Raises `DeadlineExceeded` if the coordinator does not respond by `deadline` or transactions are still open, and
+    `BrokerError` if it refuses the request with an error that is not retriable, or does not know a topic id.
 
-    Raises
-    ------
-    DeadlineExceeded
-        The coordinator did not respond by `deadline`, or transactions are still open.
-    BrokerError
-        The coordinator refused the request with an error that is not retriable, or does not know a topic id.
+    `partitions`: those to fetch; None fetches all.
+    `require_stable`: wait for open transactions that send offsets of the group (KIP-447).
+    `topic_ids`: ids of all topics. A coordinator since Kafka 4.2 omits offsets that were committed with other ids.
+    `pending`: receives the partitions whose offsets are in an open transaction; without it, the call waits for the end.
     """
     by_topic: dict[str, list[int]] = {}
     asked_for = tuple(partitions or ())

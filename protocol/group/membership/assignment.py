@@ -16,14 +16,9 @@ from protocol.kafka_terms import TopicPartition
 
 @dataclass(frozen=True)
 class EndReason:
-    """Why a session or an assignment has ended, or why a rebalance is pending.
+    """Why a session or an assignment has ended, or why a rebalance is pending: an error or a timeout, as text.
 
-    Attributes
-    ----------
-    text : str
-        The error or the timeout, as text.
-    settings : frozenset of str
-        Properties that the user may change to avoid it.
+    `settings` are properties that the user may change to avoid it.
     """
 
     text: str
@@ -47,15 +42,10 @@ class EndReason:
 class TopicSubscription:
     """The topics that a member subscribes to: by name, or by a pattern.
 
-    Attributes
-    ----------
-    names : frozenset of str
-        Names of topics; they need not exist yet.
-    pattern : re.Pattern or None
-        Matches whole names of topics; internal topics never match.
-    re2 : str or None
-        The same pattern in RE2 syntax, which brokers match (KIP-848). Used by the consumer protocol only; without it,
-        and in the classic protocol, each member matches `pattern`.
+    `names`: they need not exist yet.
+    `pattern`: matches whole names; internal topics never match.
+    `re2`: the same pattern in RE2 syntax, which brokers match (KIP-848). Used by the consumer protocol only; without
+    it, and in the classic protocol, each member matches `pattern`.
     """
 
     names: frozenset[str] = frozenset()
@@ -98,15 +88,8 @@ def available_topics(cluster: Metadata) -> frozenset[str]:
 class Revocation:
     """Partitions that the owner must release now.
 
-    Attributes
-    ----------
-    partitions : frozenset of (str, int)
-        The partitions.
-    lost : bool
-        If true, other members may own the partitions already, and commits for them are refused. If false, the member
-        owns them until its owner has released them, and processed offsets should be committed before.
-    reason : EndReason
-        The reason of the revocation.
+    `lost`: other members may own them already, and commits for them are refused. Otherwise the member owns them until
+    its owner has released them, and processed offsets should be committed before.
     """
 
     partitions: frozenset[TopicPartition]
@@ -116,19 +99,12 @@ class Revocation:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The partitions that the owner has from now on.
+    """The partitions that the owner has from now on, and the member that commits.
 
-    Attributes
-    ----------
-    member : GroupMember
-        The member that commits.
-    owned : frozenset of (str, int)
-        All assigned partitions; may be empty.
-    added : frozenset of (str, int)
-        Those of `owned` that are new to the owner.
-    pending_reason : EndReason or None
-        None if the assignment is complete. Else the reason of the delay, such as other members that have not joined
-        yet, or a coordinator that does not respond; the member's thread continues without the owner.
+    `owned`: all assigned partitions; may be empty.
+    `added`: those of `owned` that are new to the owner.
+    `pending_reason`: None if the assignment is complete. Else the reason of the delay, such as other members that have
+    not joined yet, or a coordinator that does not respond; the member's thread continues without the owner.
     """
 
     member: GroupMember

@@ -391,19 +391,9 @@ class ClassicMember(MemberMachine):
 class GroupLeader:
     """The leader of a classic group: assigns partitions, and detects changed topics.
 
-    Exists from the JoinGroup response that elects the member until it joins again.
-
-    Parameters
-    ----------
-    assignor : Assignor
-        The assignor that the coordinator has selected.
-    members : list of dict
-        Rows of the JoinGroup response.
-
-    Raises
-    ------
-    Corrupt, Truncated
-        The metadata of a member are invalid.
+    Exists from the JoinGroup response that elects the member until it joins again. `assignor` is the one that the
+    coordinator has selected, `members` the rows of that response; raises `Corrupt` or `Truncated` if the metadata of a
+    member are invalid.
     """
 
     def __init__(self, assignor: Assignor, members: list[dict[str, Any]]) -> None:

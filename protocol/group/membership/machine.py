@@ -51,12 +51,8 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 class MemberMachine(ABC):
     """One member of one group.
 
-    Attributes
-    ----------
-    owned : frozenset of (str, int)
-        The owner's partitions; differ from the assigned ones until the owner has accepted the assignment.
-    error : KafkaError or None
-        The error that the owner has not taken yet; in state FAILED, the fatal error.
+    `owned`: the owner's partitions; differ from the assigned ones until the owner has accepted the assignment.
+    `error`: the error that the owner has not taken yet; in state FAILED, the fatal error.
     """
 
     transitions: Transitions
@@ -201,12 +197,9 @@ class MemberMachine(ABC):
     def leave(self, *, for_good: bool | None) -> None:
         """Leave the group; a member that is leaving already stops waiting for the response.
 
-        Parameters
-        ----------
-        for_good : bool or None
-            True: leave. False: stay until the session ends (KIP-1092); a static member of the consumer protocol
-            releases its instance id. None: leave, but a static member may return to its partitions until its
-            session ends (KIP-345), unless it is giving some up in a cooperative rebalance.
+        `for_good`: True leaves. False stays until the session ends (KIP-1092); a static member of the consumer protocol
+        releases its instance id. None leaves, but a static member may return to its partitions until its session ends
+        (KIP-345), unless it is giving some up in a cooperative rebalance.
         """
         if self.state is MemberState.LEFT:
             return
@@ -253,13 +246,7 @@ class MemberMachine(ABC):
         return step
 
     def on_response(self, request: SendRequest, reply: Mapping[str, Any], since_s: float, now_s: float) -> None:
-        """Process a response.
-
-        Parameters
-        ----------
-        since_s : float
-            The latest time at which the coordinator is known to have seen this member.
-        """
+        """Process a response; `since_s` is the latest time at which the coordinator has surely seen this member."""
         self._backoff.reset()
         if request.renews:
             self.extend_session(request, since_s, now_s)

@@ -125,18 +125,11 @@ class Lifecycle:
 class SendRequest:
     """A request to the coordinator; its response or error is passed to the state machine.
 
-    Attributes
-    ----------
-    at_least : int
-        Minimum version of the request.
-    held : bool
-        The coordinator may delay the response until other members have acted.
-    renews : bool
-        A response restarts the session timeout.
-    accept : frozenset of int
-        Error codes that are responses, not failures.
-    row_of : str
-        Field of the reply whose only row is the response; empty: the reply itself.
+    `at_least`: minimum version of the request.
+    `held`: the coordinator may delay the response until other members have acted.
+    `renews`: a response restarts the session timeout.
+    `accept`: error codes that are responses, not failures.
+    `row_of`: field of the reply whose only row is the response; empty: the reply itself.
     """
 
     api: Api
@@ -166,12 +159,8 @@ class RefreshMetadata:
 class CallAssignor:
     """Call the assignor, which may be the user's; its result is passed to the state machine.
 
-    Attributes
-    ----------
-    call : callable
-        Reads nothing that the state machine changes.
-    process : callable
-        Called by the state machine with the result, unless the session has ended.
+    `call` reads nothing that the state machine changes. The state machine calls `process` with the result, unless the
+    session has ended.
     """
 
     call: Callable[[], Any]

@@ -69,28 +69,12 @@ class Membership:
     """A member of the group `config.group_id`, in the protocol `config.group_protocol`.
 
     It joins with the first `poll_rebalance`. All methods are thread-safe; `poll_rebalance` and `close` are for one
-    owner.
+    owner. Raises `UsageError` if `group.id` or `group.protocol` is missing, and `ConfigurationError` for an invalid
+    assignment strategy.
 
-    Parameters
-    ----------
-    client : Client
-        The client of the cluster.
-    config : ConsumerConfig
-        The consumer's configuration.
-    subscription : TopicSubscription
-        The topics to subscribe to.
-    on_member : callable
-        Called with each new generation or epoch, and when the member has none any more, in the thread that detects it;
-        `OffsetManager.set_member`. It must not call this object.
-    join_retries : int, optional
-        Maximum number of retries of a join before `poll_rebalance` raises its error; None: no limit.
-
-    Raises
-    ------
-    UsageError
-        `group.id` or `group.protocol` is missing.
-    ConfigurationError
-        The assignment strategy is invalid.
+    `on_member`: called with each new generation or epoch, and when the member has none any more, in the thread that
+    detects it; `OffsetManager.set_member`. It must not call this object.
+    `join_retries`: maximum number of retries of a join before `poll_rebalance` raises its error; None: no limit.
     """
 
     def __init__(
@@ -215,28 +199,17 @@ class Membership:
     ) -> Assignment:
         """Join, revoke and accept partitions until nothing is pending, or until `deadline`.
 
-        Parameters
-        ----------
-        deadline : Deadline
-            Time limit of the wait for other members. The member's thread continues after it, and `rebalance_pending`
-            reports the result.
-        before_revoke : callable
-            Called in this thread with the partitions to release. If it raises an exception, that is raised here, and
-            the partitions are not released. It may close this object, as a signal handler may; then no partitions are
-            returned.
+        `deadline` limits the wait for other members. The member's thread continues after it, and `rebalance_pending`
+        reports the result. `pending_reason` of the returned assignment is set if the rebalance is not complete.
 
-        Returns
-        -------
-        Assignment
-            The owned partitions; `pending_reason` is set if the rebalance is not complete.
+        `before_revoke` is called in this thread with the partitions to release. If it raises an exception, that is
+        raised here, and the partitions are not released. It may close this object, as a signal handler may; then no
+        partitions are returned.
 
-        Raises
-        ------
-        KafkaError
-            The coordinator has refused the member: missing ACLs, no common strategy, or brokers without support of the
-            protocol. Or this member leads, and another member's subscription is invalid; or the user's assignor has
-            failed; or `join_retries` retries have. The next call joins again, except if another member has taken over
-            the instance id, which is raised by each call.
+        Raises `KafkaError` if the coordinator has refused the member: missing ACLs, no common strategy, or brokers
+        without support of the protocol. Or this member leads, and another member's subscription is invalid; or the
+        user's assignor has failed; or `join_retries` retries have. The next call joins again, except if another member
+        has taken over the instance id, which is raised by each call.
         """
         with self.changed:
             self._raise_if_ended()
@@ -274,15 +247,10 @@ class Membership:
             self._on_member = lambda member: None
 
     def close(self, leave: bool | None = None, timeout_ms: float = LEAVE_MS) -> None:
-        """Leave the group and end the thread. Commit before.
+        """Leave the group, waiting at most `timeout_ms` for the coordinator, and end the thread. Commit before.
 
-        Parameters
-        ----------
-        leave : bool, optional
-            True: leave. False: stay until the session timeout (KIP-1092). None: leave, but a static member may return
-            to its partitions (KIP-345), unless it is giving some up (KIP-429).
-        timeout_ms : float
-            Maximum wait for the coordinator.
+        `leave`: True leaves. False stays until the session timeout (KIP-1092). None leaves, but a static member may
+        return to its partitions (KIP-345), unless it is giving some up (KIP-429).
         """
         deadline = Deadline.after_ms(timeout_ms, self._clock)
         with self.changed:
