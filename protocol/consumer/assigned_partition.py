@@ -49,45 +49,21 @@ class AssignedPartition:
     `AssignedPartitions` decides by `state` and these attributes. In `DUE_FOR_LOOKUP`, from `retry_at_s` on, it starts a
     partition at the first of these that exists:
 
-    1. `sought`;
-    2. the group's offset, unless `loss` or `without_commit` is set;
+    1. `sought`, the position set by `seek` before the start;
+    2. the group's offset, unless `loss` (why the position was lost) or `without_commit` (the group has none) is set;
     3. the offset of `auto.offset.reset`.
 
-    Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition,
-    other methods in the one that adds and drops it.
+    Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition, other
+    methods in the one that adds and drops it.
 
-    Parameters
-    ----------
-    key : (str, int)
-    new_backoff : callable
-        Returns the back-off of a search.
-
-    Attributes
-    ----------
-    state : PartitionState
-    consumer : PartitionConsumer or None
-        Reads the partition; None before the first position is known.
-    sought : Position or None
-        The position set by `seek` before the start.
-    group_offset : int or None
-        The group's offset: fetched at the start, or staged for a commit since; None if unknown. Set by the owner.
-    paused : bool
-    lookup : StartLookup or None
-        The running lookup; results of earlier ones are ignored.
-    backoff : Backoff
-        Wait before the next lookup.
-    without_commit : bool
-        The group has no offset of this partition.
-    retry_at_s : float
-        When the next lookup may start.
-    failing_since_s : float or None
-        Start time of the first failed lookup since the last error was raised.
-    loss : DataLoss or None
-        Why the position was lost.
-    recreations : int
-        How often reading has moved from a deleted topic to a new one of its name.
-    is_new_topic : bool
-        Moved to a new topic, of which the user has got no records. The owner resets it when the user gets some.
+    `consumer`: reads the partition; None before the first position is known.
+    `group_offset`: fetched at the start, or staged for a commit since; None if unknown. Set by the owner.
+    `lookup`: the running lookup; results of earlier ones are ignored.
+    `backoff`: wait before the next lookup; `new_backoff` returns that of a search.
+    `failing_since_s`: start time of the first failed lookup since the last error was raised.
+    `recreations`: how often reading has moved from a deleted topic to a new one of its name.
+    `is_new_topic`: moved to a new topic, of which the user has got no records. The owner resets it when the user gets
+    some.
     """
 
     def __init__(self, key: TopicPartition, new_backoff: Callable[[], Backoff]) -> None:

@@ -35,20 +35,11 @@ _NO_LEADER = -1
 
 
 class AssignedPartitions:
-    """The partitions that one consumer reads.
+    """The partitions that one consumer reads; `columns` are the names of columns to decode, see `KafkaConsumer`.
 
     Thread rule: `recover` runs in the thread that reads the partition; `assigned`, `consumers`, `recreated`, `paused`,
     `pause` and `resume` in any; others in the one that adds partitions. Those for any thread copy with `list`, since
     partitions may be added or dropped meanwhile.
-
-    Parameters
-    ----------
-    client : Client
-        The client of the cluster.
-    config : GroupConsumerConfig
-        The configuration of the consumer.
-    columns : collection of str
-        Names of columns to decode, see `KafkaConsumer`.
     """
 
     def __init__(self, client: Client, config: GroupConsumerConfig, columns: Collection[str]) -> None:
@@ -82,21 +73,12 @@ class AssignedPartitions:
     def start_added(self, wait_ms: float) -> None:
         """Start to read added partitions whose start offsets are known, and look up those of the others.
 
-        Lookups run in threads. Those that fail are repeated after a back-off.
+        Lookups run in threads. Those that fail are repeated after a back-off. New lookups are waited for, at most
+        `wait_ms`: the usual ones end within it. A lookup that has run for 50 ms is not waited for.
 
-        Parameters
-        ----------
-        wait_ms : float
-            Maximum wait, in milliseconds, for new lookups: the usual ones end within it. A lookup that has run for
-            50 ms is not waited for.
-
-        Raises
-        ------
-        NoOffset, BrokerError
-            A partition cannot start. Others start nevertheless; `NoOffset` is raised by each call until `seek`.
-        DeadlineExceeded
-            The start offset of a partition is unknown for `default.api.timeout.ms`; raised again after each such
-            period.
+        Raises `NoOffset` or `BrokerError` if a partition cannot start. Others start nevertheless; `NoOffset` is raised
+        by each call until `seek`. Raises `DeadlineExceeded` if the start offset of a partition is unknown for
+        `default.api.timeout.ms`, and again after each such period.
         """
         if errors := self._start_added(wait_ms):
             raise min(errors.values(), key=lambda error: isinstance(error, DeadlineExceeded))

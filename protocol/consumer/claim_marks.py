@@ -17,19 +17,12 @@ class ClaimMarks:
     sarama's rules: `mark` only raises the offset, `reset` only lowers it. The caller is the session, which holds its
     lock.
 
-    Attributes
-    ----------
-    starting : bool
-        Set by the session with each claim that it adds, after `setup`. Until `start`, the session refuses marks: they
-        would be older than commits of another member.
-    offset : CommittedOffset or None
-        The start offset at first, then the marked one.
-    dirty : bool
-        The offset was marked after the last `stage`.
-    staged : bool
-        The offset is staged for a commit, was committed, or was refused: the next commit then sends it again.
-    recreated : bool
-        The topic was deleted, and a new one has its name: the offset is not committed. Set by the session.
+    `starting`: set by the session with each claim that it adds, after `setup`. Until `start`, the session refuses
+    marks: they would be older than commits of another member.
+    `offset`: the start offset at first, then the marked one.
+    `dirty`: the offset was marked after the last `stage`.
+    `staged`: the offset is staged for a commit, was committed, or was refused: the next commit then sends it again.
+    `recreated`: the topic was deleted, and a new one has its name: the offset is not committed. Set by the session.
     """
 
     def __init__(self, key: TopicPartition) -> None:

@@ -105,21 +105,10 @@ class Commits:
         return self._required_manager().uncommitted(at_s)
 
     def wait(self, offsets: Offsets, deadline: Deadline, *, partition_timeout_s: float = math.inf) -> None:
-        """Wait until the offsets are committed.
+        """Wait until offsets that were passed to `commit_async` are committed.
 
-        Parameters
-        ----------
-        offsets : mapping of (str, int) to CommittedOffset
-            Offsets passed to `commit_async` before.
-        deadline : Deadline
-            Time limit.
-        partition_timeout_s : float
-            Maximum wait for a partition that fails alone, see `OffsetManager.flush`.
-
-        Raises
-        ------
-        CommitFailed
-            An offset was refused, or is not committed in time.
+        Raises `CommitFailed` if one was refused, or is not committed in time. `partition_timeout_s`: maximum wait for a
+        partition that fails alone, see `OffsetManager.flush`.
         """
         if offsets:
             self._required_manager().flush(deadline, offsets, partition_timeout_s=partition_timeout_s)
@@ -145,10 +134,7 @@ class Commits:
     def run_callbacks(self) -> None:
         """Call the callbacks of commits that are complete, or older than `request.timeout.ms`, in their order.
 
-        Raises
-        ------
-        Exception
-            The first exception of a callback, after all others were called; further exceptions are logged.
+        Raises the first exception of a callback, after all others were called; further exceptions are logged.
         """
         if not self._oldest_may_be_complete():
             return

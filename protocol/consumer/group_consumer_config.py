@@ -44,20 +44,11 @@ _RESET = Kind("earliest, latest, none, by_duration:PnDTnHnMn.nS", _reset)
 class GroupConsumerConfig:
     """The configuration of a consumer in a group, or one that polls.
 
-    Attributes
-    ----------
-    consumer : ConsumerConfig
-        The common configuration of consumers.
-    auto_offset_reset : OffsetReset or timedelta
-        The start offset of partitions without a committed offset. A duration means that time before now (KIP-1106).
-    enable_auto_commit : bool
-        Commit positions automatically.
-    auto_commit_interval_ms : int
-        Interval of automatic commits.
-    max_poll_records : int or None
-        Maximum number of records of a poll; None: whole record batches.
-    group_join_retries : int or None
-        Maximum number of retries of a join before its error is raised; None: no limit.
+    `auto_offset_reset`: the start offset of partitions without a committed offset. A duration means that time before
+    now (KIP-1106).
+    `enable_auto_commit`: commit positions automatically, every `auto_commit_interval_ms`.
+    `max_poll_records`: maximum number of records of a poll; None: whole record batches.
+    `group_join_retries`: maximum number of retries of a join before its error is raised; None: no limit.
     """
 
     consumer: ConsumerConfig
@@ -100,14 +91,9 @@ GROUP_PROPERTIES = (
 
 @hide_variables
 def parse_group_consumer(properties: Mapping[str, object]) -> GroupConsumerConfig:
-    """Parse the properties of a consumer in a group.
+    """Parse the properties of a consumer in a group; raise `ConfigurationError` for an unknown or invalid one.
 
     As in Java, the defaults are the classic protocol if `group.id` is set, and automatic commits every five seconds.
-
-    Raises
-    ------
-    ConfigurationError
-        A property is unknown or invalid.
     """
     rows = {row.name: row for row in GROUP_PROPERTIES}
     # An unknown name may be a misspelling of one of these rows.

@@ -24,13 +24,8 @@ log = logging.getLogger(__name__)
 class OutOfRange:
     """A position that is not in its log: outside of `log_start` to `log_end`, or behind a truncation.
 
-    Attributes
-    ----------
-    position : Position
-    log_start, log_end : int
-        Log start offset and high watermark.
-    epoch_end : int or None
-        End of its leader epoch if that is before the offset: from there on the log has other records.
+    `log_end` is the high watermark. `epoch_end` is the end of the position's leader epoch if that is before the offset:
+    from there on the log has other records.
     """
 
     position: Position
@@ -89,25 +84,10 @@ def check_committed(
 ) -> tuple[dict[TopicPartition, Position], dict[TopicPartition, OutOfRange]]:
     """Find committed positions that are not in the log, or whose leader epoch ended before them.
 
-    Parameters
-    ----------
-    client : Client
-    committed : mapping of (str, int) to Position
-    deadline : Deadline
-    unknown_topic_s : float, optional
-        As in `call_partitions`.
+    Returns the valid positions, with their leader epochs unless the leader does not know them; and the other ones.
 
-    Returns
-    -------
-    (dict, dict)
-        Valid positions, with their leader epochs unless the leader does not know them; and the other offsets.
-
-    Raises
-    ------
-    BrokerError
-        A non-retriable error code.
-    DeadlineExceeded
-        A leader does not respond; `TopicUnknown` if brokers do not know a topic or partition for `unknown_topic_s`.
+    Raises `BrokerError` for an error code that is not retriable, `DeadlineExceeded` if a leader does not respond, and
+    `TopicUnknown` if brokers do not know a topic or partition for `unknown_topic_s`.
     """
     if not committed:
         return {}, {}

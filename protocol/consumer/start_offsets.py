@@ -31,26 +31,12 @@ _WAIT_S = 0.05
 
 
 class StartLookup(ABC):
-    """A lookup of the start offsets of some partitions, which runs in its own thread.
+    """A lookup of the start offsets of some partitions, which runs in its own thread, called `name`.
 
     Thread rule: `positions` may be called at any time, `error_of` once the lookup has ended.
 
-    Parameters
-    ----------
-    client : Client
-    partitions : collection of (str, int)
-    timeout_ms : float
-        Time limit of all requests.
-    name : str
-        Name of the thread.
-    is_retry : bool
-        The caller does not wait for a retry, since a broker may be silent.
-
-    Attributes
-    ----------
-    partitions : frozenset of (str, int)
-    started_at_s : float
-        On the client's clock.
+    `timeout_ms` limits all requests. With `is_retry` the caller does not wait, since a broker may be silent.
+    `started_at_s` is a time of the client's clock.
     """
 
     def __init__(
