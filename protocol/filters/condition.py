@@ -32,24 +32,16 @@ DECODED = 5
 class Node:
     """An operation of a condition, with the type of its result in Spark.
 
-    Attributes
-    ----------
-    op : str
-        "column", "header", "literal", or an operation of `evaluate`.
-    type : pyarrow.DataType
-    operands : tuple of Node
-    value : object
-        Constants of the operation:
+    `op` is "column", "header", "literal", or an operation of `evaluate`; `text` is the operation as SQL, if it may fail
+    on a row. `value` has the constants of the operation:
 
-        * literal: the value; of a timestamp microseconds, of a date days
-        * column: the names from the column to the field; header: its name
-        * cast: the type before it
-        * is_in: the values of the list
-        * matches: the compiled pattern
-        * substring, byte_substring: start and length, None without one
-        * starts_with, ends_with, contains, instr: the text
-    text : str
-        The operation as SQL, if it may fail on a row.
+    * literal: the value; of a timestamp microseconds, of a date days
+    * column: the names from the column to the field; header: its name
+    * cast: the type before it
+    * is_in: the values of the list
+    * matches: the compiled pattern
+    * substring, byte_substring: start and length, None without one
+    * starts_with, ends_with, contains, instr: the text
     """
 
     op: str
@@ -80,13 +72,8 @@ class Node:
 class Condition:
     """A condition on records. A row is kept if all `conjuncts` are true for it.
 
-    Attributes
-    ----------
-    text : str
-        The SQL, for messages.
-    conjuncts : tuple of Node
-    decoded : frozenset of str
-        "key" and "value", where the condition reads what they are decoded to.
+    `text` is the SQL, for messages. `decoded` has "key" and "value", where the condition reads what they are decoded
+    to.
     """
 
     text: str

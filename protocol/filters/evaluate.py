@@ -61,20 +61,9 @@ class RowFailed(Exception):
 def rows_where(conjuncts: tuple[Node, ...], source: Callable[[Node], pa.Array], count: int, *, ansi: bool) -> Mask:
     """Return a mask of the rows for which all conjuncts are true.
 
-    Parameters
-    ----------
-    conjuncts : tuple of Node
-    source : callable
-        Returns the column for a node "column" or "header".
-    count : int
-        Number of rows.
-    ansi : bool
-        As `spark.sql.ansi.enabled`: a failed cast, an overflow or a division by zero raises.
-
-    Raises
-    ------
-    RowFailed
-        The first row that fails.
+    `source` returns the column of `count` rows for a node "column" or "header". With `ansi`, as with
+    `spark.sql.ansi.enabled`, a failed cast, an overflow or a division by zero raises `RowFailed` for the first row that
+    fails.
     """
     evaluation = _Evaluation(source, count, ansi=ansi)
     selected = np.ones(count, np.bool_)
@@ -89,12 +78,8 @@ def rows_where(conjuncts: tuple[Node, ...], source: Callable[[Node], pa.Array], 
 class _Evaluation:
     """Evaluates nodes over some rows. Each operation has a method of its name.
 
-    Attributes
-    ----------
-    guard : array of bool
-        The rows that are evaluated: Spark does not look at the right of `false AND`.
-    failed : list of (int, str)
-        Rows that fail in ANSI mode, and the operation.
+    `guard`: mask of the rows that are evaluated: Spark does not look at the right of `false AND`.
+    `failed`: rows that fail in ANSI mode, and the operation.
     """
 
     def __init__(self, source: Callable[[Node], pa.Array], count: int, *, ansi: bool) -> None:

@@ -94,19 +94,10 @@ _PREDICATES: tuple[type[exp.Expr], ...] = (
 
 
 def parse_condition(text: str, types: Mapping[str, pa.DataType] | None = None) -> Condition:
-    """Parse a condition.
+    """Parse a condition in Spark's SQL.
 
-    Parameters
-    ----------
-    text : str
-        A condition in Spark's SQL.
-    types : mapping of str to pyarrow.DataType, optional
-        Types of `key` and `value` where they are decoded, and of `valueType` if values are of several types.
-
-    Raises
-    ------
-    ConfigurationError
-        The text is no condition, or has a part whose result could differ from Spark's.
+    Raises `ConfigurationError` if the text is no condition, or has a part whose result could differ from Spark's.
+    `types`: types of `key` and `value` where they are decoded, and of `valueType` if values are of several types.
     """
     decoded = dict(types or {})
     parser = _Parser({name: decoded.get(name, COLUMN_TYPES.get(name)) for name in (*COLUMN_TYPES, HEADERS, *decoded)})

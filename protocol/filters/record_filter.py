@@ -29,23 +29,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 class RecordFilter:
-    """Applies a condition.
+    """Applies a condition; `ansi` is the value of `spark.sql.ansi.enabled`.
 
-    Parameters
-    ----------
-    condition : Condition
-    ansi : bool
-        As `spark.sql.ansi.enabled`.
-    client : Client, optional
-        Its metrics count the records that the condition leaves out.
-
-    Attributes
-    ----------
-    condition : Condition
-    decoded_columns : frozenset of str
-        Stored columns that the conditions on decoded keys and values need; empty without such conditions.
-    reads_types : bool
-        Conditions name `valueType`.
+    The metrics of `client` count the records that the condition leaves out. `decoded_columns` are the stored columns
+    that the conditions on decoded keys and values need; empty without such conditions. `reads_types`: conditions name
+    `valueType`.
     """
 
     def __init__(self, condition: Condition, *, ansi: bool, client: Client | None = None) -> None:
@@ -88,11 +76,7 @@ class RecordFilter:
     def decoded_rows(self, columns: Columns, source_range: Range) -> Mask:
         """Return a mask of the rows to keep, by the rest of the filter.
 
-        Parameters
-        ----------
-        columns : mapping of str to pyarrow.Array
-            Stored columns, and `key` and `value` as they are decoded.
-        source_range : Range
+        `columns` has the stored columns, and `key` and `value` as they are decoded.
         """
         return self._rows(self._decoded, columns, source_range, partial(self._count, source_range))
 

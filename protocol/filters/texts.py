@@ -87,10 +87,7 @@ def _slice(pieces: Any, start: int, count: int | None) -> bytes:
 def change_case(column: pa.Array, *, upper: bool) -> pa.Array:
     """Return the texts in lower or upper case.
 
-    Raises
-    ------
-    UsageError
-        A character is newer than the Unicode version of this Python.
+    Raises `UsageError` if a character is newer than the Unicode version of this Python.
     """
     if _is_ascii(column):
         kernel = pc.ascii_upper if upper else pc.ascii_lower
