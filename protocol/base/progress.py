@@ -57,14 +57,8 @@ class Progress:
 class ProgressReporter:
     """Counts finished offsets or rows, and calls a function with a `Progress`, at most 4 times a second and at the end.
 
-    Parameters
-    ----------
-    report : callable or bool
-        The function; False for no reports. True prints to standard error: one line updated in place in a terminal,
-        otherwise one line per report.
-    name, total, unit
-        As in `Progress`.
-    clock : Clock
+    `report`: the function; False for no reports. True prints to standard error: one line updated in place in a
+    terminal, otherwise one line per report.
     """
 
     def __init__(
