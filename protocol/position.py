@@ -18,23 +18,13 @@ def is_another_topic(topic_id: bytes, before: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Position:
-    """A position in the log of a partition.
+    """A position in the log of a partition; raises `UsageError` for a value that Kafka cannot store.
 
-    Attributes
-    ----------
-    offset : int
-        Offset of the next record.
-    leader_epoch : int
-        No record before `offset` has a newer leader epoch; -1 if unknown. The epoch of the last record read is such a
-        bound, and so is the epoch of a leader when it listed the offset. Brokers compare it with their log, which
-        detects truncations below `offset` (KIP-320).
-    topic_id : bytes
-        16 bytes, zeros if unknown. In a topic with another id, the offset and the epoch have no meaning.
-
-    Raises
-    ------
-    UsageError
-        Kafka cannot store one of the values.
+    `offset`: offset of the next record.
+    `leader_epoch`: no record before `offset` has a newer leader epoch; -1 if unknown. The epoch of the last record read
+    is such a bound, and so is the epoch of a leader when it listed the offset. Brokers compare it with their log, which
+    detects truncations below `offset` (KIP-320).
+    `topic_id`: 16 bytes, zeros if unknown. In a topic with another id, the offset and the epoch have no meaning.
     """
 
     offset: int

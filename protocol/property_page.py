@@ -100,12 +100,7 @@ def property_table(rows: Iterable[Property], values: Mapping[str, object]) -> st
 def ineffective_properties(properties: Mapping[str, tuple[Effect, str]], heading: str) -> list[str]:
     """Format properties that do not apply: a section for each effect, a line for each reason.
 
-    Parameters
-    ----------
-    properties : mapping of str to (Effect, str)
-        Their effect and its reason, by name.
-    heading : str
-        The `#` signs of the sections.
+    `properties` has the effect and its reason by name, `heading` the `#` signs of the sections.
     """
     parts = []
     for effect, title in _INEFFECTIVE.items():
