@@ -84,8 +84,6 @@ class ConsumerGroupMetadata:
 
     Attributes
     ----------
-    group_id : str
-    member : GroupMember
     topic_ids : mapping of (str, int) to bytes
         Ids of the topics of the records; the offsets of a deleted topic are refused then.
     """

@@ -21,8 +21,6 @@ class ConsumerBatch(NamedTuple):
 
     Attributes
     ----------
-    topic : str
-    partition : int
     columns : pyarrow.RecordBatch
         `key`, `value`, `offset`, `timestamp_ms`, `timestamp_type` and `headers`.
     """
