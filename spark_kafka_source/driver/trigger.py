@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from protocol.base.clock import Deadline
 from protocol.errors import TopicUnknown
 from protocol.fetch.list_offsets import ends_of_epochs
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.driver.discovery import (
     discover_present,
@@ -104,7 +104,7 @@ class Trigger:
         starts = {
             key: start if key in same_topic else Position(start.offset)
             for key, start in starting.positions.items()
-            if key in same_topic or self.query.membership is None
+            if self.query.membership is None or start.is_in(owned.get(key, NO_TOPIC_ID))
         }
         assignment = replace(assignment, added={**starts, **assignment.added})
         if self.query.membership is not None:

@@ -19,6 +19,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -208,6 +209,25 @@ def test_member_does_not_apply_starting_offsets_to_topic_recreated_before_its_fi
         cluster.create("a", 30)
         end = next_end(reader, reader.initialOffset())
         assert ranges(reader, {}, end) == [(0, 0, 30)]
+        reader.stop()
+
+
+@pytest.mark.parametrize(
+    ("start", "read"),
+    [('{"a": {"0": 15}}', [(0, 15, 20)]), ("latest", []), (None, [])],
+    ids=["json", "latest", "group"],
+)
+def test_member_starts_at_starting_offsets_in_a_topic_without_id(
+    start: str | None, read: list[tuple[int, int, int]]
+) -> None:
+    """Brokers before Kafka 2.8 have no ids of topics: an unknown id is no evidence of a recreated topic."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("a", 1, topic_id=NO_TOPIC_ID)
+        kafka.rewrite("a", 0, records(0, 1, last_offset=19))
+        options = LATEST if start is None else {"kafka.auto.offset.reset": None, "startingOffsets": start}
+        reader = reader_of(kafka.bootstrap_servers, "a", "g", **options)
+        end = next_end(reader, reader.initialOffset())
+        assert ranges(reader, {}, end) == read
         reader.stop()
 
 
