@@ -268,7 +268,8 @@ def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]
     neither = ": neither keyFormat nor valueFormat"
     if schemas:  # else `parsing` warns of all options of the registry
         yield "schema.registry.reader.version", None in schemas, ": no schema is taken from the registry"
-    yield "deadLetterTopic", options.writes_dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
+    dead_letters = "dead-letter" in (options.on_decode_error, options.on_unknown_type)
+    yield "deadLetterTopic", dead_letters, ": neither onDecodeError nor onUnknownType is dead-letter"
     registered = FORMATS[options.value_format].registered
     yield "valueTypes", registered, f": valueFormat is {options.value_format}"
     yield "valueSubjectNameStrategy", options.value_types, " without valueTypes"

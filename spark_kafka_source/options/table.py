@@ -429,8 +429,13 @@ class SourceOptions:
 
     @property
     def writes_dead_letters(self) -> bool:
-        """True if `deadLetterTopic` has an effect."""
-        return "dead-letter" in (self.on_decode_error, self.on_unknown_type)
+        """True if tasks may write dead letters: an action is dead-letter, and applies to what they decode."""
+        judges_values = self.filter is not None or selection.VALUE_TYPE in self.row_columns
+        has_schema = FORMATS[self.key_format].language or FORMATS[self.value_format].language
+        if self.on_decode_error == "dead-letter" and has_schema and (judges_values or self.decoded):
+            return True
+        may_have_other_type = self.has_value_types and (judges_values or "value" in self.row_columns)
+        return self.on_unknown_type == "dead-letter" and may_have_other_type
 
     @property
     def value_subjects(self) -> tuple[str, ...]:

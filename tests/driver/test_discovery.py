@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.base.clock import Deadline
+from protocol.base.once import deferred_warnings
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
@@ -206,10 +207,28 @@ def test_pattern_without_a_topic_is_a_warning(
     assert line.startswith("subscribePattern=paid.* matches no topic of the cluster at 127.0.0.1:")
 
 
+AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://127.0.0.1:1"}
+TYPES = {"valueTypes": "shop.Order,shop.Refund"}
+LETTERS, TYPE_LETTERS = {"onDecodeError": "dead-letter"}, {"onUnknownType": "dead-letter"}
+
+
 @pytest.mark.parametrize("creates", ["false", "true"])
-def test_dead_letter_topic_without_effect_is_neither_required_nor_created(creates: str) -> None:
-    with FakeKafka(settings={"auto.create.topics.enable": creates}) as kafka:
-        options = options_on(kafka, subscribe="orders", deadLetterTopic="dead")
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        {},
+        LETTERS,
+        TYPE_LETTERS,
+        {**AVRO, **TYPE_LETTERS},
+        {**AVRO, **LETTERS, "columns": "offset"},
+        {**AVRO, **TYPES, **TYPE_LETTERS, "columns": "offset"},
+    ],
+)
+def test_dead_letter_topic_without_effect_is_neither_required_nor_created(
+    decoding: dict[str, str], creates: str
+) -> None:
+    with FakeKafka(settings={"auto.create.topics.enable": creates}) as kafka, deferred_warnings():
+        options = options_on(kafka, subscribe="orders", deadLetterTopic="dead", **decoding)
         client = PROCESS.client(options.client)
         require_dead_letter_topic(client, options, client.deadline(500))
         assert not kafka.controller.image.topics

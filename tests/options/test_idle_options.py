@@ -73,3 +73,20 @@ def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
     topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
     parse_source_options({**topics, **TYPES, **options}, streaming=True)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "may_write"),
+    [
+        ({**AVRO, "onDecodeError": "dead-letter"}, True),
+        ({**AVRO, "onDecodeError": "dead-letter", "columns": "offset", "filter": "value.id > 1"}, True),
+        ({**TYPES, "onDecodeError": "dead-letter", "columns": "offset,valueType"}, True),
+        ({**TYPES, "onUnknownType": "dead-letter"}, True),
+        ({**TYPES, "onUnknownType": "dead-letter", "columns": "offset", "filter": "valueType = 'Order'"}, True),
+        ({**AVRO, "onUnknownType": "dead-letter"}, False),
+        ({"onDecodeError": "dead-letter"}, False),
+    ],
+)
+def test_dead_letters_are_written_if_the_action_has_an_effect(options: dict[str, str], may_write: bool) -> None:
+    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders", "deadLetterTopic": "dead"}
+    assert parse_source_options({**topics, **options}, streaming=True).writes_dead_letters == may_write
