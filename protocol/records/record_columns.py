@@ -62,12 +62,20 @@ def _binary(name: str, array: pa.Array) -> pa.Array:
         if array.type in (pa.string_view(), pa.binary_view()):
             array = array.cast(pa.large_binary())  # in two steps: Arrow lets offsets of 32 bits overflow
         try:
-            return array.cast(pa.binary())
+            return _cast(array, pa.binary())
         except pa.ArrowInvalid as error:
-            if array.nbytes < 2**31:  # a slice: without the bytes before it, its offsets have 32 bits
-                return pa.concat_arrays([array]).cast(pa.binary())
             raise UsageError(f"column {name} has more than 2 GiB: send fewer rows in a call ({error})") from error
     raise UsageError(f"column {name} is {array.type}; it must be binary")
+
+
+def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
+    try:
+        return array.cast(to)
+    except pa.ArrowInvalid:
+        if array.nbytes >= 2**31:
+            raise
+        # A slice: without the bytes before it, its offsets have 32 bits.
+        return pa.concat_arrays([array]).cast(to)
 
 
 def _timestamps(array: pa.Array | None, rows: int, default_ms: int) -> pa.Array:
@@ -81,7 +89,7 @@ def _timestamps(array: pa.Array | None, rows: int, default_ms: int) -> pa.Array:
 def _headers(lists: pa.Array) -> pa.Array:
     """Encode each row's headers as in a record, after their count."""
     try:
-        lists = lists.cast(_HEADERS)
+        lists = _cast(lists, _HEADERS)
     except pa.ArrowException as error:
         problem = f"column headers is {lists.type}; it must be list<struct<key: string, value: binary>>"
         raise UsageError(problem) from error

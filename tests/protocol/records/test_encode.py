@@ -194,6 +194,17 @@ def test_slice_behind_2_gib_of_a_column_is_written() -> None:
     assert rows.column("value").to_pylist() == [bytes(16)]
 
 
+def test_slice_behind_2_gib_of_headers_is_written() -> None:
+    size_bytes = 2**31 + 4
+    offsets, data = np.array([0, 2**31, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
+    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    header = pa.StructArray.from_arrays([pa.array(["a", "b"]), values], names=["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), header)
+    columns = pa.RecordBatch.from_arrays([pa.array([b"1", b"2"]), headers], names=["value", "headers"])
+    rows = record_columns(columns.slice(1), 0)
+    assert rows.column("headers").to_pylist() == [b"\x02\x02b\x08" + bytes(4)]
+
+
 def test_unknown_codec_is_named() -> None:
     with pytest.raises(UsageError, match=r"brotli.*gzip"):
         encode(pa.table({"value": [b"a"]}), compression="brotli")
