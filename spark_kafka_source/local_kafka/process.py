@@ -137,8 +137,8 @@ class JavaProcess:
 
 
 def printed_lines(text: str) -> list[str]:
-    """Return the lines that a JVM has printed, without JAVA_TOOL_OPTIONS: they may have the password of a proxy."""
-    return [line for line in text.splitlines() if not line.startswith("Picked up ")]
+    """Return the lines that a JVM has printed, without options of variables: they may have the password of a proxy."""
+    return [line for line in text.splitlines() if not line.startswith(("Picked up ", "NOTE: Picked up "))]
 
 
 def _spawn(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

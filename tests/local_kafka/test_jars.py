@@ -21,6 +21,7 @@ from tests.support.wait_until import wait_until
 # `java -version` prints $version; `java -jar ivy …` creates the jars and records the run in `runs`.
 FAKE_JAVA = """#!/bin/sh
 [ -n "$JAVA_TOOL_OPTIONS" ] && echo "Picked up JAVA_TOOL_OPTIONS: $JAVA_TOOL_OPTIONS" >&2
+[ -n "$JDK_JAVA_OPTIONS" ] && echo "NOTE: Picked up JDK_JAVA_OPTIONS: $JDK_JAVA_OPTIONS" >&2
 if [ "$1" = -version ]; then
   echo 'openjdk version "{version}" 2025-04-15' >&2; exit 0
 fi
@@ -124,10 +125,11 @@ def test_fetch_error_names_unpublished_version(cache: Path, java_home: Path) -> 
         kafka_jars("4.2.0", quiet)
 
 
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"])
 def test_errors_do_not_show_the_options_that_java_picks_up(
-    cache: Path, java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyPassword=secret")
+    monkeypatch.setenv(variable, "-Dhttps.proxyPassword=secret")
     install_java(java_home, then="echo 'no space'; exit 1")
     with pytest.raises(ConfigurationError, match="no space") as raised:
         kafka_jars("4.2.0", quiet)
