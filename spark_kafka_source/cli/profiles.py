@@ -55,7 +55,7 @@ class Profiles:
 
 
 def read_profiles() -> Profiles:
-    """Read the file; without one there are no profiles. Raises `click.UsageError` if it is malformed."""
+    """Read the file; without one there are no profiles. Raises `click.UsageError` if it is malformed or unreadable."""
     path = _path()
     try:
         with path.open("rb") as file:
@@ -64,6 +64,9 @@ def read_profiles() -> Profiles:
     except FileNotFoundError:
         by_name = {}
     except (OSError, ValueError, AttributeError) as error:
+        is_closed = isinstance(error, PermissionError) and not os.access(path.parent, os.X_OK)
+        if is_closed and not os.environ.get(_FILE_VARIABLE):  # HOME is that of another user, as in a container
+            return Profiles(path, {}, None)
         raise click.UsageError(f"{path} cannot be read: {error}") from error
     mark = path.with_name(_USED)
     used = mark.read_text().strip() if mark.is_file() else None

@@ -232,3 +232,17 @@ def test_user_without_a_home_has_no_profiles(monkeypatch: pytest.MonkeyPatch) ->
     without = {"HOME": None, "XDG_CONFIG_HOME": None, "PYKAFKA_CONFIG": None}
     refused = invoke("topics", "list", code=2, **without)
     assert "The address of the brokers is missing" in refused.stderr
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_user_with_the_home_of_another_user_has_no_profiles(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """As in a container with HOME=/root and another user. A file that PYKAFKA_CONFIG names must be readable."""
+
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    config = "/root/config.toml" if named else None
+    refused = invoke("topics", "list", code=2, HOME="/root", XDG_CONFIG_HOME=None, PYKAFKA_CONFIG=config)
+    assert ("cannot be read" if named else "The address of the brokers is missing") in refused.stderr
