@@ -222,6 +222,7 @@ class MockProducer:
         self._require_open()
         self._raise_failures()
         self._begin_account()
+        checked_string("topic", topic)
         checked = record_columns(columns, SYSTEM_CLOCK.wall_ms())
         count = checked.num_rows
         keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * count

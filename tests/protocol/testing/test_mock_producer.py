@@ -153,6 +153,9 @@ def test_topic_that_is_no_text_is_a_usage_error(topic: Any) -> None:
     for send in (producer.send, producer.send_and_wait):
         with pytest.raises(UsageError, match=r"topic is .*; it must be a str"):
             send(topic, b"1")
+    for values in ([b"1"], []):
+        with pytest.raises(UsageError, match=r"topic is .*; it must be a str"):
+            producer.send_columns(topic, pa.record_batch({"value": pa.array(values, pa.binary())}))
 
 
 def test_closed_producer_refuses_messages() -> None:
