@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from protocol.base.calls import CallGate, gated
 from protocol.base.clock import SYSTEM_CLOCK
-from protocol.checked_values import checked_partition
+from protocol.checked_values import checked_integer, checked_partition
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
@@ -29,6 +29,7 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.producer.messages import Headers, Message
 from protocol.records.decode import ALL_COLUMNS, SCHEMA
+from protocol.settings.property_kinds import MAX_INT64
 
 _MAX_POLL_ROWS = 500
 
@@ -130,7 +131,7 @@ class MockConsumer:
         key, headers, timestamp_ms
             Fields of all these records; the timestamp is now by default.
         """
-        log = self._logs.setdefault((topic, partition), [])
+        log = self._logs.setdefault(checked_partition((topic, partition)), [])
         for value in values:
             time_ms = SYSTEM_CLOCK.wall_ms() if timestamp_ms is None else timestamp_ms
             message = Message(value, key, headers, time_ms, partition)
@@ -152,12 +153,12 @@ class MockConsumer:
         As with `KafkaConsumer`, after `DataLoss`, `Corrupt` or `NoOffset` of a partition its next records come after a
         `seek`; until then, each `poll` without records raises it again.
         """
-        where = None if topic is None else (topic, partition)
+        where = None if topic is None else checked_partition((topic, partition))
         self._errors.append((where, len(self._logs.get(where, ())) if where else 0, error))
 
     def rebalance(self, partitions: Iterable[TopicPartition]) -> None:
         """Assign exactly these partitions in the next `poll`, as after a rebalance of the group."""
-        self._given_assignment = set(partitions)
+        self._given_assignment = set(map(checked_partition, partitions))
 
     def fail_commit(self, error: CommitFailed) -> None:
         """Make the next commit fail."""
@@ -378,8 +379,7 @@ class MockConsumer:
     @gated
     def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record that `poll` returns."""
-        self._require_assigned([partition])
-        return self._positions[partition]
+        return self._positions[self._assigned(partition)]
 
     @gated
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
@@ -395,15 +395,16 @@ class MockConsumer:
     @gated
     def seek(self, partition: TopicPartition, offset: int | CommittedOffset) -> None:
         """Set the position."""
-        self._require_assigned([partition])
-        self._positions[partition] = as_committed_offset(partition, offset).offset
-        self._lasting_errors.pop(partition, None)
+        position = as_committed_offset(partition, offset).offset
+        key = self._assigned(partition)
+        self._positions[key] = position
+        self._lasting_errors.pop(key, None)
 
     @gated
     def seek_to_beginning(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Seek to offset 0 of these partitions, by default all assigned ones."""
-        for key in partitions or self.assignment:
-            self.seek(key, 0)
+        for key, offset in self.beginning_offsets(partitions or self.assignment).items():
+            self.seek(key, offset)
 
     @gated
     def seek_to_end(self, partitions: Collection[TopicPartition] = ()) -> None:
@@ -414,20 +415,20 @@ class MockConsumer:
     @gated
     def beginning_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return 0 for each partition."""
-        return dict.fromkeys(partitions, 0)
+        return dict.fromkeys(map(checked_partition, partitions), 0)
 
     @gated
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the number of yielded records of each partition."""
-        return {key: len(self._logs.get(key, ())) for key in partitions}
+        return {key: len(self._logs.get(key, ())) for key in map(checked_partition, partitions)}
 
     @gated
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
         offsets: dict[TopicPartition, ListedOffset | None] = {}
-        for key, time_ms in times_ms.items():
-            if time_ms < 0:
-                raise UsageError(f"{key[0]}-{key[1]}: {time_ms} is not a timestamp")
+        for partition, timestamp_ms in times_ms.items():
+            key = checked_partition(partition)
+            time_ms = checked_integer(f"timestamp of {key[0]}-{key[1]}", timestamp_ms, 0, MAX_INT64)
             later = [record for record in self._logs.get(key, ()) if record["timestamp_ms"] >= time_ms]
             offsets[key] = (
                 ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None
@@ -437,19 +438,20 @@ class MockConsumer:
     @gated
     def current_lag(self, partition: TopicPartition) -> int | None:
         """Return the number of records after the position."""
-        return len(self._logs.get(partition, ())) - self.position(partition)
+        key = self._assigned(partition)
+        return len(self._logs.get(key, ())) - self._positions[key]
 
     @gated
     def pause(self, partitions: Collection[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`."""
-        self._require_assigned(partitions)
-        self._paused.update(partitions)
+        for partition in partitions:
+            self._paused.add(self._assigned(partition))
 
     @gated
     def resume(self, partitions: Collection[TopicPartition]) -> None:
         """Return records of paused partitions again."""
-        self._require_assigned(partitions)
-        self._paused.difference_update(partitions)
+        for partition in partitions:
+            self._paused.discard(self._assigned(partition))
 
     @property
     @gated
@@ -462,7 +464,7 @@ class MockConsumer:
     @gated
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
         """Return the committed offset of each partition; None if it has none."""
-        return {key: self._committed.get(key) for key in partitions}
+        return {key: self._committed.get(key) for key in map(checked_partition, partitions)}
 
     @gated
     def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
@@ -519,7 +521,8 @@ class MockConsumer:
             self._gate.closed = True
         self._raise_user_error()
 
-    def _require_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        for topic, number in partitions:
-            if (topic, number) not in self._positions:
-                raise UsageError(f"{topic}-{number} is not assigned to this consumer")
+    def _assigned(self, partition: TopicPartition) -> TopicPartition:
+        key = checked_partition(partition)
+        if key not in self._positions:
+            raise UsageError(f"{key[0]}-{key[1]} is not assigned to this consumer")
+        return key

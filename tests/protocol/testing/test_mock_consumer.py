@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 import pytest
 
 import protocol
@@ -157,7 +158,7 @@ def test_positions_move_with_poll_and_seek() -> None:
         offset = consumer.offsets_for_times({ORDERS: 7})[ORDERS]
         assert (offset.offset, offset.timestamp_ms) == (0, 7)
         assert consumer.offsets_for_times({ORDERS: 8}) == {ORDERS: None}
-        with pytest.raises(UsageError, match="orders-0: -1 is not a timestamp"):
+        with pytest.raises(UsageError, match="timestamp of orders-0 is -1"):
             consumer.offsets_for_times({ORDERS: -1})
         with pytest.raises(UsageError, match="other-0 is not assigned"):
             consumer.seek(("other", 0), 1)
@@ -332,6 +333,41 @@ def rebalance_without_subscription(consumer: Any, events: list[object]) -> None:
     events.append(consumer.assignment)
 
 
+def impossible_partitions(consumer: Any, events: list[object]) -> None:
+    consumer.assign([ORDERS])
+    for key in (("orders", "0"), ("orders", 0.0), ("orders", -1), (1, 0), ("orders", 0, 1), "orders", None):
+        calls: list[tuple[Any, ...]] = [("seek", key, 0), ("offsets_for_times", {key: 1}), ("commit_sync", {key: 1})]
+        calls += [(name, key) for name in ("position", "current_lag")]
+        calls += [(name, [key]) for name in ("assign", "pause", "resume", "seek_to_beginning", "seek_to_end")]
+        calls += [(name, [key]) for name in ("committed", "beginning_offsets", "end_offsets")]
+        events += [(name, outcome(getattr(consumer, name), *arguments)) for name, *arguments in calls]
+    for name in ("pause", "resume", "seek_to_end", "committed", "beginning_offsets", "end_offsets"):
+        events.append((name, outcome(getattr(consumer, name), ORDERS)))
+
+
+def impossible_times_and_offsets(consumer: Any, events: list[object]) -> None:
+    consumer.assign([ORDERS])
+    for number in (1.0, -1, None, "5", 1 << 63):
+        events.append(outcome(consumer.offsets_for_times, {ORDERS: number}))
+        events.append(outcome(consumer.seek, ORDERS, number))
+
+
+def partitions_in_an_iterator(consumer: Any, events: list[object]) -> None:
+    consumer.assign(iter([ORDERS]))
+    consumer.pause(iter([ORDERS]))
+    events.append(consumer.paused)
+    consumer.resume(iter([ORDERS]))
+    events.append(consumer.paused)
+
+
+def numpy_partition(consumer: Any, events: list[object]) -> None:
+    key = ("orders", np.int64(0))
+    consumer.assign([key])
+    consumer.pause([key])
+    results = [consumer.committed([key]), consumer.end_offsets([key]), consumer.offsets_for_times({key: 0})]
+    events += [type(partition) for keys in (consumer.assignment, consumer.paused, *results) for _, partition in keys]
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -344,6 +380,10 @@ def rebalance_without_subscription(consumer: Any, events: list[object]) -> None:
         pytest.param(failing_listener, id="failing listener"),
         pytest.param(failing_callback, id="failing callback"),
         pytest.param(rebalance_without_subscription, id="rebalance without subscription"),
+        pytest.param(impossible_partitions, id="impossible partitions"),
+        pytest.param(impossible_times_and_offsets, id="impossible times and offsets"),
+        pytest.param(partitions_in_an_iterator, id="partitions in an iterator"),
+        pytest.param(numpy_partition, id="a number of NumPy as partition"),
     ],
 )
 def test_sequence_of_calls_ends_as_with_a_real_consumer(use: Callable[[Any, list[object]], None]) -> None:
@@ -360,6 +400,17 @@ def test_sequence_of_calls_ends_as_with_a_real_consumer(use: Callable[[Any, list
     use(mock, events)
     mock.close()
     assert events == expected
+
+
+def test_impossible_partition_is_refused_where_a_test_gives_it() -> None:
+    consumer = MockConsumer()
+    for give in (
+        lambda: consumer.yield_records("orders", b"1", partition=-1),
+        lambda: consumer.yield_error(CommitFailed("no"), "orders", -1),
+        lambda: consumer.rebalance([("orders", -1)]),
+    ):
+        with pytest.raises(UsageError, match="partition of orders is -1"):
+            give()
 
 
 def test_subscribe_and_assign_exclude_each_other() -> None:
