@@ -6,7 +6,7 @@ import click
 
 from protocol.admin.admin import Admin
 from protocol.admin.users import ScramDeletion, ScramMechanism, ScramUpsertion
-from spark_kafka_source.cli.connection import Cluster, asks_brokers
+from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.secrets import SOURCES, read_secret
 
@@ -80,8 +80,12 @@ def delete(cluster: Cluster, names: tuple[str, ...], mechanism: str | None, yes:
         for name in dict.fromkeys(names)
         for scram_mechanism in ([_MECHANISMS[mechanism.upper()]] if mechanism else sorted(scram_credentials[name]))
     ]
-    shown = ", ".join(f"{deletion.mechanism.name.replace('_', '-')} of {deletion.user}" for deletion in deletions)
+    by_user: dict[str, list[str]] = {}
+    for deletion in deletions:
+        text = f"{deletion.mechanism.name.replace('_', '-')} of {deletion.user}"
+        by_user.setdefault(deletion.user, []).append(text)
+    shown = {user: ", ".join(texts) for user, texts in by_user.items()}
     if not yes:
-        click.confirm(f"Delete {shown}?", abort=True, err=True)
-    admin.alter_user_scram_credentials(deletions, timeout_ms=cluster.left_ms)
-    click.echo(f"deleted {shown}")
+        click.confirm(f"Delete {', '.join(shown.values())}?", abort=True, err=True)
+    with prints_done("deleted", shown):
+        admin.alter_user_scram_credentials(deletions, timeout_ms=cluster.left_ms)

@@ -1,4 +1,4 @@
-"""Commands about several groups, members or transactions, of which brokers refuse one: the others are printed."""
+"""Commands about several resources, such as groups, of which brokers refuse one: the others are printed."""
 
 from __future__ import annotations
 
@@ -64,6 +64,16 @@ def test_remove_members_does_not_print_a_static_member_that_stays(fake: FakeKafk
     result = invoke_at(fake, "groups", "remove-members", "etl", "--all", "--yes", code=1)
     assert result.stdout == "removed worker-1\n"
     assert "UNKNOWN_MEMBER_ID" in result.stderr
+
+
+def test_users_delete_prints_the_deleted_user_beside_a_missing_credential(fake: FakeKafka) -> None:
+    for name, mechanism in (("alice", "scram-sha-512"), ("alice", "scram-sha-256"), ("bob", "scram-sha-512")):
+        invoke_at(fake, "users", "set", name, "--mechanism", mechanism, "--password-from", "env:P", P="geheim")
+    result = invoke_at(fake, "users", "delete", "alice", "bob", "--mechanism", "scram-sha-256", "--yes", code=1)
+    assert result.stdout == "deleted SCRAM-SHA-256 of alice\n"
+    assert "AlterUserScramCredentials of bob" in result.stderr
+    deleted = invoke_at(fake, "users", "delete", "alice", "bob", "--yes").stdout
+    assert deleted == "deleted SCRAM-SHA-512 of alice\ndeleted SCRAM-SHA-512 of bob\n"
 
 
 @pytest.mark.parametrize("refused", ["InitProducerId", "DescribeTransactions"])
