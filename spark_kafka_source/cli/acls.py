@@ -10,6 +10,7 @@ import click
 
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
 from protocol.admin.admin import Admin
+from protocol.errors import AdminFailed
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, with_options
 from spark_kafka_source.cli.rows import output_option, print_rows
@@ -139,7 +140,12 @@ def create(
         ]
     if not bindings:
         raise click.UsageError("Give a resource such as --topic, and --operation, --producer or --consumer.")
-    Admin(cluster.client).create_acls(bindings, timeout_ms=cluster.left_ms)
+    try:
+        Admin(cluster.client).create_acls(bindings, timeout_ms=cluster.left_ms)
+    except AdminFailed as failed:
+        if created := [binding for binding in bindings if binding not in failed.errors]:
+            print_rows(_COLUMNS, [_row(binding) for binding in created], output)
+        raise
     print_rows(_COLUMNS, [_row(binding) for binding in bindings], output)
 
 

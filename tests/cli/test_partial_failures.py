@@ -8,12 +8,14 @@ from subprocess import PIPE
 
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from protocol.wire.schema import Body
 from tests.cli.runs import invoke_at, process_at, rows
 from tests.protocol.fetch.consuming import client_of
 from tests.support.wait_until import wait_until
@@ -74,6 +76,21 @@ def test_users_delete_prints_the_deleted_user_beside_a_missing_credential(fake: 
     assert "AlterUserScramCredentials of bob" in result.stderr
     deleted = invoke_at(fake, "users", "delete", "alice", "bob", "--yes").stdout
     assert deleted == "deleted SCRAM-SHA-512 of alice\ndeleted SCRAM-SHA-512 of bob\n"
+
+
+def test_acls_create_shows_created_acls_beside_a_refused_one() -> None:
+    with FakeKafka(settings={"authorizer.class.name": "StandardAuthorizer", "super.users": "User:ANONYMOUS"}) as kafka:
+
+        def refuse_second(body: Body) -> Body:
+            first, second = body["results"]
+            return {**body, "results": [first, {**second, "error_code": ErrorCode.INVALID_REQUEST}]}
+
+        kafka.edit_replies("CreateAcls", refuse_second)
+        options = ("--principal", "User:alice", "--operation", "read", "--topic", "a", "--topic", "b")
+        result = invoke_at(kafka, "acls", "create", *options, "-o", "json", code=1)
+    assert [row["resource"] for row in rows(result)] == ["a"]
+    assert "on topic b" in result.stderr
+    assert "on topic a" not in result.stderr
 
 
 @pytest.mark.parametrize("refused", ["InitProducerId", "DescribeTransactions"])
