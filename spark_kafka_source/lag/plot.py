@@ -35,7 +35,12 @@ def lines(offsets_behind: Mapping[str, Sequence[tuple[datetime, int]]], axes: Ax
 
 def legend_label(name: str) -> str:
     """Return a label for a line; matplotlib leaves labels that begin with "_" out of legends."""
-    return f" {name}" if name.startswith("_") else name
+    return plain_text(f" {name}" if name.startswith("_") else name)
+
+
+def plain_text(text: str) -> str:
+    """Return a text that matplotlib shows as it is; it parses text between two "$" as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _axes(axes: Axes | None) -> Axes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from protocol.errors import UsageError
-from spark_kafka_source.lag.plot import legend_label
+from spark_kafka_source.lag.plot import legend_label, plain_text
 from spark_kafka_source.lag.table import PartitionLag
 from spark_kafka_source.watching.line import line
 
@@ -34,7 +34,7 @@ def draw(samples: Sequence[Sample], name: str) -> Figure:
             "the picture of a query needs matplotlib: pip install 'spark-kafka-source[notebook]'"
         ) from error
     figure = Figure(figsize=_SIZE, layout="constrained")
-    figure.suptitle(line(samples, name), fontsize=10)
+    figure.suptitle(plain_text(line(samples, name)), fontsize=10)
     rates, durations, records, seconds = figure.subplots(2, 2, sharex=True).flat
     unit, times = _elapsed(samples)
     _plot(rates, times, [sample.input_rows_per_s for sample in samples], "in")

@@ -13,11 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from matplotlib.cbook import is_math_text
+from matplotlib.figure import Figure
 
 from protocol.errors import ConfigurationError, UsageError
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source import watch
+from spark_kafka_source.lag.plot import lines
 from spark_kafka_source.watching import QueryHistory
 from spark_kafka_source.watching.figure import draw
 from spark_kafka_source.watching.line import line
@@ -151,6 +154,19 @@ def test_legend_names_partitions_of_a_topic_that_begins_with_an_underscore() -> 
     legend = draw(history.samples, history.name).axes[2].get_legend()
     assert legend is not None
     assert [text.get_text().strip() for text in legend.get_texts()] == ["_orders-0", "_orders-1"]
+
+
+def test_name_with_dollar_signs_is_no_formula_in_a_picture() -> None:
+    """Of these names, matplotlib shows one as a formula, and fails for the other."""
+    history = polled(progress(0))
+    for name in ("a $x$ b", "in $ and {$"):
+        picture = draw(history.samples, name)
+        axes = lines({name: [(history.samples[0].time, 1)]}, Figure().subplots())
+        legend = axes.get_legend()
+        assert legend is not None
+        for figure, text in (picture, picture.get_suptitle()), (axes.figure, legend.get_texts()[0].get_text()):
+            figure.savefig(io.BytesIO())
+            assert not is_math_text(text)
 
 
 def test_figure_has_the_larger_lag_of_two_sources_with_the_same_partition() -> None:
