@@ -11,7 +11,7 @@ import click
 
 from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
-from protocol.config import parse_client
+from protocol.config import parse_client, parse_producer
 from protocol.consumer.out_of_range import check_committed
 from protocol.errors import ConfigurationError
 from protocol.fetch.log_offsets import Range
@@ -25,7 +25,7 @@ from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.new_offsets import named_partitions
 from spark_kafka_source.cli.positions import FROM_LATEST, SPAN, Span, list_ends, resolve
 from spark_kafka_source.cli.progress import advancing
-from spark_kafka_source.cli.record_copies import COPIED_COLUMNS, Copy, TopicHeaders
+from spark_kafka_source.cli.record_copies import READ_COLUMNS, Copy, TopicHeaders
 from spark_kafka_source.cli.record_sources import follow, read_ranges
 from spark_kafka_source.cli.rows import long_output_option, print_rows
 from spark_kafka_source.cli.stop_signals import StopRequest, stop_request
@@ -79,6 +79,8 @@ def copy(
 
     Without --follow, stops at the log ends found at the start. The target topic must exist. Shows the offsets written.
 
+    A record above max.request.size ends the command. The records before it in its partition are written, no later ones.
+
     \b
     Examples:
       pykafka copy orders orders-test -o -1000
@@ -99,9 +101,10 @@ def copy(
         ranges, starts = _ranges(cluster, source, partitions, span)
         topic_to_write(client, target, None, cluster.deadline)
         producer = opened.enter_context(producing(client, target_properties, output))
-        copied = Copy(producer, target, keep_partitions, limit)
+        limit_bytes = parse_producer(target_properties).max_request_size_bytes
+        copied = Copy(producer, target, keep_partitions, limit, limit_bytes)
         if follows and span.end is None:
-            follow(cluster, starts, COPIED_COLUMNS, copied, stop)
+            follow(cluster, starts, READ_COLUMNS, copied, stop)
         else:
             _copy(cluster, ranges, copied, stop)
 
@@ -155,6 +158,9 @@ def replay(
     Keys, timestamps and other headers are kept. Dead letters stay in their topic: with --group, the next replay starts
     after the last record of this one, also if that was left out.
 
+    A record above max.request.size ends the command. The records before it in its partition are written, no later ones,
+    and nothing is committed.
+
     \b
     Examples:
       pykafka replay orders-dlq
@@ -172,7 +178,8 @@ def replay(
             click.echo("Nothing was written; --execute writes the records.", err=True)
             return
         with producing(cluster.client, cluster.of_producer, output) as producer:
-            copied = Copy(producer, target)
+            limit_bytes = parse_producer(cluster.of_producer).max_request_size_bytes
+            copied = Copy(producer, target, limit_bytes=limit_bytes)
             _copy(cluster, ranges, copied, stop)
         _tell_left_out(copied)
         if group is not None:
@@ -228,7 +235,7 @@ def _committed(client: Client, group: str, topic_ids: TopicIds, deadline: Deadli
 def _copy(cluster: Cluster, ranges: list[Range], copied: Copy, stop: StopRequest) -> None:
     """Read ranges into `copied`. Raises `click.ClickException` if stopped before their end."""
     with advancing(copied, sum(source_range.size for source_range in ranges)) as receiver:
-        if not read_ranges(cluster, ranges, COPIED_COLUMNS, receiver, stop):
+        if not read_ranges(cluster, ranges, READ_COLUMNS, receiver, stop):
             raise click.ClickException("interrupted before the end")
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import click
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.errors import UsageError
 from protocol.kafka_terms import TopicPartition
+from protocol.producer.accumulator import too_large_errors
 from protocol.producer.producer import Producer
+from protocol.records.encode import record_sizes
+from protocol.records.record_columns import record_columns
 
-COPIED_COLUMNS = ("key", "value", "timestamp_ms", "headers")
+_COPIED_COLUMNS = ("key", "value", "timestamp_ms", "headers")
+READ_COLUMNS = (*_COPIED_COLUMNS, "offset")
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Copy:
     `producer`: None counts only.
     `keeps_partition`: write to the partition of the same number.
     `limit`: number of records to copy.
+    `limit_bytes`: `max.request.size` of the producer; a larger record ends the copy of its partition.
     `counts`: copied records by topic.
     `left_out`: records without a topic.
     """
@@ -70,6 +77,7 @@ class Copy:
     target: str | TopicHeaders
     keeps_partition: bool = False
     limit: int | None = None
+    limit_bytes: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
 
@@ -79,14 +87,32 @@ class Copy:
         return self.limit is not None and self.counts.total() >= self.limit
 
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
-        """Copy a batch, up to the limit."""
+        """Copy a batch, up to the limit, or to a record that is too large; raises `click.ClickException` for that."""
         if self.limit is not None:
             batch = batch.slice(0, self.limit - self.counts.total())
-        for topic, records in self._by_topic(batch):
+        copied = list(self._by_topic(batch))
+        too_large = self._too_large(copied)
+        end = min(too_large, default=None)
+        for topic, records in copied:
+            if end is not None:
+                records = records.filter(pc.less(records.column("offset"), end))
             self.counts[topic] += records.num_rows
             if self.producer is not None:
                 partitions = np.full(records.num_rows, key[1], np.int32) if self.keeps_partition else None
-                self.producer.send_columns(topic, records.select(COPIED_COLUMNS), partitions)
+                self.producer.send_columns(topic, records.select(_COPIED_COLUMNS), partitions)
+        if end is not None:
+            raise click.ClickException(f"{key[0]}-{key[1]}, offset {end}: {too_large[end]}")
+
+    def _too_large(self, copied: Iterable[tuple[str, pa.RecordBatch]]) -> dict[int, UsageError]:
+        """Return an error for each record that no request can contain, by its offset."""
+        if self.limit_bytes is None:
+            return {}
+        errors: dict[int, UsageError] = {}
+        for topic, records in copied:
+            sizes = record_sizes(record_columns(records.select(_COPIED_COLUMNS), 0))
+            refused = too_large_errors(topic, sizes, self.limit_bytes, with_row_number=False)
+            errors |= {records.column("offset")[row].as_py(): error for row, error in refused.items()}
+        return errors
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if isinstance(self.target, str):

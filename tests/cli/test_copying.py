@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import time
@@ -237,6 +238,26 @@ def test_properties_of_both_roles_have_an_effect_in_commands_that_read_and_write
         to = (second.bootstrap_servers,) if arguments[-1] == "--to-bootstrap-server" else ()
         invoke_at(fake, *arguments, *to, "-X", "linger.ms=1", "-X", "fetch.min.bytes=2", typed=b"", code=None)
     assert [text.partition(" ")[0] for text in caplog.messages if "no effect" in text] == warned
+
+
+@pytest.mark.parametrize("command", [("copy", "large", "target"), ("replay", "large", "-g", "g", "--execute")])
+def test_record_that_is_too_large_ends_the_copy_of_its_partition(fake: FakeKafka, command: tuple[str, ...]) -> None:
+    fake.create_topic("large", 1, config={"max.message.bytes": "10000000"})
+    fake.create_topic("target", 1)
+    fake.create_topic("another", 1)
+    headers = [("__connect.errors.topic", b"target")]
+    fake.produce("large", "0", "1", headers=headers)
+    fake.produce("large", "2", "x" * 3_000_000, "4", headers=headers)
+    fake.produce("large", "5", headers=[("__connect.errors.topic", b"another")])
+    failed = invoke_at(fake, *command, "--output", "csv", code=1)
+    error = "Error: large-0, offset 3: a record for topic target is 3000[0-9]* bytes, more than max.request.size"
+    assert re.match(error, failed.stderr)
+    assert failed.stdout.splitlines()[1:] == ["target,0,0,2,3"]
+    assert [record.value for record in fake.records("target")] == [b"0", b"1", b"2"]
+    assert fake.records("another") == []
+    assert fake.committed_offsets("g") == {}
+    larger = invoke_at(fake, *command, "--output", "csv", "-X", "max.request.size=4000000", code=None)
+    assert "MESSAGE_TOO_LARGE" in larger.stderr
 
 
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
