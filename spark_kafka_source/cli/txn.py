@@ -147,6 +147,8 @@ def abort(
 ) -> None:
     """Abort transactions and fence their producers. Without --execute, only show the transactions.
 
+    Transactional ids are aborted one by one: each is named on standard error at once, and all rows come at the end.
+
     Use transactional ids for all transactions of `txn list`. --topic, --partition and --start-offset write an abort
     marker to one partition only: for a transaction that its coordinator no longer knows.
 
@@ -174,8 +176,11 @@ def _abort_known(cluster: Cluster, transactional_ids: tuple[str, ...], execute: 
         transaction = describe_transactions(cluster.client, [name], deadline).get(name)
         if transaction is None:
             return None
-        epoch = abort_transaction(cluster.client, name, deadline).producer_epoch if execute else None
-        is_open = transaction.state in OPEN_STATES
+        is_open, epoch = transaction.state in OPEN_STATES, None
+        if execute:
+            epoch = abort_transaction(cluster.client, name, deadline).producer_epoch
+            # The rows come at the end, and not at all after Ctrl-C.
+            click.echo(f"{'aborted' if is_open else 'fenced'} {name}", err=True)
         return name, transaction.state, is_open, transaction.identity.producer_epoch, epoch
 
     errors: list[KafkaError] = []

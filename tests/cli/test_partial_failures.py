@@ -15,6 +15,7 @@ from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
+from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from protocol.wire.schema import Body
 from tests.cli.runs import invoke_at, process_at, rows
 from tests.protocol.fetch.consuming import client_of
@@ -103,3 +104,19 @@ def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKaf
     assert [(row["transactional_id"], row["new_producer_epoch"]) for row in rows(result)] == [("b", 1)]
     assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in result.stderr
     assert "'no-such' does not exist" in result.stderr
+
+
+def test_txn_abort_names_aborted_transaction_before_the_next_is_answered(fake: FakeKafka) -> None:
+    with client_of(fake.bootstrap_servers) as client:
+        for name in ("a", "b"):
+            init_producer_id(client, name, 5_000, client.deadline())
+    fake.edit_replies("DescribeTransactions", lambda body: None if _names(body) == ["b"] else body)
+    with process_at(fake, "txn", "abort", "a", "b", "--execute", stderr=PIPE) as process:
+        wait_until(lambda: {"transactional_ids": ["b"]} in fake.request_bodies(DESCRIBE_TRANSACTIONS))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (errors.splitlines()[0], process.returncode) == ("fenced a", 1)
+
+
+def _names(body: Body) -> list[str]:
+    return [row["transactional_id"] for row in body["transaction_states"]]
