@@ -38,6 +38,12 @@ _REGISTRY_URL = f"{_REGISTRY}url"
 _REGISTRY_CREDENTIALS = (f"{_REGISTRY}basic.auth.", f"{_REGISTRY}bearer.auth.")
 _GLUE = f"{_REGISTRY}glue."
 _REGISTRY_VARIABLE = "SCHEMA_REGISTRY_URL"
+# A profile or a file may have them for `consume --group`; without a group, some of them are an error.
+_OF_MEMBERS = {
+    *(row.name for row in GROUP_PROPERTIES),
+    *("group.id", "group.protocol", "group.instance.id", "group.remote.assignor", "partition.assignment.strategy"),
+    *("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,11 @@ class Cluster:
 
     @cached_property
     def consumer(self) -> ConsumerConfig:
-        """The consumer properties; the isolation level decides what the log end is.
+        """The consumer properties without those of members; the isolation level decides what the log end is.
 
         Raises `ConfigurationError`: one of them is wrong.
         """
-        others = {row.name for row in GROUP_PROPERTIES} | (_names_of(Role.PRODUCER) if self.writes else set())
+        others = _OF_MEMBERS | (_names_of(Role.PRODUCER) if self.writes else set())
         return parse_consumer({name: value for name, value in self.properties.items() if name not in others})
 
     @property

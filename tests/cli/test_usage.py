@@ -173,6 +173,7 @@ def test_commands_of_docs_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def records() -> Iterator[FakeKafka]:
     with FakeKafka() as kafka:
         kafka.create_topic("orders", 1)
+        kafka.create_topic("copies", 1)
         kafka.create_topic("wide", 3000)
         with Producer({"bootstrap.servers": kafka.bootstrap_servers}) as producer:
             for number in range(1000):
@@ -231,6 +232,21 @@ def test_lag_of_a_group_without_offsets_is_an_error(records: FakeKafka) -> None:
     result = invoke_at(records, "groups", "lag", "order-etl", code=1)
     assert result.stdout.count("\n") == 1
     assert result.stderr.startswith("Error: no lag of order-etl: the group does not exist")
+
+
+@pytest.mark.parametrize("membership", ["group.id=g\ngroup.instance.id=worker-1\n", "group.protocol=consumer\n"])
+@pytest.mark.parametrize(
+    "command", ["groups lag g", "topics analyze orders", "consume orders -e", "copy orders copies"]
+)
+def test_properties_of_members_do_not_matter_to_commands_without_a_member(
+    records: FakeKafka, tmp_path: Path, command: str, membership: str
+) -> None:
+    """They are in files for consumers, and in profiles for `consume --group`."""
+    with client_of(records.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("orders", 0): CommittedOffset(1)}, client.deadline())
+    file = tmp_path / "consumer.properties"
+    file.write_text(membership)
+    invoke_at(records, *command.split(), "--command-config", str(file))
 
 
 def test_link_to_a_file_stays_one(records: FakeKafka, tmp_path: Path) -> None:
