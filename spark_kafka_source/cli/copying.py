@@ -92,14 +92,17 @@ def copy(
         target_properties["bootstrap.servers"] = to_bootstrap_server
     if to_config is None and "bootstrap.servers" not in target_properties:
         if source == target:
-            raise click.UsageError("Source and target are the same topic of the same cluster.")
+            raise _same_topic()
         target_properties = {**cluster.of_producer, **target_properties}
         cluster = replace(cluster, writes=True)
     with stop_request() as stop, ExitStack() as opened:
         is_other_client = target_properties != cluster.of_producer
         client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
         ranges, starts = _ranges(cluster, source, partitions, span)
-        topic_to_write(client, target, None, cluster.deadline)
+        written = topic_to_write(client, target, None, cluster.deadline)
+        read = cluster.client.remembered_topic(source)
+        if read is not None and read.topic_id == written.topic_id != NO_TOPIC_ID:  # by another address of the cluster
+            raise _same_topic()
         producer = opened.enter_context(producing(client, target_properties, output))
         limit_bytes = parse_producer(target_properties).max_request_size_bytes
         copied = Copy(producer, target, keep_partitions, limit, limit_bytes)
@@ -185,6 +188,10 @@ def replay(
         if group is not None:
             ends = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
             commit_offsets(cluster.client, group, ends, cluster.client.deadline())
+
+
+def _same_topic() -> click.UsageError:
+    return click.UsageError("Source and target are the same topic of the same cluster.")
 
 
 @contextmanager

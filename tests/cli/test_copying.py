@@ -260,6 +260,16 @@ def test_record_that_is_too_large_ends_the_copy_of_its_partition(fake: FakeKafka
     assert "MESSAGE_TOO_LARGE" in larger.stderr
 
 
+def test_copy_of_a_topic_to_itself_is_refused_by_another_address_of_the_cluster() -> None:
+    """With --follow, it would read what it writes, without end."""
+    with FakeKafka(2) as kafka:
+        kafka.create_topic("orders", 1)
+        kafka.produce("orders", "1")
+        refused = invoke_at(kafka, "copy", "orders", "orders", "--to-bootstrap-server", kafka.address(2), code=2)
+        assert "Source and target are the same topic of the same cluster." in refused.stderr
+        assert len(kafka.records("orders")) == 1
+
+
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
     began_s = time.monotonic()
     with listening() as address:
