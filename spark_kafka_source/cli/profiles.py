@@ -23,7 +23,8 @@ _FILE_VARIABLE = "PYKAFKA_CONFIG"
 _USED = "profile"
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|private|credential|user\.info", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+# To the last @ of an address, since a password may contain one.
+_USER_OF_URL = re.compile(r"(?<=://)[^/\s]+@")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
         security.protocol = "SASL_SSL"
         sasl.jaas.config = "x password=geheim"
         ssl.truststore.password = "${env:STORE}"
-        schema.registry.url = "https://ops:geheim@registry:8081"
+        schema.registry.url = "https://ops:ge@geheim@registry:8081"
         "request.timeout.ms" = 5000
         [profiles.test]
         bootstrap.servers = "test:9092"
