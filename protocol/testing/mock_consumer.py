@@ -151,7 +151,8 @@ class MockConsumer:
         """Make a `poll` raise an error: the next one, or that after the records of the partition yielded so far.
 
         As with `KafkaConsumer`, after `DataLoss`, `Corrupt` or `NoOffset` of a partition its next records come after a
-        `seek`; until then, each `poll` without records raises it again.
+        `seek`; until then, each `poll` without records raises it again. After `NoOffset` no partition has records, and
+        pausing the partition changes nothing.
         """
         where = None if topic is None else checked_partition((topic, partition))
         self._errors.append((where, len(self._logs.get(where, ())) if where else 0, error))
@@ -350,21 +351,22 @@ class MockConsumer:
         if is_drained and self._wakeup_when_drained and not self._errors:
             raise WakeUp("all records were polled")
         for key, error in self._lasting_errors.items():
-            if not batches and key not in self._paused:
+            if not batches and (key not in self._paused or isinstance(error, NoOffset)):
                 self._lasting_errors[key] = self._lasting_errors.pop(key)  # the next call raises that of another one
                 raise error
         return ConsumerRecords(batches)
 
     def _readable(self, key: TopicPartition) -> list[dict[str, Any]]:
         """Return the records from the position up to the next error of the partition."""
-        if key in self._lasting_errors:
+        if key in self._lasting_errors or any(isinstance(error, NoOffset) for error in self._lasting_errors.values()):
             return []
         ends = [offset for where, offset, _ in self._errors if where == key]
         return self._logs.get(key, [])[self._positions[key] : min(ends, default=None)]
 
     def _raise_error(self) -> None:
         for index, (where, offset, error) in enumerate(self._errors):
-            if where is None or (self._positions.get(where, -1) >= offset and where not in self._paused):
+            is_due = where is None or self._positions.get(where, -1) >= offset
+            if is_due and (where not in self._paused or isinstance(error, NoOffset)):
                 del self._errors[index]
                 if where is not None and isinstance(error, DataLoss | Corrupt | NoOffset):
                     self._lasting_errors[where] = error

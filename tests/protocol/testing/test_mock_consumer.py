@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import protocol
-from protocol.errors import CommitFailed, UsageError, WakeUp
+from protocol.errors import CommitFailed, NoOffset, UsageError, WakeUp
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka, MockConsumer
 from tests.support.wait_until import wait_until
@@ -103,6 +103,40 @@ def test_lasting_errors_of_partitions_take_turns_while_others_are_read(wakes: bo
         except WakeUp:
             raised.append("drained")
     assert raised == ["lost 0", "lost 1", "1", *at_the_end]
+
+
+def test_partition_without_an_offset_holds_up_others_until_seek_as_with_a_real_consumer() -> None:
+    other = ("orders", 1)
+
+    def use(consumer: Any) -> list[object]:
+        events: list[object] = []
+
+        def poll(count: int) -> None:
+            for _ in range(count):
+                try:
+                    events.append(consumer.poll(100).num_rows)
+                except NoOffset:
+                    events.append("no offset")
+
+        consumer.assign([ORDERS, other])
+        wait_until(lambda: poll(1) or "no offset" in events)
+        poll(2)
+        consumer.pause([other])
+        poll(2)
+        consumer.seek(other, 0)
+        wait_until(lambda: poll(1) or 1 in events)
+        return events[events.index("no offset") :][:5]
+
+    with FakeKafka() as kafka, MockConsumer() as mock:
+        kafka.create_topic("orders", 2)
+        kafka.produce("orders", b"1", partition=0)
+        properties = {"bootstrap.servers": kafka.bootstrap_servers, "auto.offset.reset": "none", "group.id": "g"}
+        with protocol.KafkaConsumer(properties) as real:
+            real.commit_sync({ORDERS: 0})
+            expected = use(real)
+        mock.yield_records("orders", b"1")
+        mock.yield_error(NoOffset("none"), *other)
+        assert use(mock) == expected
 
 
 def test_error_without_topic_is_raised_by_the_next_poll() -> None:
