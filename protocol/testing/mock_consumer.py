@@ -100,6 +100,8 @@ class MockConsumer:
         self._woken = threading.Event()
         self._gate = CallGate("consumer", "another thread uses this consumer, which is not thread-safe except wakeup")
         self._in_listener = self._leaving = False
+        # A member that has left the group cannot commit until `assign`, or until `poll` has joined it again.
+        self._is_member = self._has_left = False
         # The first exception of the listener or a callback that no call has raised yet.
         self._user_error: Exception | None = None
 
@@ -223,6 +225,7 @@ class MockConsumer:
         if self._subscribed:
             raise UsageError("topics are subscribed; call unsubscribe first")
         assigned = set(map(checked_partition, partitions))
+        self._has_left = False
         self._drop(self._positions.keys() - assigned)
         self._add(assigned - self._positions.keys())
 
@@ -261,6 +264,8 @@ class MockConsumer:
             self._revoke(set(self._positions))
         finally:
             self._leaving = self._subscribed = False
+            self._has_left = self._has_left or self._is_member
+            self._is_member = False
 
     def _require_not_leaving(self) -> None:
         if self._leaving:  # the listener would be called again, without end
@@ -270,6 +275,7 @@ class MockConsumer:
         """Revoke and assign as the coordinator would."""
         if not self._subscribed:
             return
+        self._is_member, self._has_left = True, False
         names, pattern = self._subscription.names, self._subscription.pattern
         target = self._given_assignment
         if target is None:
@@ -472,9 +478,9 @@ class MockConsumer:
     def commit_sync(self, offsets: CallerOffsets | None = None, timeout_ms: float | None = None) -> None:
         """Commit offsets, by default all positions; raise the error of `fail_commit`."""
         error = self._commit(offsets)
-        self._run_callbacks()
         if error is not None:
             raise error
+        self._run_callbacks()
 
     @gated
     def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
@@ -488,6 +494,11 @@ class MockConsumer:
 
     def _commit(self, offsets: CallerOffsets | None) -> CommitFailed | None:
         made = self._positions_or(offsets)
+        if made and self._has_left:
+            return CommitFailed(
+                f"group {self._group_id}: offsets were not committed: the assignment under which they were read has "
+                "ended"
+            )
         if self._commit_errors:
             return self._commit_errors.pop(0)
         self.commits.append(made)

@@ -367,6 +367,34 @@ def rebalance_without_subscription(consumer: Any, events: list[object]) -> None:
     events.append(consumer.assignment)
 
 
+def commits_after_leaving(consumer: Any, events: list[object], name: str) -> None:
+    def commit(offset: int | None = 1) -> None:
+        try:
+            consumer.commit_sync(None if offset is None else {ORDERS: offset})
+            events.append(consumer.committed([ORDERS]))
+        except CommitFailed as error:
+            events.append(str(error).partition(": ")[2])
+
+    consumer.subscribe(["orders"], Acting(events, "revoked", commit))
+    commit()
+    getattr(consumer, name)()
+    commit()  # it has not joined
+    consumer.subscribe(["orders"], Acting(events, "revoked", lambda: commit(2)))
+    poll_until(consumer, lambda: consumer.assignment)
+    getattr(consumer, name)()
+    commit(3)
+    commit(None)
+    consumer.commit_async({ORDERS: 4}, lambda _, error: events.append(type(error)))
+    commit(5)  # calls no callback, since it fails
+    consumer.subscribe(["orders"])
+    commit(6)
+    poll_until(consumer, lambda: consumer.assignment)
+    commit(7)
+    consumer.unsubscribe()
+    consumer.assign([ORDERS])
+    commit(8)
+
+
 def impossible_partitions(consumer: Any, events: list[object]) -> None:
     consumer.assign([ORDERS])
     for key in (("orders", "0"), ("orders", 0.0), ("orders", -1), (1, 0), ("orders", 0, 1), "orders", None):
@@ -414,6 +442,14 @@ def numpy_partition(consumer: Any, events: list[object]) -> None:
         pytest.param(failing_listener, id="failing listener"),
         pytest.param(failing_callback, id="failing callback"),
         pytest.param(rebalance_without_subscription, id="rebalance without subscription"),
+        pytest.param(
+            lambda consumer, events: commits_after_leaving(consumer, events, "unsubscribe"),
+            id="commit after unsubscribe",
+        ),
+        pytest.param(
+            lambda consumer, events: commits_after_leaving(consumer, events, "enforce_rebalance"),
+            id="commit after enforce_rebalance",
+        ),
         pytest.param(impossible_partitions, id="impossible partitions"),
         pytest.param(impossible_times_and_offsets, id="impossible times and offsets"),
         pytest.param(partitions_in_an_iterator, id="partitions in an iterator"),
