@@ -5,6 +5,7 @@ Each function returns the value as Kafka's type, or raises `UsageError`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import index
 
 from protocol.errors import UsageError
@@ -64,3 +65,16 @@ def checked_partition(key: object) -> TopicPartition:
         raise UsageError(f"{key!r} is not a partition; use a topic with a number, such as ('orders', 0)")
     topic = checked_string("topic", key[0])
     return topic, checked_integer(f"partition of {topic}", key[1], 0, MAX_INT32)
+
+
+def checked_times(times_ms: object) -> dict[TopicPartition, int]:
+    """Return timestamps, in milliseconds since 1970, by partition."""
+    if not isinstance(times_ms, Mapping):
+        raise UsageError(
+            f"the times are {type(times_ms).__name__}; pass a mapping of (topic, partition) to milliseconds"
+        )
+    partitions = map(checked_partition, times_ms)
+    return {
+        (topic, partition): checked_integer(f"timestamp of {topic}-{partition}", time_ms, 0, MAX_INT64)
+        for (topic, partition), time_ms in zip(partitions, times_ms.values(), strict=True)
+    }

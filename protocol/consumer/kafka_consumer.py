@@ -20,7 +20,7 @@ from protocol.base.calls import CallGate, gated
 from protocol.base.clock import Deadline
 from protocol.base.condition import Event
 from protocol.base.listing import listed
-from protocol.checked_values import checked_integer, checked_partition
+from protocol.checked_values import checked_partition, checked_times
 from protocol.cluster.client import Client, open_client
 from protocol.consumer.assigned_partitions import AssignedPartitions, partition_of
 from protocol.consumer.commits import Commits, Offsets, OnCommit
@@ -47,7 +47,6 @@ from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.position import Position, RecordPositions
 from protocol.records.decode import ALL_COLUMNS
-from protocol.settings.property_kinds import MAX_INT64
 from protocol.settings.secret import hide_variables
 
 log = logging.getLogger(__name__)
@@ -652,15 +651,12 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            A timestamp is negative.
+            A timestamp is negative, or `times_ms` is no mapping of partitions to integers.
         BrokerError, DeadlineExceeded
             An offset is not known.
         """
-        times = {
-            (topic, partition): checked_integer(f"timestamp of {topic}-{partition}", time_ms, 0, MAX_INT64)
-            for (topic, partition), time_ms in zip(map(checked_partition, times_ms), times_ms.values(), strict=True)
-        }
-        return {key: offset if offset.offset >= 0 else None for key, offset in self._list_offsets(times).items()}
+        offsets = self._list_offsets(checked_times(times_ms))
+        return {key: offset if offset.offset >= 0 else None for key, offset in offsets.items()}
 
     def _list_offsets(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset]:
         return list_offsets(self._client, times, isolation_level=self._config.consumer.isolation_level) if times else {}

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from protocol.base.calls import CallGate, gated
 from protocol.base.clock import SYSTEM_CLOCK
-from protocol.checked_values import checked_integer, checked_partition
+from protocol.checked_values import checked_partition, checked_times
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
@@ -29,7 +29,6 @@ from protocol.kafka_terms import NO_LEADER_EPOCH, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.producer.messages import Headers, Message
 from protocol.records.decode import ALL_COLUMNS, SCHEMA
-from protocol.settings.property_kinds import MAX_INT64
 
 _MAX_POLL_ROWS = 500
 
@@ -434,9 +433,7 @@ class MockConsumer:
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, ListedOffset | None]:
         """Return the first offset at or after a timestamp of each partition; None if there is no such record."""
         offsets: dict[TopicPartition, ListedOffset | None] = {}
-        for partition, timestamp_ms in times_ms.items():
-            key = checked_partition(partition)
-            time_ms = checked_integer(f"timestamp of {key[0]}-{key[1]}", timestamp_ms, 0, MAX_INT64)
+        for key, time_ms in checked_times(times_ms).items():
             later = [record for record in self._logs.get(key, ()) if record["timestamp_ms"] >= time_ms]
             offsets[key] = (
                 ListedOffset(later[0]["offset"], NO_LEADER_EPOCH, later[0]["timestamp_ms"]) if later else None

@@ -412,6 +412,8 @@ def impossible_times_and_offsets(consumer: Any, events: list[object]) -> None:
     for number in (1.0, -1, None, "5", 1 << 63):
         events.append(outcome(consumer.offsets_for_times, {ORDERS: number}))
         events.append(outcome(consumer.seek, ORDERS, number))
+    for times in (ORDERS, [ORDERS], "orders", None):
+        events += [outcome(consumer.offsets_for_times, times), outcome(consumer.commit_sync, times or 1)]
 
 
 def partitions_in_an_iterator(consumer: Any, events: list[object]) -> None:
