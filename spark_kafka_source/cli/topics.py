@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -11,7 +12,9 @@ from protocol.admin.admin import Admin
 from protocol.admin.configs import AlterConfigOp, AlterConfigOpType, ConfigEntry, ConfigSource, topic_resource
 from protocol.admin.topics import NewPartitions, NewTopic, TopicDescription
 from protocol.broker_errors import ErrorCode
-from protocol.errors import AdminFailed, BrokerError
+from protocol.errors import AdminFailed, BrokerError, KafkaError
+from protocol.fetch.list_offsets import list_offsets
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
 from spark_kafka_source.cli.completion import complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs, prints_done
@@ -20,6 +23,8 @@ from spark_kafka_source.cli.values import REPLICA_ASSIGNMENT, TIME, TOPIC_PARTIT
 
 _CONFIG: dict[str, Any] = {"metavar": "NAME=VALUE", "multiple": True, "callback": pairs}
 _REPLICA_ASSIGNMENT: dict[str, Any] = {"metavar": "BROKER:BROKER,...", "type": REPLICA_ASSIGNMENT}
+# Least time to list what a failed command has changed.
+_LIST_MS = 2_000
 _validate_only = click.option("--validate-only", is_flag=True, help="Let the brokers check it; change nothing.")
 
 
@@ -254,13 +259,34 @@ def trim(
     begins = _offsets(admin, cluster, keys, EARLIEST)
     ends = _ends_to_trim(admin, cluster, keys, before_offset, before_ms)
     targets = {key: max(ends[key], begins[key]) for key in keys}
-    rows = [(*key, begins[key], targets[key], targets[key] - begins[key]) for key in keys]
     if execute:
         due = {key: offset for key, offset in targets.items() if offset > begins[key]}
-        admin.delete_records(due, timeout_ms=cluster.left_ms)
-    print_rows(("topic", "partition", "log_start_offset", "new_log_start_offset", "records"), rows, output)
+        try:
+            admin.delete_records(due, timeout_ms=cluster.left_ms)
+        except KafkaError:
+            if trimmed := _trimmed(cluster, begins, due):
+                _print_trimmed(begins, trimmed, output)
+            raise
+    _print_trimmed(begins, targets, output)
     if not execute:
         click.echo("Nothing was deleted; --execute deletes.", err=True)
+
+
+def _print_trimmed(begins: Mapping[TopicPartition, int], targets: Mapping[TopicPartition, int], output: str) -> None:
+    rows = [(*key, begins[key], target, target - begins[key]) for key, target in targets.items()]
+    print_rows(("topic", "partition", "log_start_offset", "new_log_start_offset", "records"), rows, output)
+
+
+def _trimmed(
+    cluster: Cluster, begins: Mapping[TopicPartition, int], due: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Return the log start offsets that have moved, after an error of some partitions; without those not known."""
+    listed: dict[TopicPartition, ListedOffset] = {}
+    with suppress(KafkaError):
+        # The error may have come at the end of the time limit.
+        deadline = cluster.client.deadline(max(cluster.left_ms, _LIST_MS))
+        list_offsets(cluster.client, dict.fromkeys(due, EARLIEST), deadline=deadline, into=listed)
+    return {key: listed[key].offset for key in due if key in listed and listed[key].offset > begins[key]}
 
 
 def _ends_to_trim(

@@ -94,6 +94,22 @@ def test_acls_create_shows_created_acls_beside_a_refused_one() -> None:
     assert "on topic a" not in result.stderr
 
 
+def test_topics_trim_shows_trimmed_partitions_beside_a_refused_one() -> None:
+    with FakeKafka(2) as kafka:
+        kafka.create_topic("orders", 3)
+        for partition in range(3):
+            kafka.produce("orders", "1", "2", "3", partition=partition)
+        led = {partition: kafka.leader("orders", partition) for partition in range(3)}
+        kafka.refuse("DeleteRecords", "POLICY_VIOLATION", broker=led[1])
+        trim = ("topics", "trim", "orders", "--before-offset", "2", "--execute", "-o", "json")
+        result = invoke_at(kafka, *trim, code=1)
+        trimmed = [(row["partition"], row["new_log_start_offset"], row["records"]) for row in rows(result)]
+        assert trimmed == [(partition, 2, 2) for partition, leader in led.items() if leader != led[1]]
+        assert "POLICY_VIOLATION" in result.stderr
+        kafka.refuse("DeleteRecords", "POLICY_VIOLATION")
+        assert invoke_at(kafka, *trim, code=1).stdout == ""
+
+
 @pytest.mark.parametrize("refused", ["InitProducerId", "DescribeTransactions"])
 def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKafka, refused: str) -> None:
     with client_of(fake.bootstrap_servers) as client:
