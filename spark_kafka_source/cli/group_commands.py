@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import click
 
 from protocol.admin.admin import Admin
 from protocol.admin.groups import CLASSIC, describe_group
 from protocol.base.listing import listed
-from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
+from protocol.errors import KafkaError
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
@@ -21,6 +24,10 @@ from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_requ
 from spark_kafka_source.cli.values import DURATION
 
 WITHOUT_MEMBERS = ("Empty", "Dead")
+# Least time to fetch what a failed command has changed.
+_FETCH_MS = 2_000
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
 @click.command()
@@ -54,15 +61,41 @@ def clone(cluster: Cluster, source: str, target: str, topics: tuple[str, ...], e
     offsets = {key: offset for key, offset in committed.items() if not topics or key[0] in topics}
     if not offsets:
         raise click.ClickException(f"Group '{source}' has no committed offsets{' of these topics' if topics else ''}.")
-    if execute:
-        commit_offsets(cluster.client, target, offsets, cluster.deadline)
-    rows = [
-        (target, *key, before[key].offset if key in before else None, offset.offset)
-        for key, offset in sorted(offsets.items())
-    ]
-    print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
+    show_new_offsets(cluster, target, before, offsets, output, execute=execute)
     if not execute:
         click.echo("Nothing was changed; --execute commits the offsets.", err=True)
+
+
+def show_new_offsets(
+    cluster: Cluster, group: str, before: Offsets, offsets: Offsets, output: str, *, execute: bool
+) -> None:
+    """Print former and new offsets; with `execute`, commit first, and after an error print those that have changed."""
+
+    def show(shown: Offsets) -> None:
+        rows = [
+            (group, *key, before[key].offset if key in before else None, offset.offset)
+            for key, offset in sorted(shown.items())
+        ]
+        print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
+
+    if execute:
+        try:
+            commit_offsets(cluster.client, group, offsets, cluster.deadline)
+        except KafkaError:
+            present: Offsets = {}
+            with suppress(KafkaError):
+                # The error may have come at the end of the time limit.
+                deadline = cluster.client.deadline(max(cluster.left_ms, _FETCH_MS))
+                present = fetch_offsets(cluster.client, group, None, deadline, require_stable=False)
+            changed = {
+                key: offset
+                for key, offset in offsets.items()
+                if key in present and present[key].offset == offset.offset and before.get(key) != present[key]
+            }
+            if changed:
+                show(changed)
+            raise
+    show(offsets)
 
 
 @click.command("remove-members")

@@ -12,11 +12,11 @@ from protocol.admin.groups import CLASSIC, CONSUMER, delete_group, describe_grou
 from protocol.admin.resources import results_of_each
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
-from protocol.group.commits.committed_offsets import commit_offsets, fetch_offsets
+from protocol.group.commits.committed_offsets import fetch_offsets
 from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers
-from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members
+from spark_kafka_source.cli.group_commands import WITHOUT_MEMBERS, clone, lag, remove_members, show_new_offsets
 from spark_kafka_source.cli.new_offsets import new_offsets, partitions_to_reset, source_offsets, specification
 from spark_kafka_source.cli.offset_files import read_offsets, write_offsets
 from spark_kafka_source.cli.rows import output_option, print_rows
@@ -192,13 +192,7 @@ def reset(
     offsets = new_offsets(client, ways_chosen, keys, source, deadline)
     if path is not None:
         write_offsets(path, {key: to.offset for key, to in offsets.items()})
-    if execute:
-        commit_offsets(client, group, offsets, deadline)
-    rows = [
-        (group, *key, committed[key].offset if key in committed else None, to.offset)
-        for key, to in sorted(offsets.items())
-    ]
-    print_rows(("group", "topic", "partition", "current_offset", "new_offset"), rows, output)
+    show_new_offsets(cluster, group, committed, offsets, output, execute=execute)
     note = _AFTER_RESET if execute else "Nothing was changed; --execute changes the offsets."
     click.echo(note, err=True)
 

@@ -110,6 +110,29 @@ def test_topics_trim_shows_trimmed_partitions_beside_a_refused_one() -> None:
         assert invoke_at(kafka, *trim, code=1).stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("command", "group", "offset"),
+    [(("clone", "g", "h"), "h", 2), (("reset", "g", "--all-topics", "--to-offset", "1"), "g", 1)],
+)
+def test_offsets_that_were_committed_are_shown_beside_a_refused_one(
+    command: tuple[str, ...], group: str, offset: int
+) -> None:
+    settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    with FakeKafka(settings=settings) as kafka, client_of(kafka.bootstrap_servers) as client:
+        for topic in ("orders", "refused"):
+            kafka.create_topic(topic)
+            kafka.produce(topic, "1", "2", "3")
+        offsets = {(topic, 0): CommittedOffset(2) for topic in ("orders", "refused")}
+        commit_offsets(client, "g", offsets, client.deadline())
+        allow = kafka.deny("Read", "Topic", "refused")
+        result = invoke_at(kafka, "groups", *command, "--execute", "-o", "json", code=1)
+        assert [(row["group"], row["topic"], row["new_offset"]) for row in rows(result)] == [(group, "orders", offset)]
+        assert "TOPIC_AUTHORIZATION_FAILED" in result.stderr
+        allow()
+        done = invoke_at(kafka, "groups", *command, "--execute", "-o", "json")
+        assert [row["topic"] for row in rows(done)] == ["orders", "refused"]
+
+
 @pytest.mark.parametrize("refused", ["InitProducerId", "DescribeTransactions"])
 def test_txn_abort_shows_aborted_transactions_beside_a_refused_one(fake: FakeKafka, refused: str) -> None:
     with client_of(fake.bootstrap_servers) as client:
