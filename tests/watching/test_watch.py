@@ -157,7 +157,7 @@ def test_legend_names_partitions_of_a_topic_that_begins_with_an_underscore() -> 
 
 
 def test_name_with_dollar_signs_is_no_formula_in_a_picture() -> None:
-    """Of these names, matplotlib shows one as a formula, and fails for the other."""
+    """matplotlib shows the first name as a formula, and fails for the second."""
     history = polled(progress(0))
     for name in ("a $x$ b", "in $ and {$"):
         picture = draw(history.samples, name)
