@@ -7,7 +7,7 @@ so that importing this module is quick.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pyspark.errors import AnalysisException
@@ -17,7 +17,6 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
-    InputPartition,
 )
 
 from protocol.base.once import deferred_warnings
@@ -29,7 +28,7 @@ from spark_kafka_source.options.parsing import (
     parse_source_options,
     row_columns,
 )
-from spark_kafka_source.spark_api import ReadLimit, SupportsTriggerAvailableNow, activate, streaming_environment
+from spark_kafka_source.spark_api import SupportsTriggerAvailableNow, activate, streaming_environment
 from spark_kafka_source.task.pickling import PickledForExecutors
 from spark_kafka_source.task.row_schema import require_source_schema, spark_schema
 
@@ -153,32 +152,10 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Raise the error."""
-        self._refuse()
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Raise the error."""
-        self._refuse()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Raise the error."""
-        self._refuse()
-
-    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
-        """Raise the error."""
-        self._refuse()
-
-    def partitions(self, start: object, end: object) -> Sequence[InputPartition]:
-        """Raise the error."""
-        self._refuse()
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Raise the error."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
         raise self._error.with_traceback(None) from None
+
+    prepareForTriggerAvailableNow = initialOffset = getDefaultReadLimit = latestOffset = partitions = read = _refuse
 
 
 def register(spark: SparkSession, name: str = NAME) -> None:
