@@ -1,4 +1,4 @@
-"""The public names of both packages: each is importable, lazily, and old names warn."""
+"""The public names of both packages: each is importable, lazily."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import protocol.clouds
 import protocol.metrics
 import protocol.testing
 import spark_kafka_source
-import spark_kafka_source.sink
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.support.documents import ROOT, blocks
 
@@ -96,12 +95,6 @@ def import_error(folder: Path) -> str:
     )
     assert ended.returncode == 1
     return ended.stderr.strip().splitlines()[-1]
-
-
-def test_old_name_of_foreach_batch_writer_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="foreach_batch_writer"):
-        old = spark_kafka_source.sink.kafka_batches
-    assert old is spark_kafka_source.foreach_batch_writer
 
 
 def test_examples_import_only_public_modules() -> None:
