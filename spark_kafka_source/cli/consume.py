@@ -14,18 +14,23 @@ import click
 import pyarrow as pa
 
 from protocol.errors import ConfigurationError
-from protocol.fetch.log_offsets import Range
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import TopicPartition
 from protocol.records.decode import ALL_COLUMNS
 from protocol.schemas.formats import FORMATS, SubjectNameStrategy, TypeOptionNames, ValueTypes, parse_subject
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, open_registry, schema_registry_option
-from spark_kafka_source.cli.new_offsets import named_partitions
-from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, list_ends, parse_span, resolve
+from spark_kafka_source.cli.positions import FROM_EARLIEST, FROM_LATEST, Span, parse_span
 from spark_kafka_source.cli.progress import advancing
 from spark_kafka_source.cli.record_files import SUFFIXES, RecordFile
 from spark_kafka_source.cli.record_filters import RecordCondition, RecordFilter
-from spark_kafka_source.cli.record_sources import Receiver, follow, read_as_member, read_ranges
+from spark_kafka_source.cli.record_sources import (
+    Receiver,
+    follow,
+    ranges_between,
+    read_as_member,
+    read_ranges,
+    span_positions,
+)
 from spark_kafka_source.cli.record_text import RecordFormat, json_format, text_format
 from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import NUMBERS, Parsed
@@ -322,12 +327,13 @@ def _consume_partitions(
     follows: bool,
 ) -> None:
     with stop_request(prints=path is None) as stop, ExitStack() as opened:
-        starts, ends = _offsets(cluster, topic, partitions, span, follows=follows)
-        total = sum(source_range.size for source_range in ends or ())
-        receiver = _open(opened, output, path, topic, None if ends is None else total)
-        if ends is None:
-            follow(cluster, starts, output.columns, receiver, stop)
-        elif not read_ranges(cluster, ends, output.columns, receiver, stop) and path is not None:
+        starts, ends = span_positions(cluster, topic, partitions, span)
+        if follows and span.end is None:
+            follow(cluster, starts, output.columns, _open(opened, output, path, topic, None), stop)
+            return
+        ranges = ranges_between(starts, ends)
+        receiver = _open(opened, output, path, topic, sum(source_range.size for source_range in ranges))
+        if not read_ranges(cluster, ranges, output.columns, receiver, stop) and path is not None:
             raise click.ClickException(f"interrupted; {path} was not written")
 
 
@@ -431,26 +437,6 @@ def _group_properties(cluster: Cluster, group: str, span: Span, *, is_named: boo
     if is_named or "auto.offset.reset" not in cluster.properties:
         own["auto.offset.reset"] = span.start.kind
     return {**cluster.properties, **own}
-
-
-def _offsets(
-    cluster: Cluster, topic: str, partitions: tuple[int, ...] | None, span: Span, *, follows: bool
-) -> tuple[dict[TopicPartition, int], list[Range] | None]:
-    """Return the start offsets, and the ranges to read unless records are followed."""
-    client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
-    keys = named_partitions(client, [(topic, partitions)], deadline)
-    logs = list_ends(client, consumer, keys, deadline)
-    starts = resolve(client, consumer, span.start, logs, deadline)
-    if span.end is None and follows:
-        return starts, None
-    ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    former = client.remembered_topic(topic)
-    topic_id = NO_TOPIC_ID if former is None else former.topic_id
-    return starts, [
-        Range(*key, starts[key], ends[key], topic_id, until_epoch=logs.ends[key].leader_epoch)
-        for key in keys
-        if starts[key] < ends[key]
-    ]
 
 
 def _open(opened: ExitStack, output: _Output, path: Path | None, topic: str, total: int | None) -> Receiver:

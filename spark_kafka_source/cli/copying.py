@@ -16,17 +16,16 @@ from protocol.consumer.out_of_range import check_committed
 from protocol.errors import ConfigurationError
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
 from protocol.producer.topics import topic_to_write
 from protocol.settings.config_providers import ENCODING, parse_java_properties
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
-from spark_kafka_source.cli.new_offsets import named_partitions
-from spark_kafka_source.cli.positions import FROM_LATEST, SPAN, Span, list_ends, resolve
+from spark_kafka_source.cli.positions import SPAN, Span
 from spark_kafka_source.cli.progress import advancing
 from spark_kafka_source.cli.record_copies import READ_COLUMNS, Copy, TopicHeaders
-from spark_kafka_source.cli.record_sources import follow, read_ranges
+from spark_kafka_source.cli.record_sources import follow, ranges_between, read_ranges, span_positions
 from spark_kafka_source.cli.rows import long_output_option, print_rows
 from spark_kafka_source.cli.stop_signals import StopRequest, stop_request
 from spark_kafka_source.cli.values import NUMBERS
@@ -98,7 +97,7 @@ def copy(
     with stop_request() as stop, ExitStack() as opened:
         is_other_client = target_properties != cluster.of_producer
         client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
-        ranges, starts = _ranges(cluster, source, partitions, span)
+        starts, ends = span_positions(cluster, source, partitions, span)
         written = topic_to_write(client, target, None, cluster.deadline)
         read = cluster.client.remembered_topic(source)
         if read is not None and read.topic_id == written.topic_id != NO_TOPIC_ID:  # by another address of the cluster
@@ -109,7 +108,7 @@ def copy(
         if follows and span.end is None:
             follow(cluster, starts, READ_COLUMNS, copied, stop)
         else:
-            _copy(cluster, ranges, copied, stop)
+            _copy(cluster, ranges_between(starts, ends), copied, stop)
 
 
 @click.command()
@@ -171,7 +170,10 @@ def replay(
     """
     cluster = replace(cluster, writes=True)
     target = TopicHeaders(topic_headers, default, () if keep_headers else _ERROR_PREFIXES)
-    ranges, _ = _ranges(cluster, dead_letters, partitions, span, group)
+    starts, ends = span_positions(cluster, dead_letters, partitions, span)
+    if group is not None:
+        starts |= _committed(cluster.client, group, {key: end.topic_id for key, end in ends.items()}, cluster.deadline)
+    ranges = ranges_between(starts, ends)
     with stop_request() as stop:
         if not execute:
             counted = Copy(None, target)
@@ -186,8 +188,8 @@ def replay(
             _copy(cluster, ranges, copied, stop)
         _tell_left_out(copied)
         if group is not None:
-            ends = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
-            commit_offsets(cluster.client, group, ends, cluster.client.deadline())
+            read = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
+            commit_offsets(cluster.client, group, read, cluster.client.deadline())
 
 
 def _same_topic() -> click.UsageError:
@@ -202,24 +204,6 @@ def _client(properties: Mapping[str, str]) -> Iterator[Client]:
         raise click.UsageError(f"The properties of the target cluster: {error}") from error
     with Client(config) as client:
         yield client
-
-
-def _ranges(
-    cluster: Cluster, topic: str, partitions: tuple[int, ...] | None, span: Span, group: str | None = None
-) -> tuple[list[Range], dict[TopicPartition, int]]:
-    client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
-    keys = named_partitions(client, [(topic, partitions)], deadline)
-    former = client.remembered_topic(topic)  # before the offsets: those of another topic of this name are refused
-    topic_id = NO_TOPIC_ID if former is None else former.topic_id
-    logs = list_ends(client, consumer, keys, deadline)
-    offsets = resolve(client, consumer, span.start, logs, deadline)
-    starts = {key: Position(offset) for key, offset in offsets.items()}
-    if group is not None:
-        starts |= _committed(client, group, dict.fromkeys(keys, topic_id), deadline)
-    until = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
-    ends = {key: Position(until[key], logs.ends[key].leader_epoch, topic_id=topic_id) for key in keys}
-    ranges = [Range.between(key, starts[key], ends[key]) for key in keys if starts[key].offset < ends[key].offset]
-    return ranges, {key: start.offset for key, start in starts.items()}
 
 
 def _committed(client: Client, group: str, topic_ids: TopicIds, deadline: Deadline) -> dict[TopicPartition, Position]:

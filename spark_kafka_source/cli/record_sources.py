@@ -11,9 +11,11 @@ from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.log_offsets import Range
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.position import Position
 from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.new_offsets import named_partitions
+from spark_kafka_source.cli.positions import FROM_LATEST, Span, list_ends, resolve
 from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest
 
 
@@ -26,6 +28,30 @@ class Receiver(Protocol):
 
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> int | None:
         """Process a batch; return the offset of its first unprocessed record, None if there is none."""
+
+
+def span_positions(
+    cluster: Cluster, topic: str, partitions: tuple[int, ...] | None, span: Span
+) -> tuple[dict[TopicPartition, Position], dict[TopicPartition, Position]]:
+    """Return the start and the end of a span in each partition; without an end in the span, the log ends.
+
+    `partitions`: None means all of the topic. Ends have the topic's id. Raises as `named_partitions`.
+    """
+    client, consumer, deadline = cluster.client, cluster.consumer, cluster.deadline
+    keys = named_partitions(client, [(topic, partitions)], deadline)
+    former = client.remembered_topic(topic)  # before the offsets: those of another topic of this name are refused
+    topic_id = NO_TOPIC_ID if former is None else former.topic_id
+    logs = list_ends(client, consumer, keys, deadline)
+    starts = resolve(client, consumer, span.start, logs, deadline)
+    ends = resolve(client, consumer, span.end or FROM_LATEST, logs, deadline)
+    return {key: Position(starts[key]) for key in keys}, {
+        key: Position(ends[key], logs.ends[key].leader_epoch, topic_id=topic_id) for key in keys
+    }
+
+
+def ranges_between(starts: Mapping[TopicPartition, Position], ends: Mapping[TopicPartition, Position]) -> list[Range]:
+    """Return the ranges that are not empty."""
+    return [Range.between(key, starts[key], end) for key, end in ends.items() if starts[key].offset < end.offset]
 
 
 def read_ranges(
@@ -50,14 +76,14 @@ def read_ranges(
 
 def follow(
     cluster: Cluster,
-    offsets: Mapping[TopicPartition, int],
+    starts: Mapping[TopicPartition, Position],
     columns: Collection[str],
     receiver: Receiver,
     stop: StopRequest,
 ) -> None:
-    """Read partitions from offsets on until stopped."""
+    """Read partitions from positions on until stopped."""
     with Consumer(cluster.client, cluster.consumer, columns=columns) as consumer:
-        consumer.consume_partitions(offsets, cluster.deadline)
+        consumer.consume_partitions(starts, cluster.deadline)
         while not (stop or receiver.done):
             if (arrived := consumer.poll(CHECK_MS)) is not None:
                 stream, batch = arrived

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from click.testing import Result
 from confluent_kafka import Producer
 
 from protocol import Admin, KafkaConsumer
-from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.cli import consume
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at, process_at, refusal
@@ -257,3 +259,22 @@ def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: Top
 )
 def test_wrong_usage_is_refused(arguments: str, says: str) -> None:
     assert says in refusal("consume", "t", *arguments.split())
+
+
+def test_offsets_of_a_former_topic_are_not_read_from_the_new_one() -> None:
+    with FakeKafka() as fake:
+        fake.create_topic("t", 1)
+        fake.produce("t", "old")
+        requests = count(1)
+
+        def recreate(_: object) -> None:
+            if next(requests) == 2:  # between the listing of log starts and that of log ends
+                fake.delete_topic("t")
+                fake.create_topic("t", 1)
+                fake.produce("t", "new")
+                fake.refuse("ListOffsets", "NOT_LEADER_OR_FOLLOWER")
+
+        fake.before[LIST_OFFSETS] = recreate
+        result = invoke_at(fake, "consume", "t", "--exit-at-end", code=1)
+    assert result.stdout == ""
+    assert "t-0: the topic was deleted and created again" in result.stderr
