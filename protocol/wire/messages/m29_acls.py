@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-DESCRIBE_ACLS_REQUEST = Struct(
+ACL_FILTER = Struct(
     Field("resource_type_filter", "int8"),
     Field("resource_name_filter", "string", nullable_since=0),
     Field("pattern_type_filter", "int8", default=3),
@@ -35,7 +35,7 @@ DESCRIBE_ACLS_RESPONSE = Struct(
     Field("resources", Array(DESCRIBE_ACLS_RESOURCE)),
 )
 
-DESCRIBE_ACLS = api(29, "DescribeAcls", DESCRIBE_ACLS_REQUEST, DESCRIBE_ACLS_RESPONSE, "1-3", "2+", Route.ANY)
+DESCRIBE_ACLS = api(29, "DescribeAcls", ACL_FILTER, DESCRIBE_ACLS_RESPONSE, "1-3", "2+", Route.ANY)
 
 ACL_CREATION = Struct(
     Field("resource_type", "int8"),
@@ -55,17 +55,7 @@ CREATE_ACLS_RESPONSE = Struct(THROTTLE_TIME, Field("results", Array(ACL_CREATION
 
 CREATE_ACLS = api(30, "CreateAcls", CREATE_ACLS_REQUEST, CREATE_ACLS_RESPONSE, "1-3", "2+", Route.CONTROLLER)
 
-DELETE_ACLS_FILTER = Struct(
-    Field("resource_type_filter", "int8"),
-    Field("resource_name_filter", "string", nullable_since=0),
-    Field("pattern_type_filter", "int8", default=3),
-    Field("principal_filter", "string", nullable_since=0),
-    Field("host_filter", "string", nullable_since=0),
-    Field("operation", "int8"),
-    Field("permission_type", "int8"),
-)
-
-DELETE_ACLS_REQUEST = Struct(Field("filters", Array(DELETE_ACLS_FILTER)))
+DELETE_ACLS_REQUEST = Struct(Field("filters", Array(ACL_FILTER)))
 
 DELETE_ACLS_MATCHING_ACL = Struct(
     Field("error_code", "int16"),

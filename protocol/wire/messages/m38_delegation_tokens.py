@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from protocol.wire.schema import THROTTLE_TIME, Array, Field, Route, Struct, api
 
-CREATABLE_RENEWERS = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
+PRINCIPAL = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
 
 CREATE_DELEGATION_TOKEN_REQUEST = Struct(
     Field("owner_principal_type", "string", since=3, nullable_since=3),
     Field("owner_principal_name", "string", since=3, nullable_since=3),
-    Field("renewers", Array(CREATABLE_RENEWERS)),
+    Field("renewers", Array(PRINCIPAL)),
     Field("max_lifetime_ms", "int64"),
 )
 
@@ -39,35 +39,25 @@ CREATE_DELEGATION_TOKEN = api(
 
 RENEW_DELEGATION_TOKEN_REQUEST = Struct(Field("hmac", "bytes"), Field("renew_period_ms", "int64"))
 
-RENEW_DELEGATION_TOKEN_RESPONSE = Struct(
-    Field("error_code", "int16"), Field("expiry_timestamp_ms", "int64"), THROTTLE_TIME
-)
+EXPIRY_RESPONSE = Struct(Field("error_code", "int16"), Field("expiry_timestamp_ms", "int64"), THROTTLE_TIME)
 
 RENEW_DELEGATION_TOKEN = api(
-    39, "RenewDelegationToken", RENEW_DELEGATION_TOKEN_REQUEST, RENEW_DELEGATION_TOKEN_RESPONSE, "1-2", "2+", Route.ANY
+    39, "RenewDelegationToken", RENEW_DELEGATION_TOKEN_REQUEST, EXPIRY_RESPONSE, "1-2", "2+", Route.ANY
 )
 
 EXPIRE_DELEGATION_TOKEN_REQUEST = Struct(Field("hmac", "bytes"), Field("expiry_time_period_ms", "int64"))
-
-EXPIRE_DELEGATION_TOKEN_RESPONSE = Struct(
-    Field("error_code", "int16"), Field("expiry_timestamp_ms", "int64"), THROTTLE_TIME
-)
 
 EXPIRE_DELEGATION_TOKEN = api(
     40,
     "ExpireDelegationToken",
     EXPIRE_DELEGATION_TOKEN_REQUEST,
-    EXPIRE_DELEGATION_TOKEN_RESPONSE,
+    EXPIRY_RESPONSE,
     "1-2",
     "2+",
     Route.ANY,
 )
 
-DESCRIBE_DELEGATION_TOKEN_OWNER = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
-
-DESCRIBE_DELEGATION_TOKEN_REQUEST = Struct(Field("owners", Array(DESCRIBE_DELEGATION_TOKEN_OWNER), nullable_since=0))
-
-DESCRIBED_DELEGATION_TOKEN_RENEWER = Struct(Field("principal_type", "string"), Field("principal_name", "string"))
+DESCRIBE_DELEGATION_TOKEN_REQUEST = Struct(Field("owners", Array(PRINCIPAL), nullable_since=0))
 
 DESCRIBED_DELEGATION_TOKEN = Struct(
     Field("principal_type", "string"),
@@ -79,7 +69,7 @@ DESCRIBED_DELEGATION_TOKEN = Struct(
     Field("max_timestamp", "int64"),
     Field("token_id", "string"),
     Field("hmac", "bytes"),
-    Field("renewers", Array(DESCRIBED_DELEGATION_TOKEN_RENEWER)),
+    Field("renewers", Array(PRINCIPAL)),
 )
 
 DESCRIBE_DELEGATION_TOKEN_RESPONSE = Struct(

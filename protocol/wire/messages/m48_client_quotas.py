@@ -27,18 +27,16 @@ DESCRIBE_CLIENT_QUOTAS = api(
     48, "DescribeClientQuotas", DESCRIBE_CLIENT_QUOTAS_REQUEST, DESCRIBE_CLIENT_QUOTAS_RESPONSE, "0-1", "1+", Route.ANY
 )
 
-ALTER_ENTITY = Struct(Field("entity_type", "string"), Field("entity_name", "string", nullable_since=0))
-
 OP_DATA = Struct(Field("key", "string"), Field("value", "float64"), Field("remove", "bool"))
 
-ALTER_ENTRY = Struct(Field("entity", Array(ALTER_ENTITY)), Field("ops", Array(OP_DATA)))
+ALTER_ENTRY = Struct(Field("entity", Array(ENTITY_DATA)), Field("ops", Array(OP_DATA)))
 
 ALTER_CLIENT_QUOTAS_REQUEST = Struct(Field("entries", Array(ALTER_ENTRY)), Field("validate_only", "bool"))
 
 ALTER_ENTRY_RESULT = Struct(
     Field("error_code", "int16"),
     Field("error_message", "string", nullable_since=0),
-    Field("entity", Array(ALTER_ENTITY)),
+    Field("entity", Array(ENTITY_DATA)),
 )
 
 ALTER_CLIENT_QUOTAS_RESPONSE = Struct(THROTTLE_TIME, Field("entries", Array(ALTER_ENTRY_RESULT)))
