@@ -21,7 +21,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset, offset_row
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.transaction.states import TransactionalIdentity
-from protocol.wire.messages import m24_add_partitions_to_txn, m28_txn_offset_commit
+from protocol.wire.messages import m28_txn_offset_commit
 from protocol.wire.messages.m22_init_producer_id import FIRST_WITH_EXPECTED_IDENTITY, INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
@@ -88,7 +88,6 @@ def add_partitions(
         # The code of valid partitions in a request with a refused one.
         accept=(ErrorCode.OPERATION_NOT_ATTEMPTED,),
         complete=partitions,
-        at_most=m24_add_partitions_to_txn.LAST_CLIENT_VERSION,
     )
 
 

@@ -12,7 +12,7 @@ from protocol.cluster.coordinators import transaction_coordinator
 from protocol.wire.messages import m00_produce, m26_end_txn, m28_txn_offset_commit
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN, LAST_CLIENT_VERSION
+from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
 from protocol.wire.messages.m25_add_offsets_to_txn import ADD_OFFSETS_TO_TXN
 from protocol.wire.messages.m26_end_txn import END_TXN
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
@@ -77,7 +77,7 @@ class TransactionalProducer:
             "v3_and_below_producer_epoch": self.epoch,
             "v3_and_below_topics": [{"name": topic, "partitions": list(partitions)}],
         }
-        reply = self.ask_coordinator(ADD_PARTITIONS_TO_TXN, body, at_most=LAST_CLIENT_VERSION)
+        reply = self.ask_coordinator(ADD_PARTITIONS_TO_TXN, body)
         (row,) = reply["results_by_topic_v3_and_below"]
         return {
             partition["partition_index"]: partition["partition_error_code"] for partition in row["results_by_partition"]

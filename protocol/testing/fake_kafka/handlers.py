@@ -17,8 +17,6 @@ from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP, TRANSACTION
 from protocol.wire.messages.m17_sasl_handshake import SASL_HANDSHAKE
-from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from protocol.wire.messages.m24_add_partitions_to_txn import LAST_CLIENT_VERSION as LAST_ADD_PARTITIONS
 from protocol.wire.messages.m36_sasl_authenticate import SASL_AUTHENTICATE
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Route
@@ -188,11 +186,8 @@ _HANDLERS: dict[str, Handler] = {
 _APIS = {api.name: api for api in API_BY_KEY.values()}
 HANDLERS = {_APIS[name]: handler for name, handler in _HANDLERS.items()}
 
-# All versions that the schemas describe, except those that only brokers send, and one that cannot report an error.
-VERSIONS = {api: (api.first, api.last) for api in HANDLERS} | {
-    ADD_PARTITIONS_TO_TXN: (ADD_PARTITIONS_TO_TXN.first, LAST_ADD_PARTITIONS),
-    OFFSET_FETCH: (2, OFFSET_FETCH.last),
-}
+# All versions that the schemas describe, except one that cannot report an error.
+VERSIONS = {api: (api.first, api.last) for api in HANDLERS} | {OFFSET_FETCH: (2, OFFSET_FETCH.last)}
 
 
 def refuses_by_row(api: Api) -> bool:

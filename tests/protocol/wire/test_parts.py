@@ -108,7 +108,7 @@ MISSING = "is missing or empty, and the coordinator cannot be found without it"
         (DESCRIBE_GROUPS, {"groups": ["a", "b"]}, "DescribeGroups: groups must have one element"),
         (DESCRIBE_GROUPS, {"groups": []}, f"DescribeGroups: groups {MISSING}"),
         (DESCRIBE_GROUPS, {}, f"DescribeGroups: groups {MISSING}"),
-        (ADD_PARTITIONS_TO_TXN, {"transactions": []}, f"AddPartitionsToTxn: v3_and_below_transactional_id {MISSING}"),
+        (ADD_PARTITIONS_TO_TXN, {}, f"AddPartitionsToTxn: v3_and_below_transactional_id {MISSING}"),
     ],
 )
 def test_request_without_one_coordinator_key_is_refused(api: Api, body: dict[str, Any], message: str) -> None:

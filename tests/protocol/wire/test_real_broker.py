@@ -88,7 +88,6 @@ def bodies(topic: str, topic_id: bytes) -> dict[str, dict[str, Any]]:
         "InitProducerId": {"transactional_id": None, "transaction_timeout_ms": 60_000},
         "OffsetForLeaderEpoch": {"topics": [{**named, "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
         "AddPartitionsToTxn": {
-            "transactions": [{**producer, "topics": first}],
             **{f"v3_and_below_{name}": value for name, value in producer.items()},
             "v3_and_below_topics": first,
         },
