@@ -5,21 +5,23 @@ These properties are parsed here because a Spark query refuses them: the query c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 from protocol.config import ConsumerConfig, OffsetReset, parse_consumer
 from protocol.properties import BY_NAME, read
-from protocol.settings.property_kinds import BOOLEAN, POSITIVE_MILLISECONDS, Kind, Role, applies, integer
+from protocol.settings.property_kinds import (
+    BOOLEAN,
+    POSITIVE_MILLISECONDS,
+    Kind,
+    Role,
+    applies,
+    integer,
+    iso_duration_us,
+)
 from protocol.settings.secret import hide_variables
 
-# The syntax of Java's Duration.parse.
-_DURATION = re.compile(
-    r"P(?:(?P<days>\d+)D)?(?P<time>T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:[.,]\d*)?)S)?)?",
-    re.IGNORECASE,
-)
 _BY_DURATION = "by_duration:"
 
 
@@ -29,12 +31,7 @@ def _reset(text: str) -> OffsetReset | timedelta:
         return words[text.lower()]
     if not text.lower().startswith(_BY_DURATION):
         raise ValueError
-    match = _DURATION.fullmatch(text[len(_BY_DURATION) :])
-    parts = {name: part.replace(",", ".") for name, part in match.groupdict().items() if part} if match else {}
-    named = parts.pop("time", None)
-    if not parts or named in ("T", "t"):
-        raise ValueError("not a duration")
-    return timedelta(**{name: float(part) for name, part in parts.items()})
+    return timedelta(microseconds=iso_duration_us(text[len(_BY_DURATION) :]))
 
 
 _RESET = Kind("earliest, latest, none, by_duration:PnDTnHnMn.nS", _reset)

@@ -23,6 +23,9 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MAX_SHOWN = 200
 _MAX_STRING_BYTES = 2**15 - 1
+_ISO_DURATION = re.compile(
+    r"P(?:([0-9]+)D)?(?:T(?=[0-9])(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+)(?:[.,]([0-9]*))?S)?)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ def shown(text: str) -> str:
     # The pattern starts at word boundaries: trying each letter takes minutes for a long text from a peer.
     quoted = repr(re.sub(r"(?<![^,\s/])[^,\s/]*@", "***@", text))
     return quoted if len(quoted) <= _MAX_SHOWN else f"{quoted[:_MAX_SHOWN]}... ({len(text)} characters)"
+
+
+def iso_duration_us(text: str) -> int:
+    """Parse the syntax of Java's `Duration.parse` without signs, such as `P7DT1H0.5S`, into microseconds.
+
+    Raises `ValueError`.
+    """
+    match = _ISO_DURATION.fullmatch(text)
+    if match is None or not any(match.groups()):
+        raise ValueError("not a duration")
+    days, hours, minutes, seconds, fraction = match.groups("0")
+    whole_s = ((int(days) * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
+    return whole_s * 1_000_000 + int(fraction[:6].ljust(6, "0"))
 
 
 def integer(minimum: int = 0, maximum: int = MAX_INT32, *, also: Mapping[int, Any] | None = None) -> Kind:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from protocol.settings.property_kinds import iso_duration_us
 from spark_kafka_source.options.scalars import MAX_TIME_MS, duration_ms, timestamp_ms
 
 
@@ -36,16 +37,12 @@ def parse_replica_assignment(text: str) -> list[list[int]]:
 
 REPLICA_ASSIGNMENT = Parsed("replica assignment", parse_replica_assignment)
 
-_ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?", re.IGNORECASE)
-_ISO_UNITS_MS = (86_400_000, 3_600_000, 60_000, 1_000)
-
 
 def parse_duration(text: str) -> int:
     """Parse `7d`, `90s`, bare milliseconds, or ISO 8601 as in Kafka's tools: `P7DT1H`."""
-    iso = _ISO_DURATION.fullmatch(text)
-    if iso is None or not any(iso.groups()):
+    if not text.upper().startswith("P"):
         return duration_ms(text)
-    milliseconds = sum(int(count or 0) * unit_ms for count, unit_ms in zip(iso.groups(), _ISO_UNITS_MS, strict=True))
+    milliseconds = iso_duration_us(text) // 1_000
     if milliseconds > MAX_TIME_MS:
         raise ValueError("out of range")
     return milliseconds

@@ -16,14 +16,14 @@ HOUR_MS = 3_600_000
     ("text", "duration_ms"),
     [
         *(("7d", 7 * 24 * HOUR_MS), ("90s", 90_000), ("250", 250), ("p1d", 24 * HOUR_MS)),
-        *(("PT1H30M", HOUR_MS * 3 // 2), ("P2DT3H4M5S", 51 * HOUR_MS + 245_000), ("PT0S", 0)),
+        *(("PT1H30M", HOUR_MS * 3 // 2), ("P2DT3H4M5S", 51 * HOUR_MS + 245_000), ("PT0S", 0), ("pt1.5s", 1_500)),
     ],
 )
 def test_duration_is_parsed_to_milliseconds(text: str, duration_ms: int) -> None:
     assert DURATION.convert(text, None, None) == duration_ms
 
 
-@pytest.mark.parametrize("text", ["P", "PT", "P1H", "", "soon", "-1s"])
+@pytest.mark.parametrize("text", ["P", "PT", "P1H", "P1DT", "", "soon", "-1s"])
 def test_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a duration"):
         DURATION.convert(text, None, None)
