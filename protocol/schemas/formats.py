@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +152,7 @@ def default_subject(registry: RegistryKind | None, topic: str, part: str) -> str
 
 
 class Language(Protocol):
-    """A language of schemas: makes decoders."""
+    """A language of schemas: makes decoders, and encoders for a sink."""
 
     def decoder(self, reader: SchemaText) -> ValueDecoder:
         """Return a decoder of values that were written with the reader's schema. Raises `ConfigurationError`."""
@@ -173,11 +173,6 @@ class Language(Protocol):
 
     def writer_names(self, text: str, references: Mapping[str, str], message: bytes | None) -> WriterNames:
         """Return what names the records of a registered schema; the parameters are those of `resolver`."""
-
-
-@runtime_checkable
-class WrittenLanguage(Language, Protocol):
-    """A language of schemas that a sink writes: makes encoders, too."""
 
     def writer(
         self, text: str, references: Mapping[str, str], message: str | None, kind: pa.DataType
@@ -208,11 +203,4 @@ def language_of(format: str) -> Language:
         from protocol.schemas.avro_language import AvroLanguage
 
         language = AvroLanguage()
-    return language
-
-
-def written_language_of(format: str) -> WrittenLanguage:
-    """Return the language of a format that a sink writes."""
-    language = language_of(format)
-    assert isinstance(language, WrittenLanguage)
     return language

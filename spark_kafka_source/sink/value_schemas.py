@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, StructType
 from protocol.base.listing import CHOICES, listed
 from protocol.errors import ConfigurationError, RegistryFailed, UsageError
 from protocol.schemas.decoding import RecordNames, fields_of_types
-from protocol.schemas.formats import FORMATS, default_subject, registered_format, written_language_of
+from protocol.schemas.formats import FORMATS, default_subject, language_of, registered_format
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
 from spark_kafka_source.error_messages import with_remedies
@@ -177,7 +177,7 @@ def _registered(
     if text is None and column_type is None:
         raise ConfigurationError("the schema of a column of unknown type cannot be registered; give its type")
     if text is None:
-        text = written_language_of(format).text_of(column_type, name)
+        text = language_of(format).text_of(column_type, name)
     schema = RegisteredSchema(text, _language(format))
     registry.register(subject, schema, normalize=normalize)
     return registry.lookup(subject, schema, normalize=normalize)
@@ -240,6 +240,6 @@ def _types_of_fields(column_type: pa.DataType, fields: Sequence[str]) -> list[pa
 @lru_cache(maxsize=_MAX_ENCODERS)
 def _encoder(schema: WriterSchema, column_type: pa.DataType) -> tuple[ColumnWriter, bytes]:
     """Return the writer of a column, and the bytes before each value: the schema's id, and Protobuf's message."""
-    language = written_language_of(schema.format)
+    language = language_of(schema.format)
     writer, message = language.writer(schema.text, dict(schema.references), schema.message, column_type)
     return writer, schema.prefix + message if schema.prefix else b""

@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructType
 
 from protocol.errors import ConfigurationError, KafkaError, UsageError
 from protocol.schemas.encoding import encode_types
-from protocol.schemas.formats import written_language_of
+from protocol.schemas.formats import language_of
 from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
@@ -279,7 +279,7 @@ def test_rows_need_no_column_with_the_type_and_null_in_all_fields_is_a_tombstone
 
 def test_values_below_a_null_are_not_written() -> None:
     """Arrow keeps the fields of a struct that is null."""
-    writer, _ = written_language_of("avro").writer(json.dumps(REFUND), {}, None, REASON)
+    writer, _ = language_of("avro").writer(json.dumps(REFUND), {}, None, REASON)
     fields = [pa.array([{"reason": "late"}, {"reason": "late"}], REASON)]
     column = pa.StructArray.from_arrays(fields, ["Refund"], mask=pa.array([True, False]))
     assert encode_types({"Refund": (writer, b"")}, column).to_pylist() == [None, b"\x08late"]

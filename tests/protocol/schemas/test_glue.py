@@ -19,7 +19,7 @@ import pytest
 import protocol
 from protocol.errors import ConfigurationError, RegistryFailed
 from protocol.schemas import glue
-from protocol.schemas.formats import written_language_of
+from protocol.schemas.formats import language_of
 from protocol.schemas.glue import open_registry
 from protocol.schemas.protobuf_settings import ProtobufSettings
 from protocol.schemas.reader_schema import ReaderSchema
@@ -84,7 +84,7 @@ def test_frame_of_javas_serialiser_decodes(sample: dict[str, Any]) -> None:
     assert value == {**sample["value"], **({"amounts": [("net", 8)]} if "amounts" in sample["value"] else {})}
 
     if sample["compression"] == "NONE":
-        writer, message = written_language_of(format).writer(sample["schema"], {}, sample.get("message"), schema.type)
+        writer, message = language_of(format).writer(sample["schema"], {}, sample.get("message"), schema.type)
         written = writer.write(pa.array([value], schema.type))[0].as_py()
         prefix = prefix_of(format, RegisteredSchema("", guid=sample["version_id"]))
         assert prefix + message + written == frame

@@ -13,7 +13,7 @@ import pytest
 
 from protocol.errors import ConfigurationError
 from protocol.schemas.encoding import encode
-from protocol.schemas.formats import written_language_of
+from protocol.schemas.formats import language_of
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.spark_schema import parse_spark
 from protocol.schemas.values import ColumnDecoder
@@ -89,10 +89,10 @@ def test_registered_schemas_have_the_types_of_the_table() -> None:
                 column = pa.struct([pa.field("f", spark(name))])
                 if cell == "refused":
                     with pytest.raises(ConfigurationError):
-                        written_language_of(format).text_of(column)
+                        language_of(format).text_of(column)
                     continue
                 words = re.findall("`([^`]+)`", cell)
-                text = written_language_of(format).text_of(column)
+                text = language_of(format).text_of(column)
                 # One word for each type, or words that all of them have.
                 expected = [words[number]] if len(names) == len(words) and len(words) > 1 else words
                 for word in expected:
@@ -114,7 +114,7 @@ def test_arrays_without_items_whose_offsets_have_no_bytes_are_written(format: st
     items = pa.StructArray.from_arrays([texts, lists, maps], ["t", "l", "m"])
     arrays = pa.Array.from_buffers(pa.list_(items.type), 2, [None, pa.py_buffer(bytes(12))], children=[items])
     column = pa.StructArray.from_arrays([arrays], ["a"])
-    language = written_language_of(format)
+    language = language_of(format)
     text = language.text_of(column.type)
     written = encode(language.writer(text, {}, None, column.type)[0], column)
     decoder = ColumnDecoder(ReaderSchema(format, text))  # type: ignore[arg-type]
@@ -135,9 +135,9 @@ OTHER = pa.struct([pa.field("y", pa.string())])
 )
 def test_types_of_a_registered_schema_have_different_names(fields: list[tuple[str, pa.DataType]]) -> None:
     column = pa.struct(fields)
-    fastavro.parse_schema(json.loads(written_language_of("avro").text_of(column)))
+    fastavro.parse_schema(json.loads(language_of("avro").text_of(column)))
     for format in ("avro", "protobuf"):
-        text = written_language_of(format).text_of(column)
+        text = language_of(format).text_of(column)
         read = ReaderSchema(format, text).type  # type: ignore[arg-type]
         assert str(read).replace("list<element", "list<item") == str(column), text
         # A message may not have the name of a field beside it.
@@ -159,4 +159,4 @@ def test_column_without_a_schema_is_refused_with_its_path(
     format: str, field: str, kind: pa.DataType, message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        written_language_of(format).text_of(pa.struct([(field, kind)]))
+        language_of(format).text_of(pa.struct([(field, kind)]))

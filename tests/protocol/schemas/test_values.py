@@ -228,7 +228,7 @@ import numpy as np
 import pyarrow as pa
 from protocol.records.arrow_numpy import nullable_binaries, to_arrow
 from protocol.schemas.encoding import encode
-from protocol.schemas.formats import written_language_of
+from protocol.schemas.formats import language_of
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.values import ColumnDecoder, with_union_types
 
@@ -246,7 +246,7 @@ kind = pa.struct(list(zip(names, [array.type for array in arrays])))
 for validity in (None, pa.py_buffer(b"\\1")):
     column = pa.Array.from_buffers(kind, 2, [validity], children=arrays)
     for format in ("avro", "json", "protobuf"):
-        language = written_language_of(format)
+        language = language_of(format)
         writer, _ = language.writer(language.text_of(kind), {}, None, kind)
         assert encode(writer, column, b"prefix").null_count == (validity is not None)
 print("pandas" in sys.modules)
