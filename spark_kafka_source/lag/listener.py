@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +37,6 @@ HISTORY_SCHEMA = pa.schema(
     ]
 )
 _KEPT = 1_000
-_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 
 
 @dataclass(frozen=True)
@@ -64,16 +62,12 @@ class LagAtTime:
 
 @dataclass(frozen=True)
 class _Trigger:
-    """A `LagAtTime` of the history, with its lag compressed: there may be a thousand triggers of many partitions."""
+    """A `LagAtTime` of the history, with its lag as Arrow: a third of the memory of a `Lag`."""
 
     number: int
     ended: LagAtTime  # without its lag
     offsets_behind: int
-    partitions: pa.Buffer
-
-    @property
-    def table(self) -> pa.Table:
-        return pa.ipc.open_stream(self.partitions).read_all()
+    partitions: pa.Table
 
 
 class LagListener(StreamingQueryListener):
@@ -112,7 +106,7 @@ class LagListener(StreamingQueryListener):
         self._history: deque[_Trigger] = deque(maxlen=kept)
         self._number = 0
         self._latest: dict[str, tuple[int, Lag]] = {}
-        self._progress: dict[str, bytes] = {}  # the last one of each query in `latest`, compressed
+        self._progress: dict[str, Mapping[str, Any]] = {}  # the last one of each running query
         self._running: dict[str, str] = {}  # query id -> name
         self._ended: deque[str] = deque(maxlen=kept)  # names of ended queries without a first batch
         self._waiting: list[Mapping[str, Any]] = []
@@ -123,7 +117,7 @@ class LagListener(StreamingQueryListener):
     @property
     def history(self) -> list[LagAtTime]:
         """The lag after each trigger, oldest first."""
-        return [replace(trigger.ended, lag=Lag.from_arrow(trigger.table)) for trigger in self._triggers()]
+        return [replace(trigger.ended, lag=Lag.from_arrow(trigger.partitions)) for trigger in self._triggers()]
 
     @property
     def latest(self) -> dict[str, Lag]:
@@ -158,15 +152,15 @@ class LagListener(StreamingQueryListener):
 
         def read() -> list[NamedLag]:
             with self._lock:
-                packed, running = dict(self._progress), set(self._running.values())
+                progresses, running = dict(self._progress), set(self._running.values())
                 lags = {query: lag for query, (_, lag) in self._latest.items()}
                 names = dict.fromkeys([*lags, *self._running.values(), *self._ended])
             served = []
             for name in names:
-                if name not in running or name not in packed:
+                if name not in running or name not in progresses:
                     served.append(NamedLag(name, Lag(()), active=name in running))
                     continue
-                progress = json.loads(zlib.decompress(packed[name]))
+                progress = progresses[name]
                 lag, groups = self._lag_now(lags[name], progress), groups_of_progress(progress)
                 served.append(NamedLag(name, lag, progress=progress, active=True, groups=groups))
             return served
@@ -252,13 +246,13 @@ class LagListener(StreamingQueryListener):
             log.exception("cannot determine or report the lag of a query")
 
     def _keep(self, ended: LagAtTime, progress: Mapping[str, Any]) -> None:
-        packed = _packed(ended.lag.to_arrow())
+        partitions = ended.lag.to_arrow()
         with self._lock:
             self._number += 1
             without_lag = replace(ended, lag=Lag(()))
-            self._history.append(_Trigger(self._number, without_lag, ended.lag.offsets_behind, packed))
+            self._history.append(_Trigger(self._number, without_lag, ended.lag.offsets_behind, partitions))
             self._latest[ended.query] = self._number, ended.lag
-            self._progress[ended.query] = zlib.compress(json.dumps(progress).encode())
+            self._progress[ended.query] = progress
             self._forget_ended()
 
     def _forget_ended(self) -> None:
@@ -269,7 +263,7 @@ class LagListener(StreamingQueryListener):
             for query, (number, lag) in self._latest.items()
             if number >= oldest or query in running
         }
-        self._progress = {query: progress for query, progress in self._progress.items() if query in self._latest}
+        self._progress = {query: progress for query, progress in self._progress.items() if query in running}
 
     def _triggers(self) -> list[_Trigger]:
         with self._lock:
@@ -279,7 +273,7 @@ class LagListener(StreamingQueryListener):
         """Return one row per trigger and partition, with the columns of `HISTORY_SCHEMA`."""
         tables = [HISTORY_SCHEMA.empty_table()]
         for trigger in self._triggers():
-            partitions = trigger.table
+            partitions = trigger.partitions
             columns = [
                 pa.repeat(pa.scalar(getattr(trigger.ended, name), HISTORY_SCHEMA.field(name).type), len(partitions))
                 for name in ("time", "query", "batch")
@@ -302,10 +296,3 @@ class LagListener(StreamingQueryListener):
 def _name(progress: Mapping[str, Any]) -> str:
     """Return the query's name, or its id if it has no name."""
     return str(progress.get("name") or progress["id"])
-
-
-def _packed(table: pa.Table) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_COMPRESSED) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
