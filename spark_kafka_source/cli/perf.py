@@ -92,9 +92,9 @@ class _Latencies:
             return 0.0, 0.0
         return float(np.average(latencies_ms, weights=rows)), max(latencies_ms)
 
-    def percentiles(self, first: int = 0) -> list[float]:
+    def percentiles(self) -> list[float]:
         """Return the percentiles by row."""
-        rows, latencies_ms = np.array(self.rows[first:]), np.array(self.latencies_ms[first:])
+        rows, latencies_ms = np.array(self.rows), np.array(self.latencies_ms)
         order = np.argsort(latencies_ms)
         until = np.cumsum(rows[order])
         ranks = [min(int(percent / 100 * until[-1]), until[-1] - 1) for percent in _PERCENTILES]
