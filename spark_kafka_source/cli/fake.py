@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 
 import click
 
 from spark_kafka_source.cli.connection import pairs
-from spark_kafka_source.cli.stop_signals import CHECK_MS, stop_request
+from spark_kafka_source.cli.stop_signals import stop_request
 from spark_kafka_source.cli.values import Parsed
 
 
@@ -80,12 +79,11 @@ def fake(topics: tuple[tuple[str, int], ...], brokers: int, port: int, host: str
         raise click.ClickException(f"{host}:{ports}: {text}. Choose another --port or --host.") from error
     except ValueError as error:
         raise click.UsageError(f"--set: {error}.") from error
-    with kafka, stop_request() as stopped:
+    with kafka, stop_request() as stop:
         for name, partitions in topics:
             try:
                 kafka.create_topic(name, partitions)
             except Refused as refusal:
                 raise click.ClickException(f"topic {name}: {refusal}") from refusal
         click.echo(kafka.bootstrap_servers)
-        while not stopped:
-            time.sleep(CHECK_MS / 1000)
+        stop.wait()

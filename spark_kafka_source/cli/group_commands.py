@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
@@ -20,7 +19,7 @@ from spark_kafka_source.cli import described
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, prints_done
 from spark_kafka_source.cli.rows import Columns, Rows, output_option, print_rows, table_of
-from spark_kafka_source.cli.stop_signals import CHECK_MS, StopRequest, stop_request
+from spark_kafka_source.cli.stop_signals import StopRequest, stop_request
 from spark_kafka_source.cli.values import DURATION
 
 WITHOUT_MEMBERS = ("Empty", "Dead")
@@ -215,8 +214,7 @@ def _serve(cluster: Cluster, names: tuple[str, ...], host: str, port: int) -> No
         except OSError as error:
             raise click.ClickException(f"{host}:{port}: {error.strerror}") from error
         click.echo(f"serving the lag of {', '.join(names)} at http://{host or '0.0.0.0'}:{server.server_port}/metrics")  # noqa: S104
-        while not stop:
-            time.sleep(CHECK_MS / 1000)
+        stop.wait()
         server.shutdown()
         thread.join()
 
@@ -232,9 +230,7 @@ def _repeated(
         count = None if count is None else count - 1
         if count == 0:
             return
-        until_s = time.monotonic() + interval_ms / 1000
-        while not stop and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, CHECK_MS / 1000))
+        stop.wait(interval_ms / 1000)
 
 
 def _lag_rows(cluster: Cluster, names: tuple[str, ...]) -> Rows:

@@ -164,8 +164,8 @@ def _send(
         latencies.add(_Sent(time.monotonic(), count, producer.send_columns(topic, batch.slice(0, count))))
         sent += count
         now_s = time.monotonic()
-        while throughput > 0 and not stop and (early_s := began_s + sent / throughput - time.monotonic()) > 0:
-            time.sleep(min(early_s, CHECK_MS / 1000))
+        if throughput > 0:
+            stop.wait(began_s + sent / throughput - time.monotonic())
         if reports and now_s - reported_s >= _REPORT_S:
             calls = len(latencies.latencies_ms)
             done = sum(latencies.rows)

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -34,6 +35,12 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self._stopped or (self._reader is not None and bool(self._reader.poll(0)))
+
+    def wait(self, seconds: float = float("inf")) -> None:
+        """Wait until this is true, at most for a time."""
+        until_s = time.monotonic() + seconds
+        while not self and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, CHECK_MS / 1000))
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from protocol.testing import FakeKafka
-from spark_kafka_source.cli import perf
+from spark_kafka_source.cli import perf, stop_signals
+from spark_kafka_source.cli.stop_signals import StopRequest
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke_at
 from tests.cli.test_produce import read
@@ -85,9 +86,9 @@ def test_produce_to_missing_topic_is_one_error(run: Any) -> None:
 def test_produce_ends_at_a_signal_while_it_limits_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     signals = iter((False, False))  # before the first call, and in its pause; then the signal
-    stop = type("Stop", (), {"__bool__": lambda _: next(signals, True)})()
+    stop = type("Stop", (StopRequest,), {"__bool__": lambda _: next(signals, True)})()
     monkeypatch.setattr(perf, "stop_request", lambda: nullcontext(stop))
-    monkeypatch.setattr(perf, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
     with FakeKafka() as kafka:
         kafka.create_topic("perf-test", 1)
         result = invoke_at(kafka, "perf", "produce", "perf-test", "-n", "1000", "--throughput", "1")
