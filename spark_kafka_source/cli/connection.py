@@ -93,10 +93,7 @@ def _names_of(role: Role) -> set[str]:
 
 
 def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the connection options to a command, which receives a `Cluster` as its argument `cluster`.
-
-    Wrong properties end the command as wrong usage (exit code 2), errors of brokers with one line (exit code 1).
-    """
+    """Add the connection options to a command, which receives a `Cluster` as its argument `cluster`."""
 
     @functools.wraps(command)
     def run(
@@ -116,20 +113,9 @@ def asks_brokers(command: Callable[..., None]) -> Callable[..., None]:
             schema_registry=arguments.get("schema_registry"),
         )
         client_properties, registry = _divided(client_properties)
-        try:
-            config = parse_client(client_properties)
-        except ConfigurationError as error:
-            raise click.UsageError(str(error)) from error
-        with Client(config) as client:
-            try:
-                cluster = Cluster(client, client.deadline(timeout_ms), client_properties, registry, timeout_ms)
-                command(cluster=cluster, **arguments)
-            except ConfigurationError as error:
-                raise click.UsageError(str(error)) from error
-            except AdminFailed as error:
-                raise _failure(*error.errors.values()) from error
-            except KafkaError as error:
-                raise _failure(error) from error
+        with _exit_codes(), Client(parse_client(client_properties)) as client:
+            cluster = Cluster(client, client.deadline(timeout_ms), client_properties, registry, timeout_ms)
+            command(cluster=cluster, **arguments)
 
     return with_options(run, CONNECTION_OPTIONS)
 
@@ -141,8 +127,17 @@ def with_options(command: Callable[..., None], options: Sequence[_Decorator]) ->
     return command
 
 
-def _failure(*errors: KafkaError) -> click.ClickException:
-    return click.ClickException(listed([" ".join(str(error).split()) for error in errors], separator="; "))
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """End the command for wrong properties as wrong usage (exit code 2), for other errors with one line (code 1)."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    except KafkaError as error:
+        errors = error.errors.values() if isinstance(error, AdminFailed) else [error]
+        text = listed([" ".join(str(error).split()) for error in errors], separator="; ")
+        raise click.ClickException(text) from error
 
 
 @contextmanager
@@ -254,10 +249,7 @@ def _divided(merged: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]
 
 
 def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a connection to a registry; the command receives a `SchemaRegistry` as `registry`.
-
-    Exit codes are those of `asks_brokers`.
-    """
+    """Add the options of a connection to a registry; the command receives a `SchemaRegistry` as `registry`."""
 
     @functools.wraps(command)
     def run(
@@ -272,12 +264,8 @@ def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
         registry = _divided(_merged(profile, address, command_config, properties, options))[1]
         if timeout_ms is not None:
             registry[f"{_REGISTRY}request.timeout.ms"] = str(timeout_ms)
-        try:
+        with _exit_codes():
             command(registry=open_registry(registry), **arguments)
-        except ConfigurationError as error:
-            raise click.UsageError(str(error)) from error
-        except KafkaError as error:
-            raise _failure(error) from error
 
     return with_options(run, REGISTRY_OPTIONS)
 
