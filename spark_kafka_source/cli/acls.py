@@ -14,6 +14,7 @@ from protocol.errors import AdminFailed
 from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, with_options
 from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.values import choice_of
 
 _COLUMNS = ("principal", "host", "permission", "operation", "resource_type", "resource", "pattern")
 _OF_CLUSTER = "kafka-cluster"
@@ -25,9 +26,7 @@ _RESOURCES = {
     "user_principals": ResourceType.USER,
 }
 _NOT_CONCRETE = ("UNKNOWN", "ANY")
-_OPERATIONS = [
-    operation.name.lower().replace("_", "-") for operation in AclOperation if operation.name not in _NOT_CONCRETE
-]
+_OPERATIONS = {choice_of(operation): operation for operation in AclOperation if operation.name not in _NOT_CONCRETE}
 # As `kafka-acls.sh --producer` and `--consumer`.
 _OF_PRODUCER = {
     ResourceType.TOPIC: (AclOperation.WRITE, AclOperation.DESCRIBE, AclOperation.CREATE),
@@ -59,7 +58,7 @@ _FILTER_OPTIONS = (
     *_RESOURCE_OPTIONS,
     click.option("--principal", metavar="User:NAME", help="Only ACLs of this principal."),
     click.option("--host", metavar="ADDRESS", help="Only ACLs for this client address."),
-    click.option("--operation", type=click.Choice(_OPERATIONS), help="Only ACLs with this operation."),
+    click.option("--operation", type=click.Choice(list(_OPERATIONS)), help="Only ACLs with this operation."),
     click.option("--permission", type=click.Choice(("allow", "deny")), help="Only ACLs with this permission."),
     click.option(
         "--pattern",
@@ -95,7 +94,7 @@ def list_command(cluster: Cluster, output: str, **filters: Any) -> None:
 @partial(with_options, options=_RESOURCE_OPTIONS)
 @click.option("--principal", "principals", multiple=True, required=True, metavar="User:NAME", help="Repeatable.")
 @click.option(
-    "--operation", "operations", multiple=True, type=click.Choice(_OPERATIONS), help="An operation; repeatable."
+    "--operation", "operations", multiple=True, type=click.Choice(list(_OPERATIONS)), help="An operation; repeatable."
 )
 @click.option("--producer", is_flag=True, help="The operations of a producer on the topics and transactional ids.")
 @click.option("--consumer", is_flag=True, help="The operations of a consumer on the topics and groups.")
@@ -126,13 +125,13 @@ def create(
     resources = _resources(fields)
     bindings = []
     for kind, name in resources:
-        needed = {AclOperation[operation.upper().replace("-", "_")] for operation in operations}
+        needed = {_OPERATIONS[operation] for operation in operations}
         needed |= {*(_OF_PRODUCER.get(kind, ()) if producer else ()), *(_OF_CONSUMER.get(kind, ()) if consumer else ())}
         permission = AclPermission.DENY if deny else AclPermission.ALLOW
         of_cluster = kind is ResourceType.CLUSTER
         pattern = PatternType.PREFIXED if prefixed and name != "*" and not of_cluster else PatternType.LITERAL
         if not needed:
-            raise click.UsageError(f"No operation is given for {kind.name.lower().replace('_', '-')} {name}.")
+            raise click.UsageError(f"No operation is given for {choice_of(kind)} {name}.")
         bindings += [
             AclBinding(kind, name, principal, operation, permission, pattern, host)
             for principal in principals
@@ -187,7 +186,7 @@ def _selected(cluster: Cluster, filters: Mapping[str, Any]) -> list[AclBinding]:
     common = {
         "principal": filters["principal"],
         "host": filters["host"],
-        "operation": AclOperation[(filters["operation"] or "any").upper().replace("-", "_")],
+        "operation": _OPERATIONS.get(filters["operation"], AclOperation.ANY),
         "permission": AclPermission[(filters["permission"] or "any").upper()],
         "pattern_type": PatternType[filters["pattern"].upper()],
     }
@@ -203,5 +202,5 @@ def _selected(cluster: Cluster, filters: Mapping[str, Any]) -> list[AclBinding]:
 
 def _row(acl: AclBinding) -> tuple[str, ...]:
     kinds = (acl.permission, acl.operation, acl.resource_type, acl.pattern_type)
-    permission, operation, resource_type, pattern = (kind.name.lower().replace("_", "-") for kind in kinds)
+    permission, operation, resource_type, pattern = map(choice_of, kinds)
     return acl.principal, acl.host, permission, operation, resource_type, acl.resource_name, pattern

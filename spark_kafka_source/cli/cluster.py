@@ -11,8 +11,9 @@ from protocol.admin.admin import Admin
 from protocol.admin.cluster import FeatureUpdate, UpgradeType
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
+from spark_kafka_source.cli.values import choice_of
 
-_DIRECTIONS = {upgrade.name.lower().replace("_", "-"): upgrade for upgrade in UpgradeType}
+_DIRECTIONS = {choice_of(upgrade): upgrade for upgrade in UpgradeType}
 
 
 @click.group("cluster")

@@ -20,8 +20,9 @@ from spark_kafka_source.cli.completion import complete_groups, complete_topics
 from spark_kafka_source.cli.connection import Cluster, asks_brokers, pairs
 from spark_kafka_source.cli.rows import output_option, print_rows
 from spark_kafka_source.cli.secrets import SOURCES, read_secret
+from spark_kafka_source.cli.values import choice_of
 
-_TYPES = {kind.name.lower().replace("_", "-"): kind for kind in ConfigResourceType}
+_TYPES = {choice_of(kind): kind for kind in ConfigResourceType}
 _DEFAULT_BROKER = "default"
 # Sources of values that were not set dynamically: Kafka's defaults and a broker's file.
 _NOT_SET_HERE = (ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import click
@@ -25,6 +26,11 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             return self._parse(value)
         except ValueError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
+
+
+def choice_of(member: Enum) -> str:
+    """Return a member of an enumeration as a word on the command line: `describe-configs` for DESCRIBE_CONFIGS."""
+    return member.name.lower().replace("_", "-")
 
 
 def parse_replica_assignment(text: str) -> list[list[int]]:
