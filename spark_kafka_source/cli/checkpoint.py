@@ -108,21 +108,15 @@ def diff(cluster: Cluster, path: str, group: str | None, everything: bool, outpu
     """
     checkpoint_read = _read(path)
     last = checkpoint_read.batches[-1]
-    committed = (
-        {}
-        if group is None
-        else {
-            key: offset.offset
-            for key, offset in fetch_offsets(
-                cluster.client, group, None, cluster.deadline, require_stable=False
-            ).items()
-        }
-    )
+    committed: dict[TopicPartition, int] | None = None
+    if group is not None:
+        by_key = fetch_offsets(cluster.client, group, None, cluster.deadline, require_stable=False)
+        committed = {key: offset.offset for key, offset in by_key.items()}
     rows, compared, losses = [], 0, 0
     for source, offsets in last.sources.items():
         starts = checkpoint_read.starts(len(checkpoint_read.batches) - 1, source)
         completed = dict(offsets.ends) if last.committed else starts
-        comparison = _Comparison(cluster, offsets, completed, committed if group is not None else None)
+        comparison = _Comparison(cluster, offsets, completed, committed)
         for key in comparison.partitions:
             row, is_loss = comparison.row(key)
             compared, losses = compared + 1, losses + is_loss

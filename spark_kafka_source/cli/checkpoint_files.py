@@ -74,7 +74,8 @@ def read_checkpoint(place: str) -> Checkpoint:
     Raises `CheckpointError`: there is no checkpoint, or its format is unknown.
     """
     try:
-        files, root = fs.FileSystem.from_uri(place) if "://" in place or place.startswith("file:") else _local(place)
+        is_uri = "://" in place or place.startswith("file:")
+        files, root = fs.FileSystem.from_uri(place) if is_uri else (fs.LocalFileSystem(), os.path.abspath(place))
         committed = set(_numbers(files, f"{root}/commits"))
         # A running query deletes its oldest batches meanwhile.
         texts = {
@@ -89,10 +90,6 @@ def read_checkpoint(place: str) -> Checkpoint:
         return Checkpoint(json.loads(metadata).get("id"), tuple(batches), initial)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{place}: {error}") from error
-
-
-def _local(place: str) -> tuple[fs.FileSystem, str]:
-    return fs.LocalFileSystem(), os.path.abspath(place)
 
 
 def _numbers(files: fs.FileSystem, folder: str) -> list[int]:

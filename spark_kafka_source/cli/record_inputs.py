@@ -249,12 +249,7 @@ def _records_of_rows(batch: pa.RecordBatch, how: InputFormat) -> pa.RecordBatch:
         columns |= {name: batch.column(name) for name in ("headers", "timestamp_ms", "partition") if name in names}
     if key is not None:
         columns["key"] = batch.column(key)
-    return _with_types(pa.RecordBatch.from_pydict(columns))
-
-
-def _with_types(batch: pa.RecordBatch) -> pa.RecordBatch:
-    arrays = [_cast(name, batch.column(name)) for name in batch.schema.names]
-    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+    return pa.RecordBatch.from_pydict({name: _cast(name, column) for name, column in columns.items()})
 
 
 def _cast(name: str, column: pa.Array) -> pa.Array:
