@@ -300,7 +300,8 @@ def _check_topics(options: SourceOptions) -> None:
     names = [name for name, value in topics.items() if value is not None]
     if not names:
         raise ConfigurationError(
-            "There is no subscribe, subscribePattern or assign; give exactly one of them to say what to read."
+            "There is no subscribe, subscribePattern or assign; give exactly one of them to say what to read. "
+            "The option topic is for writes."
         )
     if len(names) > 1:
         raise ConfigurationError(f"{' and '.join(names)} exclude each other; give exactly one of them.")

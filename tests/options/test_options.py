@@ -91,6 +91,7 @@ def test_assigned_partitions_are_sorted() -> None:
     ("options", "message"),
     [
         ({}, "There is no subscribe, subscribePattern or assign; give exactly one of them"),
+        ({"topic": "orders"}, "to say what to read. The option topic is for writes"),
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude each other; give exactly one"),
         ({"subscribe": " , "}, "subscribe is ' , ' (names no topic)"),
         ({"subscribe": "a b"}, "'a b' is no topic name"),
