@@ -25,7 +25,7 @@ _FOR_ANY_TEXT = {
 # What has another meaning in Java for some texts: word boundaries, the end, and flags that change `.`, `^` and `$`.
 _FOR_NAMES_ONLY = re.compile(r"\\[bBZ]|\(\?[ims]*m|\(\?i*s[is]*:|\(\?[ims]*-")
 
-# One construct with the same meaning in both languages, for topic names.
+# One construct with the same meaning in both languages, for topic names. Python reserves `--` in classes.
 _ALIKE = re.compile(
     r"""
       \A\(\?[ims]+\)                                       # flags for the whole pattern
@@ -33,7 +33,7 @@ _ALIKE = re.compile(
     | [)|.^$]
     | \{\d+(?:,\d*)?\}                                     # Python reads {,2} as {0,2}; Java does not have it
     | [*+?]
-    | \[(?:\^]|\^(?!])|(?![\^\]]))                        # start of a class; Python has plans for `--` in it
+    | \[(?:\^]|\^(?!])|(?![\^\]]))                        # start of a class
       (?:(?!--|&&|~~|\|\|)[^][\\]|\\(?:[dDwWsStnrfa]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^A-Za-z0-9]))*\]
     | \\(?:[dDwWsSAZtnrfa]|[bB](?!\{)|[1-9](?!\d)|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^A-Za-z0-9])
     | [^()|.^$*+?{[\\]

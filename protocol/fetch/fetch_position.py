@@ -315,7 +315,7 @@ class FetchPosition:
         return fetched
 
     def record_success(self) -> None:
-        """Forget the last failure: the broker has answered, or omitted the partition in a session, as unchanged."""
+        """Forget the last failure: the broker has answered. A session's reply omits unchanged partitions."""
         if self.failure is not None:
             self.failure = None
             self._backoff.reset()

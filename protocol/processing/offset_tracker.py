@@ -1,8 +1,8 @@
 """The committable offset of one partition whose records finish in any order. Sans-IO.
 
-The committable offset is that of the first unfinished record in the order of reading, or else the position of the
-reader: without it a group has no offset of a partition without records, and lag of transaction markers. Records behind
-an unfinished one may be finished already; after a restart they are handled again. After a truncation of the log or a
+The committable offset is that of the first unfinished record in the order of reading. If all are finished, it is the
+reader's position, which exists before the first record, and which is behind transaction markers. Records behind an
+unfinished one may be finished already; after a restart they are handled again. After a truncation of the log or a
 seek to a lower offset, the records read before from there on no longer count: the log has others, or they are read
 again. After the topic was deleted and created again, no record read before counts.
 """

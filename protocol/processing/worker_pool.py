@@ -91,7 +91,7 @@ class WorkerPool:
         self._waits_ended = False
         # True if handlers run after the end of the pool.
         self._left_behind = False
-        # Runs without order that are being handled, but no retries.
+        # Runs that idle threads may steal from: without order, being handled, and no retries.
         self._unordered: set[Run[PolledBatch]] = set()
         # Mean time per record; at first everything is worth stealing.
         self._record_s = 1.0

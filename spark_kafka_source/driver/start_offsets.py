@@ -114,7 +114,7 @@ def ending_offsets(
 ) -> tuple[dict[TopicPartition, int], Collection[TopicPartition]]:
     """Return the end offset (exclusive) of each partition of a batch read, from `endingOffsets` or a time.
 
-    Also returns the partitions whose end is that of their log.
+    Also returns the partitions that end at the log end.
 
     Raises `ConfigurationError`: JSON does not match the partitions, or an offset is after the log end offset.
     `DataLoss`: an offset is before the log start offset, and `failOnDataLoss` is true.

@@ -203,7 +203,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         if is_new or (is_member and not completed.ends):
             starting = query.starting_offsets(deadline)
             if is_member:
-                # Without the ids of topics: a member may get its first partition after they were recreated.
+                # Without topic ids: topics may be recreated before the member gets its first partition.
                 return _ResolvedStart(completed.to_json_dict(), completed, starting)
             return _ResolvedStart(starting.to_json_dict(), replace(starting, positions={}), starting)
         if not query.running and not is_member:

@@ -40,7 +40,7 @@ class Offsets:
 
     `positions`: the position after the batch (Kafka's "next to read").
     `ids`: topic ids of the positions, without unknown ones. A different id later means that the topic was deleted and
-    recreated. Also those of topics without a position, before a query's first batch.
+    recreated. Before the first batch of a query that is no member also those of topics without a position.
     `joined`: first offset of the batch in partitions that its start offsets lack (all of them in a query's first
     batch), or that lost records at or before their position.
     `leaders`: node id of the leader when the batch was planned; only with `maxInputPartitions`, so that a replay
