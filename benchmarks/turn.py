@@ -103,7 +103,6 @@ def sink(servers: str, topic: str, rows: int, **options: str) -> Job:
     """Write rows as one task of a batch does."""
     import pyarrow as pa
 
-    made = writer(servers, topic, **options)
     count = 10_000
     values = [b"%100d" % (number * 7919) for number in range(count)]
     batch = pa.record_batch(
@@ -112,9 +111,19 @@ def sink(servers: str, topic: str, rows: int, **options: str) -> Job:
 
     def job() -> None:
         for _ in range(REPEATS):
+            made = writer(servers, topic, **options)  # exactly once, each serves one write
             made.commit([made.write(iter([batch] * (rows // count)))])
 
     return job
+
+
+def sink_exactly_once(servers: str, topic: str, rows: int) -> Job:
+    """Write rows as one task of a batch does, each batch in a transaction."""
+    from pyspark import TaskContext
+
+    context = TaskContext._getOrCreate()
+    context._partitionId, context._localProperties = 0, {}
+    return sink(servers, topic, rows, **EXACTLY_ONCE)
 
 
 def loading(make: Callable[[str, str], object]) -> Callable[..., Job]:
@@ -148,7 +157,7 @@ JOBS: dict[str, Callable[..., Job]] = {
     "poll": poll,
     "poll-1000-partitions": lambda *arguments: poll(*arguments, partitions=1_000),
     "sink": sink,
-    "sink-exactly-once": lambda *arguments: sink(*arguments, **EXACTLY_ONCE),
+    "sink-exactly-once": sink_exactly_once,
     "unpickle-reader": loading(source),
     "unpickle-writer": loading(writer),
     "unpickle-writer-exactly-once": loading(lambda *arguments: writer(*arguments, **EXACTLY_ONCE)),
