@@ -35,7 +35,7 @@ _TEXTS: dict[str, CodeType] = {}
 
 
 def execute(text: str, names: dict[str, Any], local_names: dict[str, Any]) -> None:
-    """Run `exec(text, …)`, with the code of an equal text: each process writes the methods of its data classes."""
+    """Run `exec(text, …)` with cached code: in each process, `dataclasses` generates the same methods as text."""
     code = _TEXTS.get(text)
     if code is None:
         code = _TEXTS[text] = compile(text, "<string>", "exec")

@@ -31,9 +31,9 @@ def main(
 ) -> int:
     """Run the command line; return the exit status.
 
-    `package` has the scenarios that are named without a package: `NAME` is then `package.NAME:scenario`. Its scenarios
-    `names` run if the command names none. `program` is the module to name in commands. `least_events`, by scenario and
-    event: the least count in `EVENT_RUNS` runs, below which a scenario fails as idle.
+    With `package`, the argument `NAME` means the scenario `package.NAME:scenario`, and a command without arguments runs
+    all `names`. `program` is the module in the commands that are printed. `least_events` has counts by scenario and
+    event: with fewer in `EVENT_RUNS` runs or more, a scenario fails as idle.
     """
     options = _parser(program, package).parse_args(arguments)
     chosen = options.scenarios or list(names)

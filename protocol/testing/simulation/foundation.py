@@ -76,14 +76,14 @@ class Foundation:
             self.modules.add_package(package)
 
     def prepare(self, count: int) -> None:
-        """Make the first `count` processes import what they need, if they have not."""
+        """Make the first `count` processes, which import their modules, unless they exist."""
         if count > len(self.processes):
             with self.installed():
                 while count > len(self.processes):
                     self.processes.append(self._prepared(len(self.processes)))
 
     def process(self, number: int, name: str) -> Process:
-        """Return the process with a number, all lower ones of which exist."""
+        """Return the process with this number; make it if it is the next one."""
         if number == len(self.processes):
             self.processes.append(self._prepared(number))
         process = self.processes[number]
@@ -120,13 +120,13 @@ class Foundation:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace what would bring the real world in."""
+        """Replace the modules, random bytes, process ids and signals of the real world, for the length of the block."""
         draw, scheduler = self.random, self.scheduler
         real = os.urandom, os.getpid, os.register_at_fork, os.kill, random._urandom, random.Random  # type: ignore[attr-defined]
         state = random.getstate()
 
         class SeededRandom(random.Random):
-            """Without a seed, the C code would ask the system for one."""
+            """A generator without a seed gets one of the world: the C code would ask the system for it."""
 
             def __init__(self, seed: Any = None) -> None:
                 super().__init__(draw.getrandbits(64) if seed is None else seed)

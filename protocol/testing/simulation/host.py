@@ -57,12 +57,16 @@ class Host(ABC):
 
     @abstractmethod
     def thread_failed(self, arguments: Any) -> None:
-        """Fail the run with the exception of a thread, which no caller has caught."""
+        """Fail the run: a thread has ended with an exception."""
 
     @abstractmethod
     def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:
-        """Send a signal, whose handler runs in the main thread after as many lines of Python, or when it waits."""
+        """Send a signal, whose handler runs in the main thread.
+
+        It runs at once, also during a wait, or after `after_lines` lines. A wait has no lines: such a signal does not
+        end it, and comes after it.
+        """
 
     @abstractmethod
     def run_handlers(self, thread: Any, frame: FrameType | None = None) -> None:
-        """Run the handlers of signals that have arrived; a handler may raise."""
+        """Run the handlers of signals that have arrived. Raises the exception of a handler."""

@@ -1,7 +1,7 @@
 """The simulated network: how long bytes travel, and which connections fail, by seed and by rule.
 
-Hosts are simulated processes. An address is (host name, port); all names resolve to the loopback address unless `names`
-says otherwise.
+An address is (host name, port). All names resolve to the loopback address, unless `names` has other addresses. A server
+is known by its port alone, a client by its process.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Link:
 
 @dataclass
 class Rule:
-    """One fault of the next message of a connection that matches, then gone."""
+    """A fault of the next message on a connection that matches; it happens once."""
 
     port: int | None
     client: Host | None

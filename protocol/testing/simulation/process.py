@@ -42,7 +42,7 @@ class Process(Host):
     error : BaseException or None
         The exception that ended the main function.
     result : object
-        What the main function returned.
+        Return value of the main function.
     """
 
     def __init__(self, world: World, name: str, number: int) -> None:
@@ -72,7 +72,7 @@ class Process(Host):
 
     @property
     def check_failed(self) -> bool:
-        """True if the process has failed and `join` has not raised its error."""
+        """True if an exception has ended the process and `join` has not raised it: the run must fail."""
         return self.error is not None and not self._joined
 
     # -- controls -----------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Process(Host):
         Raises
         ------
         TimeoutError
-            It has not ended in virtual seconds.
+            It has not ended after `timeout_s` of virtual time.
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"{self.name} has not ended after {timeout_s} s")
@@ -93,7 +93,7 @@ class Process(Host):
         return self.result
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, of whatever kind; False after the timeout."""
+        """Wait until the process has ended, failed or was killed; return False after the timeout."""
         if self.alive and self._end.acquire(timeout=-1 if timeout_s is None else timeout_s):
             self._end.release()
         return not self.alive
@@ -145,7 +145,11 @@ class Process(Host):
         self.wall_ahead_s += seconds
 
     def interrupt(self, number: int = signal.SIGINT, after_lines: int = 0) -> None:
-        """Send a signal, whose handler runs in the main thread after as many lines of Python, or when it waits."""
+        """Send a signal, whose handler runs in the main thread.
+
+        It runs at once, also during a wait, or after `after_lines` lines. A wait has no lines: such a signal does not
+        end it, and comes after it.
+        """
         if not self.started or not self.alive:
             return
         self._world.trace(f"{self.name}: signal {signal.Signals(number).name} after {after_lines} lines")
@@ -182,7 +186,7 @@ class Process(Host):
             file.close()
 
     def thread_failed(self, arguments: Any) -> None:
-        """Fail the run with the exception of a thread, which no caller has caught."""
+        """Fail the run: a thread has ended with an exception, other than `SystemExit`."""
         _, error, _, thread = arguments
         if not isinstance(error, SystemExit):
             failure = SimulationFailed(f"thread {thread.name} of {self.name} ended with {error!r}")
@@ -190,7 +194,7 @@ class Process(Host):
             self._world.scheduler.fail(failure)
 
     def run_handlers(self, thread: SimulatedThread, frame: FrameType | None = None) -> None:
-        """Run the handlers of signals that have arrived; a handler may raise."""
+        """Run the handlers of signals that have arrived. Raises the exception of a handler."""
         while thread.signals:
             number = thread.signals.pop(0)
             handler = self.signal_handlers.get(number, signal.SIG_DFL)

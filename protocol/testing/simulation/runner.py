@@ -35,17 +35,17 @@ class Outcome:
     digest : str
         Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
-        All switches, and those that a thread made where it need not wait.
+        All switches, and the voluntary ones: those that a thread made where it need not wait.
     faults : list of str
         Descriptions of the faults, in order.
     processes : int
         Simulated processes that the scenario has started.
     result : object
-        What the scenario returned, as JSON.
+        Return value of the scenario, as JSON.
     trace : list of str
         The last lines of the trace.
     observed : object
-        What the observer saw, as JSON.
+        Result of the observer, as JSON.
     """
 
     seed: int = -1

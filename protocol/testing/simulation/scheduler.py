@@ -1,7 +1,7 @@
 """Threads, time and chance of a simulated world: of its threads exactly one runs, and a seed decides which.
 
 A thread is a greenlet. It gives way at locks, socket calls and sleeps (`maybe_switch`), or blocks (`park`). Time stands
-still while a thread runs and jumps to the next timer when none can.
+still while a thread runs, and jumps to the next timer when no thread can run.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Scheduler:
         self.current: SimulatedThread | None = None
         self.threads: list[SimulatedThread] = []
         self.limit_s = float("inf")
-        # Choices of `maybe_switch`, which `--shrink` may take back.
+        # Number of voluntary switches: those of `maybe_switch`, which `--shrink` may leave out.
         self.deviations = 0
         self.is_allowed: Callable[[int], bool] | None = None
         self.atomic = 0
@@ -172,7 +172,7 @@ class Scheduler:
 
     @staticmethod
     def _resumed(thread: SimulatedThread) -> None:
-        """Start what another thread has asked for, and run handlers of signals."""
+        """Call `on_resume`, which another thread has set, and run handlers of signals."""
         if thread.on_resume is not None:
             action, thread.on_resume = thread.on_resume, None
             action()
@@ -232,14 +232,14 @@ class Scheduler:
             self._make_ready(thread)
 
     def maybe_switch(self) -> None:
-        """Let another thread run, or not; called where threads affect one another."""
+        """Let another thread run with the probability `switch_rate`; called where threads affect one another."""
         if self.random() < self.switch_rate and self.current is not None and not self.atomic:
             self.deviations += 1
             if self.is_allowed is None or self.is_allowed(self.deviations):
                 self.give_way()
 
     def before_statement(self) -> None:
-        """Let another thread run, or not; called before statements of chosen modules."""
+        """Let another thread run with a small probability; called before statements of chosen modules."""
         if self.random() < self.preempt_rate:
             self.maybe_switch()
 
@@ -279,7 +279,7 @@ class Scheduler:
         self._timers.sort()
 
     def without_switches(self) -> WithoutSwitches:
-        """Return a context in which no thread switches, no time passes and no number is drawn: an import."""
+        """Return a context without switches, without time, and without draws of the scheduler: that of an import."""
         return self._without
 
     # -- switching ----------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Scheduler:
 
 
 class WithoutSwitches:
-    """A block that leaves no trace in the world's time and chance; blocks may be nested."""
+    """A block in which no virtual time passes and the scheduler draws no random number; blocks may be nested."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -29,9 +29,9 @@ class Run:
     digest : str
         Digest of all switches, sends and times: equal for the same seed.
     switches, deviations : int
-        All switches, and those that a thread made where it need not wait.
+        All switches, and the voluntary ones: those that a thread made where it need not wait.
     result : object
-        What the scenario returned.
+        Return value of the scenario.
     """
 
     seed: int
@@ -61,7 +61,7 @@ class Simulation:
     faults : iterable of int, optional
         Numbers of the faults that happen (`--shrink`); by default all.
     allow : callable, optional
-        Returns False for numbers of switches that do not happen (`--shrink`).
+        Returns False for numbers of voluntary switches that do not happen (`--shrink`).
     preempt : iterable of str
         Modules, or packages, in which a switch may happen before any statement.
     report : callable, optional
@@ -129,9 +129,10 @@ class Simulation:
         Raises
         ------
         Exception
-            The error of the scenario, or of a process that ended with an exception for which the scenario never asked.
+            The error of the scenario.
         SimulationFailed
-            An exception in a thread, a deadlock, or a hang.
+            An exception in a thread, a deadlock, or a hang. At the end of the scenario also the exception of a process
+            that `Process.join` has not raised.
 
         Notes
         -----
@@ -213,7 +214,7 @@ class Simulation:
     ) -> None:
         """Wait in virtual time until a condition holds; fail the run after `timeout_s`.
 
-        `awaited` is what the failure says, or a function that returns it: what is still missing then.
+        The failure has the text `awaited`, or that of a function, which is called then and may say what is missing.
         """
         end_s = self.scheduler.now_s + timeout_s
         while not condition():
