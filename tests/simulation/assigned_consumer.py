@@ -1,4 +1,4 @@
-"""An assigned consumer, `protocol.read` and ranges like those of Spark, whose logs lose their beginnings and ends.
+"""An assigned consumer, `protocol.read` and ranges like those of Spark read logs that lose their beginnings and ends.
 
 Each record comes once, in order, or an error names exactly the offsets that are lost. The scenario writes the records,
 and only while all replicas follow: then clean elections lose nothing, and the model knows each record in the logs.
@@ -222,9 +222,10 @@ class Model:
         records : list of Record
             In the order in which they came.
         told : set of int
-            Offsets that were told as lost.
+            Offsets that the reader names as lost.
         times_s : (float, float)
-            Begin and end of the plan: it has the records of the whole period, and may have those written meanwhile.
+            Start and end of planning. The range must have the records that existed during all of it, and may have
+            those that were written during it.
         """
         log, now_s = self.logs[partition], self._world.now_s
         where = f"the range {bounds} of t-{partition}, planned at {times_s[1]:.3f},"

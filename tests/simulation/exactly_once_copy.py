@@ -1,8 +1,7 @@
 """Members of a group that copy a topic in transactions, as docs/transactions.md shows: each record once, in order.
 
-In a third of the runs the source is recreated, and its logs lose records. Only lost records may be missing then. Those
-of a deleted source may come after those of the new one: a transaction that has committed their offsets may still write
-them.
+In a third of the runs the source is recreated, and its logs lose records. Only lost records may be missing then.
+Records of a deleted source may come after records of the new one: the transaction that copies them may still be open.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         checkpoint.is_killed_before_log = True
 
     def pause_at_look() -> None:
-        """Pause an executor that has asked for the ledger: its task continues later, and with an old one."""
+        """Pause an executor that reads the ledger: its task continues later, with a ledger that is out of date."""
         meanwhile = world.fault_random.choice([kill_before_log, refuse_commits, lambda: None, lambda: None])
         pause_s, choice = world.fault_random.uniform(2, 7), world.fault_random.random()
 
@@ -374,7 +374,7 @@ class TaskProperties:
 
 
 def execute(properties: dict[str, str], executor: Executor, checkpoint: Checkpoint) -> None:
-    """Run attempts, one after another. An attempt that is lost before it begins never does."""
+    """Run attempts, one after another. Skip attempts that are lost before they begin."""
     query.TaskContext = TaskProperties  # type: ignore[attr-defined, misc]
     options = parse_sink_options(properties)
     while True:

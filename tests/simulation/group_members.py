@@ -151,7 +151,7 @@ def scenario(world: Simulation) -> dict[str, object]:
 
 
 def shared_instances(world: Simulation, model: GroupModel, instances: dict[str, str]) -> list[str]:
-    """Return the instance ids of several processes, of which the last to join the group has not fenced the others."""
+    """Return the instance ids that more than one process has that was not fenced yet."""
     ids = [instances[process.name] for process in world.alive("member") if process.name not in model.fenced]
     return [instance for instance, count in Counter(ids).items() if count > 1]
 
@@ -164,7 +164,7 @@ def judge_instances(model: GroupModel, instances: dict[str, str]) -> None:
 
 
 def hear_of_losses(world: Simulation, model: GroupModel) -> None:
-    """Tell the model of the warnings of all members that their positions are lost."""
+    """Pass the warnings of members about lost positions to the model."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

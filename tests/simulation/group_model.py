@@ -121,8 +121,9 @@ class GroupModel:
         # By member and partition: the log and the next offset; no log after a loss; missing before the first record.
         self._next: dict[tuple[str, int], tuple[Log | None, int]] = {}
         self._owners: dict[tuple[int, int], str] = {}
-        # Log end offsets at the begin of each pause; and those of partitions that another member has got since.
+        # By paused member: the log end offsets at the start of its pause.
         self._paused: dict[str, dict[int, int]] = {}
+        # By paused member and partition that another member has got: the log end offset at the start of the pause.
         self._lost_from: dict[tuple[str, int], int] = {}
         kafka.offsets.committed[group_id] = _WatchedOffsets(self._committed)
 

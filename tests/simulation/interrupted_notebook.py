@@ -105,7 +105,7 @@ class Keyboard:
             self._process.interrupt()
 
     def _release(self) -> None:
-        """Press no key in this cell any more."""
+        """Drop the interrupts of this cell that have not arrived."""
         self._cell += 1
         self._world.interrupts.cancel(self._process.main)
         self._process.main.signals.clear()

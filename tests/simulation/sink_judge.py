@@ -79,8 +79,8 @@ class Checkpoint:
     completed : list of int
         Batches in Spark's commit log, or batch writes that returned.
     decided : list of (int, int)
-        Batches and tasks with rows that are completed and decided. A task whose decided transaction was lost, and that
-        had no rows when its batch ran again, is not among them: a driver that has not seen the end writes its rows.
+        Batches and tasks with rows that are completed and decided. Not among them: a task whose decided transaction was
+        lost, and that had no rows when its batch ran again. A driver that does not know of that end may write its rows.
     attempts : dict of int to Attempt
         All attempts by number.
     accepted : dict of (int, int) to set of (int or None)

@@ -33,7 +33,7 @@ def test_page_lists_every_fault_with_its_seeds() -> None:
 
 
 def test_scenarios_find_quick_faults_by_their_first_seeds() -> None:
-    """Slow: each fault is a product of its own, imported into a world and run for up to two seeds."""
+    """Slow: for each fault a world imports the product again, and runs up to two seeds."""
     with Worker() as worker:
         for name in QUICK:
             compile_scenario(worker, FAULTS[name].scenario)

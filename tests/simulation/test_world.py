@@ -41,7 +41,7 @@ def test_process_has_own_module_state(worker: Worker) -> None:
 
 
 def test_prepared_processes_run_as_those_that_import_during_the_run() -> None:
-    """Slow: a worker of its own, which has prepared nothing, prepares a world."""
+    """Slow: a new worker, which has prepared nothing, prepares a world."""
     with Worker() as worker:  # prepares processes after the first run
         runs = [run(worker, "own_state") for _ in range(2)]
     assert [outcome.processes for outcome in runs] == [2, 2]
@@ -115,7 +115,7 @@ def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
 
 
 def test_failure_names_seed_and_command() -> None:
-    """Slow: a process of its own prepares a world."""
+    """Slow: a new worker prepares a world."""
     with pytest.raises(SimulationFailed, match=r"failed with seed 5(.|\n)*simulation \S+ --seed 5"):
         simulate("tests.simulation.probes:needs_fault_three", 5)
 
