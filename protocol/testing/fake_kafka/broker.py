@@ -60,7 +60,7 @@ class Broker:
         self.node_id = node_id
         self.image = Image()
         self.replicas: dict[tuple[bytes, int], Replica] = {}
-        self.sessions = FetchSessions()
+        self.sessions = FetchSessions(int(cluster.settings["max.incremental.fetch.session.cache.slots"]))
         self.running = True
         self.isolated = False
         self.silent_since_s: float | None = None

@@ -15,6 +15,7 @@ DEFAULT_SETTINGS = {
     "group.max.session.timeout.ms": "1800000",
     "group.min.session.timeout.ms": "1000",
     "log.retention.check.interval.ms": "-1",
+    "max.incremental.fetch.session.cache.slots": "1000",
     "max.message.bytes": "1048588",
     "min.insync.replicas": "1",
     "num.partitions": "1",

@@ -42,9 +42,10 @@ class FetchSession:
 
 
 class FetchSessions:
-    """All sessions of one broker."""
+    """All sessions of one broker, up to `slots`; further requests get none, since the model evicts none."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self.sessions: dict[int, FetchSession] = {}
         self._next_id = 1
 
@@ -71,6 +72,8 @@ class FetchSessions:
         return session if session.wanted else FetchSession(0, wanted=self.sessions.pop(session_id).wanted)
 
     def _begin(self, requested: dict[Key, Body]) -> FetchSession:
+        if len(self.sessions) >= self._slots:
+            return FetchSession(0, wanted=requested)
         session = self.sessions[self._next_id] = FetchSession(self._next_id, wanted=requested)
         self._next_id += 1
         return session

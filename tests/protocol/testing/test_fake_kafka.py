@@ -15,6 +15,7 @@ from protocol.testing.fake_kafka.authorizer import ITSELF
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.requests import Request
 from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m10_find_coordinator import GROUP
 from protocol.wire.messages.m20_delete_topics import DELETE_TOPICS
@@ -359,6 +360,22 @@ def test_connection_is_closed_when_the_client_has_ended(fake: FakeKafka) -> None
     with socket.create_connection(fake.addresses[1], 20) as client:
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
+
+
+def test_fetch_beyond_the_session_cache_slots_gets_records_without_a_session() -> None:
+    with FakeKafka(settings={"max.incremental.fetch.session.cache.slots": "1"}) as fake:
+        topic_id = fake.create_topic("orders").topic_id
+        fake.produce("orders", b"a")
+        limits = {"partition_max_bytes": 1_000, "current_leader_epoch": -1, "last_fetched_epoch": -1}
+        topics = [{"topic_id": topic_id, "partitions": [{"partition": 0, "fetch_offset": 0, **limits}]}]
+        body = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1_000, "isolation_level": 0, "topics": topics}
+        requests = [(0, 0), (0, 0), (1, -1), (0, 0)]
+        sessions = []
+        for session_id, epoch in requests:
+            reply = fake.ask(1, FETCH, {**body, "session_id": session_id, "session_epoch": epoch})
+            assert reply["responses"][0]["partitions"][0]["records"]
+            sessions.append(reply["session_id"])
+        assert sessions == [1, 0, 0, 2], "the second finds no slot, and the third closes the first session"
 
 
 def test_requests_are_not_kept_unless_wanted() -> None:
