@@ -36,12 +36,14 @@ from protocol.testing.simulation import (
     process_faults,
     settle,
 )
+from tests.simulation.fair_shares import judge_shares
 
 PARTITIONS = 3
 KEYS = 5
 DURATION_S = 12.0
 KINDS = ("ApiVersions", "Fetch", "ListOffsets", "Metadata", "OffsetForLeaderEpoch")
 FETCH_ERRORS = ("OFFSET_OUT_OF_RANGE", "UNKNOWN_SERVER_ERROR", "UNSUPPORTED_COMPRESSION_TYPE")
+LIMITS = ("fetch.max.bytes", "max.partition.fetch.bytes")
 END = 1_000_000
 DELETED, TRUNCATED, COMPACTED = "deleted", "truncated", "compacted"
 Record = tuple[int, str]
@@ -267,7 +269,9 @@ class Model:
 def scenario(world: Simulation) -> dict[str, object]:
     """Read a topic in three ways while it is written to, and loses records in most runs."""
     versions = world.random.choice([None, None, KAFKA_2_8])
-    kafka = FakeKafka(3, record_requests=False, newest_versions=versions)
+    sessions = world.random.choice(["1000", "1", "0"])
+    settings = {"max.incremental.fetch.session.cache.slots": sessions}
+    kafka = FakeKafka(3, record_requests=False, settings=settings, newest_versions=versions)
     compacts = world.random.random() < 0.4
     kafka.create_topic("t", PARTITIONS, 3, config={"cleanup.policy": "compact"} if compacts else {})
     servers = bootstrap_servers(world, kafka)
@@ -276,6 +280,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     reset = world.random.choice(["none", "none", "earliest"])
     properties = {"bootstrap.servers": servers, "metadata.max.age.ms": 2_000, "default.api.timeout.ms": 20_000}
     properties["max.partition.fetch.bytes"] = world.random.choice([1, 150, 400, 10**6])
+    properties["fetch.max.bytes"] = world.random.choice([1, 300, 10**6, 10**6])
     clients = [
         world.start(consume, properties | {"auto.offset.reset": reset}, model, name="consumer"),
         world.start(read_ranges, properties, model, name="ranges"),
@@ -304,8 +309,10 @@ def scenario(world: Simulation) -> dict[str, object]:
         assert process.alive, f"{process} has ended with {process.error!r}"
         process.kill()
     assert not model.failures, model.failures[:3]
+    judge_shares(world, kafka, servers)
+    chosen = {"older": versions is not None, "losses": has_losses, "compacts": compacts, "reset": reset}
     counts = {"told": model.told, "tables": model.tables, "ranges": model.ranges}
-    return {"older": versions is not None, "losses": has_losses, "compacts": compacts, "reset": reset, **counts}
+    return {**chosen, "sessions": sessions, **counts}
 
 
 def refuse_fetches(world: Simulation, kafka: FakeKafka, has_losses: bool) -> None:
@@ -354,9 +361,8 @@ def rows_of(batch: pa.RecordBatch) -> list[Record]:
 
 def read_ranges(properties: dict[str, object], model: Model) -> None:
     """Plan ranges, and read them later, as micro-batches do, in pieces and without an end at the first loss."""
-    own = {name: value for name, value in properties.items() if not name.startswith("max.partition")}
-    client = Client(own)
-    config = parse_consumer({"max.partition.fetch.bytes": str(properties["max.partition.fetch.bytes"])})
+    client = Client({name: value for name, value in properties.items() if name not in LIMITS})
+    config = parse_consumer({name: str(properties[name]) for name in LIMITS})
     keys = [("t", partition) for partition in range(PARTITIONS)]
     while True:
         try:
