@@ -1,8 +1,11 @@
-"""`ConsumerGroup` and `Processor` with slow and failing handlers: order per key, dead letters, honest commits."""
+"""`ConsumerGroup` and `Processor` with slow and failing handlers: order per key, dead letters, honest commits.
+
+In a part of the runs, partitions stay empty, the records are in transactions, or a group that starts at the end of its
+partitions is closed before their first record.
+"""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Collection
@@ -12,7 +15,6 @@ from protocol import (
     ConsumerRebalanceListener,
     KafkaError,
     Processor,
-    Producer,
     RetryPolicy,
 )
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
@@ -27,11 +29,19 @@ from protocol.testing.simulation import (
     network_faults,
     process_faults,
 )
+from protocol.wire.messages.m01_fetch import FETCH
 from tests.simulation.group_model import GroupModel, leave_and_judge, wait_until_complete
+from tests.simulation.handler_topic import (
+    DURATION_S,
+    HandlerTopic,
+    is_flaky,
+    is_poison,
+    parsed,
+    produce,
+    produce_transactions,
+)
 
 PARTITIONS = 4
-KEYS = 5
-DURATION_S = 10.0
 KINDS = ("JoinGroup", "SyncGroup", "Heartbeat", "ConsumerGroupHeartbeat", "OffsetCommit", "OffsetFetch", "Fetch")
 
 
@@ -46,20 +56,39 @@ def scenario(world: Simulation) -> dict[str, object]:
     order = world.random.choice(("key", "partition"))
     assignor = world.random.choice(("range", "cooperative-sticky", None))
     calm = world.random.random() < 0.2
+    filled = PARTITIONS - world.random.choice((0, 0, 1, 2))
+    has_transactions = world.random.random() < 0.4
+    starts_at_end = world.random.random() < 0.3
+    properties = options(assignor) | {"auto.offset.reset": "latest" if starts_at_end else "earliest"}
+    if has_transactions:
+        properties["isolation.level"] = "read_committed"
+    topic = HandlerTopic(kafka)
     dead: set[tuple[int, int]] = set()
 
-    def is_dead(partition: int, offset: int) -> bool:
-        if has_processor and is_poison(offset) and (partition, offset) not in dead:
-            dead.update(_position(message.value) for message in kafka.records("dead"))
-        return (partition, offset) in dead
+    def is_done_otherwise(partition: int, offset: int) -> bool:
+        if (value := topic.value(partition, offset)) is None:
+            return topic.has_no_record(partition, offset)
+        if has_processor and is_poison(parsed(value)[1]) and parsed(value) not in dead:
+            dead.update(parsed(message.value) for message in kafka.records("dead"))
+        return parsed(value) in dead
 
-    model = GroupModel(kafka, "g", world.trace, is_dead)
+    def is_committed(ends: dict[int, int]) -> bool:
+        """Return True if the lag is 0; with marks of a `ConsumerGroup`, markers may be behind the last record."""
+        offsets = {partition: offset for (_, partition), offset in kafka.committed_offsets("g").items()}
+        if offsets.keys() != set(range(PARTITIONS)):
+            return False
+        lags = {partition: range(offset, ends.get(partition, 0)) for partition, offset in offsets.items()}
+        return not any(
+            has_processor or topic.value(partition, offset) for partition, lag in lags.items() for offset in lag
+        )
+
+    model = GroupModel(kafka, "g", world.trace, is_done_otherwise)
     calls = HandlerCalls(model, order)
     leaving: set[str] = set()
 
     def join(*_: Process) -> None:
         name = f"member-{len(world.processes)}"
-        arguments = servers, options(assignor), calls, leaving, name
+        arguments = servers, properties, calls, leaving, name
         if not all_leave:
             target = run_processor if has_processor else run_group
             world.start(target, *arguments, name=name)
@@ -69,10 +98,24 @@ def scenario(world: Simulation) -> dict[str, object]:
         if len(staying) > 1:
             leaving.add(world.fault_random.choice(staying))
 
+    def come_and_go() -> None:
+        """A member of the new group is closed when it has positions in all partitions."""
+        fetched: set[int] = set()
+        kafka.before[FETCH] = lambda body: fetched.update(
+            row["partition"] for topic in body["topics"] for row in topic["partitions"]
+        )
+        join()
+        world.wait_until(lambda: len(fetched) == PARTITIONS, 60, "the first member reads all partitions")
+        del kafka.before[FETCH]
+        leaving.add(world.processes[-1].name)
+        world.processes[-1].join(60)
+
     all_leave: list[bool] = []
+    if starts_at_end:
+        come_and_go()
     for _ in range(2):
         join()
-    producer = world.start(produce, servers, name="producer")
+    producer = world.start(produce_transactions if has_transactions else produce, servers, filled, name="producer")
     schedule = [("a member joins", join), ("a member leaves", leave)]
     if not calm:
         schedule += [
@@ -83,62 +126,36 @@ def scenario(world: Simulation) -> dict[str, object]:
     faults = world.start_faults(schedule, (1.0, 3.0) if calm else (0.2, 1.5))
     producer.join(DURATION_S + 200)
     faults.stop()
-    ends = wait_until_complete(world, kafka, model, calm=calm)
+    ends = wait_until_complete(world, kafka, model, calm=calm, is_committed=is_committed)
     all_leave.append(True)
     # A handler that fails while its partition is revoked has no second attempt there; records of other keys behind it
     # are processed already, and the next owner processes them again.
     leave_and_judge(world, model, leaving, calm=calm and not (has_processor and order == "key"))
-    assert all(is_poison(offset) for _, offset in dead), f"dead letters of good records: {sorted(dead)}"
+    assert all(is_poison(number) for _, number in dead), f"dead letters of good records: {sorted(dead)}"
+    calls.judge_values(topic)
     return {
         "records": sum(ends.values()),
         "processor": has_processor,
         "order": order,
         "assignor": assignor,
         "calm": calm,
+        "empty": PARTITIONS - filled,
+        "transactions": has_transactions,
+        "starts_at_end": starts_at_end,
         "members": len(world.processes) - 1,
         "twice": len(model.twice),
         "dead": len(dead),
     }
 
 
-def _position(value: bytes | None) -> tuple[int, int]:
-    partition, _, offset = (value or b"").partition(b":")
-    return int(partition), int(offset)
-
-
 def options(assignor: str | None) -> dict[str, object]:
     """Return the properties of a member."""
-    properties: dict[str, object] = {"group.id": "g", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 300}
+    properties: dict[str, object] = {"group.id": "g", "auto.commit.interval.ms": 300}
     properties["max.poll.interval.ms"] = 60_000  # the longest wait for a JoinGroup that a host never answers
     if assignor is None:
         return properties | {"group.protocol": "consumer"}
     classic = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "partition.assignment.strategy": assignor}
     return properties | classic
-
-
-def is_poison(offset: int) -> bool:
-    """Return True for records that the processor's handler never processes."""
-    return offset % 23 == 5
-
-
-def is_flaky(offset: int) -> bool:
-    """Return True for records that a handler processes at its second attempt."""
-    return offset % 11 == 3
-
-
-def produce(servers: str) -> None:
-    """Produce keyed records, whose values are their partitions and offsets; neighbours often have the same key."""
-    end_s = time.monotonic() + DURATION_S
-    offset = 0
-    with Producer({"bootstrap.servers": servers}) as producer:
-        while time.monotonic() < end_s:
-            for _ in range(1 + offset % 3):
-                for partition in range(PARTITIONS):
-                    key = b"%d" % (offset // 2 % KEYS)
-                    producer.send("t", b"%d:%d" % (partition, offset), key=key, partition=partition)
-                offset += 1
-            producer.flush()
-            time.sleep(random.choice([0.1, 0.5]))
 
 
 class HandlerCalls:
@@ -152,6 +169,7 @@ class HandlerCalls:
         self.by_key = order == "key"
         self._newest: dict[tuple[str, int], dict[bytes, int]] = {}
         self._attempts: dict[tuple[str, int, int], int] = {}
+        self._values: dict[tuple[int, int], bytes] = {}
 
     def assigned(self, member: str, partitions: Collection[int]) -> None:
         """A member gets partitions."""
@@ -161,8 +179,10 @@ class HandlerCalls:
     def handle(self, member: str, message: ConsumerMessage, fails_always: bool) -> None:
         """Process a record; raise for failing ones."""
         partition, offset = message.partition, message.offset
-        if _position(message.value) != (partition, offset):
-            self._model.fail(f"{member}: t-{partition}:{offset} has the value {message.value!r}")
+        value = message.value or b""
+        _, number = parsed(value)
+        if self._values.setdefault((partition, offset), value) != value:
+            self._model.fail(f"{member}: t-{partition}:{offset} has another value than before: {value!r}")
         lanes = self._newest.setdefault((member, partition), {})
         lane = (message.key or b"") if self.by_key else b""
         newest = lanes.get(lane, -1)
@@ -173,10 +193,15 @@ class HandlerCalls:
         if lanes.get(lane) != offset:
             self._model.fail(f"{member}: {lanes[lane]} is handled at the same time as t-{partition}:{offset}")
         attempt = self._attempts[member, partition, offset] = self._attempts.get((member, partition, offset), 0) + 1
-        if (fails_always and is_poison(offset)) or (is_flaky(offset) and attempt % 2):
+        if (fails_always and is_poison(number)) or (is_flaky(number) and attempt % 2):
             lanes[lane] = offset - 1  # this offset comes again
-            raise ValueError(f"the handler fails for {message.value!r}")
+            raise ValueError(f"the handler fails for {value!r}")
         self._model.processed(member, partition, [offset])
+
+    def judge_values(self, topic: HandlerTopic) -> None:
+        """Fail if a handler got a record that the log does not have, such as one of an aborted transaction."""
+        wrong = {key: value for key, value in self._values.items() if topic.value(*key) != value}
+        assert not wrong, f"handled, and not in the log: {wrong}"
 
 
 class Listener(ConsumerRebalanceListener):
