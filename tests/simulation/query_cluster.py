@@ -44,6 +44,7 @@ class ChangingCluster:
         self.written: dict[str, tuple[TopicPartition, int]] = {}
         self.gone: set[str] = set()
         self.truncated = self.shrunk = False
+        self.exists = True
         self._rng = rng
 
     @property
@@ -51,7 +52,9 @@ class ChangingCluster:
         return [(TOPIC, number) for number in range(len(self.kafka.controller.topic(TOPIC).partitions))]
 
     def write(self, key: TopicPartition | None = None, count: int | None = None) -> None:
-        """Append values, in a few record batches; none without a leader."""
+        """Append values, in a few record batches; none without a leader or a topic."""
+        if not self.exists:
+            return
         key = key or self._rng.choice(self.partitions)
         left = count or self._rng.choice([1, 2, 5, 20])
         while left:
@@ -100,6 +103,8 @@ class ChangingCluster:
             self.shrunk = True
 
     def move_leader(self) -> None:
+        if not self.exists:
+            return
         key = self._rng.choice(self.partitions)
         in_sync = self.kafka.controller.topic(TOPIC).partitions[key[1]].isr
         if running := [replica for replica in in_sync if self.kafka.brokers[replica].running]:
@@ -116,6 +121,23 @@ class ChangingCluster:
     def add_partition(self) -> None:
         if len(self.partitions) < 6 and all(broker.running for broker in self.kafka.brokers.values()):
             self.kafka.create_partitions(TOPIC, len(self.partitions) + 1)
+
+    def delete_topic(self) -> Callable[[], None]:
+        """Delete the topic with all records; return the function that creates it again, with as many partitions."""
+        kafka = self.kafka
+        with kafka.changed:
+            image = kafka.controller.topic(TOPIC)
+            self.exists = False
+            self.gone |= self.written.keys()
+            kafka.delete_topic(TOPIC)
+
+        def create() -> None:
+            with kafka.changed:
+                copies = min(len(image.partitions[0].replicas), len(kafka.controller.image.brokers))
+                kafka.create_topic(TOPIC, len(image.partitions), copies)
+                self.exists = True
+
+        return create
 
     def fault(self, refusals: dict[str, list[str]] = REFUSALS) -> None:
         kind = self._rng.choice(list(refusals))

@@ -1,7 +1,8 @@
 """A streaming query without Spark on a changing cluster: drivers are killed at any line, batches replayed.
 
 The scenario keeps the query's checkpoint and its sink. Several queries with one `kafka.group.protocol` are members of a
-group and share the topic.
+group and share the topic. In a part of these runs, the topic is recreated while a query has no partition and has read
+nothing: then it has lost nothing, and its first partition starts at the group's offset.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +55,8 @@ class Query:
         The present driver ends after its batch, as a query that is stopped between two.
     dies : bool
         Drivers are killed between the steps of a batch.
+    options : dict
+        Options of this query only.
     """
 
     start: JsonDict | None = None
@@ -64,6 +68,12 @@ class Query:
     stopping: bool = False
     leaving: bool = False
     dies: bool = True
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_read(self) -> bool:
+        """True if a batch has a partition; that of a member without one may be empty."""
+        return any(end and Offsets.from_json_dict(end).ends for end in (self.planned, self.completed and self.start))
 
     @property
     def rows(self) -> list[Row]:
@@ -75,9 +85,10 @@ def scenario(world: Simulation) -> dict[str, object]:
     """Run queries; members without faults, which only come and go, read no record twice."""
     protocol = world.random.choice([None, None, "classic", "consumer"])
     calm = protocol is not None and world.random.random() < 0.5
-    truncates = not calm and world.random.random() < 0.7
+    has_standby = protocol is not None and world.random.random() < 0.5
+    truncates = not (calm or has_standby) and world.random.random() < 0.7
     settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
-    cluster = ChangingCluster(world.random, world.random.choice([1, 2, 3]), **settings)
+    cluster = ChangingCluster(world.random, 1 if has_standby else world.random.choice([1, 2, 3]), **settings)
     kafka = cluster.kafka
     cluster.write()
     fetches: Counter[tuple[str, int, int]] = Counter()
@@ -101,7 +112,8 @@ def scenario(world: Simulation) -> dict[str, object]:
         }
         query.drivers += 1
         now = protocol is None and world.random.random() < 0.3
-        driver = world.start(run_driver, base | limits, query, now, name=f"driver-{len(world.processes)}")
+        options = base | limits | query.options
+        driver = world.start(run_driver, options, query, now, name=f"driver-{len(world.processes)}")
         world.scheduler.start(world.main, lambda: restart(query, driver))
 
     def restart(query: Query, driver: Process) -> None:
@@ -115,8 +127,12 @@ def scenario(world: Simulation) -> dict[str, object]:
             if not query.stopping:
                 start(query)
 
-    for query in queries:
-        start(query)
+    recreated = False
+    if has_standby:
+        recreated = recreate_topic_of_standby(world, cluster, start, queries)
+    else:
+        for query in queries:
+            start(query)
 
     def drivers() -> list[Process]:
         return world.alive("driver")
@@ -145,17 +161,18 @@ def scenario(world: Simulation) -> dict[str, object]:
             *network_faults(world, kafka, drivers),
         ]
     faults = world.start_faults(schedule, every_s=(1, 3) if calm else (0.1, 1.2))
-    quiet_changes = [
-        ("write records", cluster.write),
-        ("move a leader", cluster.move_leader),
-        ("add a partition", cluster.add_partition),
-    ]
+    quiet_changes = [("write records", cluster.write), ("move a leader", cluster.move_leader)]
+    if not has_standby:
+        quiet_changes.append(("add a partition", cluster.add_partition))
     losses = [("delete old records", cluster.delete_records), ("stop or start a broker", cluster.stop_or_start_broker)]
+    if calm or has_standby:
+        losses.clear()
     changes = world.start_faults(
-        [("change the cluster", cluster.change)] if truncates else quiet_changes + ([] if calm else losses),
+        [("change the cluster", cluster.change)] if truncates else quiet_changes + losses,
         every_s=(0.1, 0.6),
     )
-    while world.now_s < DURATION_S:
+    end_s = world.now_s + DURATION_S
+    while world.now_s < end_s:
         world.sleep(0.05)
         if world.random.random() < 0.15:
             cluster.write()
@@ -188,10 +205,52 @@ def scenario(world: Simulation) -> dict[str, object]:
         "protocol": protocol,
         "calm": calm,
         "truncates": truncates,
+        "standby": has_standby,
+        "recreated": recreated,
         "batches": sum(query.completed for query in queries),
         "drivers": sum(query.drivers for query in queries),
         "replays": sum(query.replays for query in queries),
     }
+
+
+def recreate_topic_of_standby(
+    world: Simulation, cluster: ChangingCluster, start: Callable[[Query], None], queries: list[Query]
+) -> bool:
+    """Start queries that get no partition, recreate the topic, and let its owner leave; return True if that happened.
+
+    It did not happen if another query got the partition. The standby queries have read nothing: they may have
+    `failOnDataLoss`, and with a start at the end of the old topic, they skip no record of the new one. The owner does
+    not come back: by `onTopicRecreated=earliest` it would read the new topic from its start.
+    """
+    owner, *standby = queries
+    for number, query in enumerate(queries):
+        query.options["kafka.client.id"] = f"driver-{number}"  # assignors give the partition to the first member
+    for query in standby:
+        query.options["failOnDataLoss"] = world.random.choice(["true", "false"])
+        query.options["startingOffsets"] = world.random.choice(["earliest", "latest"])
+
+    def write_for(seconds: float) -> None:
+        until_s = world.now_s + seconds
+        while world.now_s < until_s:
+            world.sleep(0.05)
+            if world.random.random() < 0.15:
+                cluster.write()
+
+    start(owner)
+    world.wait_until(lambda: owner.completed, 60, "the first query reads the partition")
+    for query in standby:
+        start(query)
+    write_for(world.random.uniform(2, 6))
+    recreates = not any(query.has_read for query in standby)
+    if recreates:
+        create = cluster.delete_topic()
+        if world.random.random() < 0.5:  # it commits no offset in the new topic
+            owner.leaving = owner.stopping = True
+        world.sleep(world.random.choice([0, world.random.uniform(0, 2)]))
+        create()
+        write_for(world.random.uniform(0, 3))
+    owner.leaving, owner.stopping = True, recreates
+    return recreates
 
 
 def check_error(error: BaseException) -> BaseException | None:
