@@ -139,6 +139,12 @@ FAULTS = {
         "        lane = np.where(valid(keys), lane, spread)\n    return lane\n",
         "        lane = np.where(valid(keys), lane, spread)\n    return (np.arange(len(keys)) + turn) % lanes\n",
     ),
+    "a position without records is not committed": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/consumer_loop.py",
+        "            partitions[key].tracker.set_position(positions[key])\n",
+        "",
+    ),
     # -- Ctrl-C ---------------------------------------------------------------------------------------
     "an interrupted poll does not seek back": DeliberateFault(
         "interrupted_notebook",
@@ -226,6 +232,27 @@ FAULTS = {
         "protocol/fetch/fetch_failures.py",
         "    if bounds.start <= offset <= bounds.latest.offset:\n",
         "    if False:\n",
+    ),
+    "a partition with records stays before others": DeliberateFault(
+        "assigned_consumer",
+        "protocol/fetch/fetch_schedule.py",
+        "            buffers[buffer] = buffers.pop(buffer)\n",
+        "            pass\n",
+    ),
+    "a request joins the partitions of a topic": DeliberateFault(
+        "assigned_consumer",
+        "protocol/fetch/fetch_request.py",
+        "groupby(rows.items(), lambda item: item[0][0])",
+        "groupby(\n"
+        "            sorted(rows.items(), key=lambda item: [key[0] for key in rows].index(item[0][0])),\n"
+        "            lambda item: item[0][0],\n"
+        "        )",
+    ),
+    "a range with records stays before others": DeliberateFault(
+        "assigned_consumer",
+        "protocol/fetch/bounded_reader.py",
+        "        in_turn = sorted(request.partitions, key=served.__contains__)\n",
+        "        in_turn = request.partitions\n",
     ),
     # -- a changing cluster ---------------------------------------------------------------------------
     "an acknowledged record has another offset": DeliberateFault(
@@ -357,6 +384,12 @@ FAULTS = {
         DRIVER + "query_membership.py",
         "            if not revocation.lost:\n",
         "            if False:\n",
+    ),
+    "a standby member has read the topics of its start": DeliberateFault(
+        "spark_query",
+        DRIVER + "stream_reader.py",
+        "_ResolvedStart(completed.to_json_dict(), completed, starting)",
+        "_ResolvedStart(completed.to_json_dict(), replace(starting, positions={}), starting)",
     ),
     "a range is split with a gap": DeliberateFault(
         "spark_query",
