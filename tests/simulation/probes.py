@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import signal
 import socket
@@ -253,6 +254,18 @@ def needs_fault_three(world: Simulation) -> None:
         world.fault(f"fault {number}", happened.append, number)
         world.sleep(random.random())
     assert 3 not in happened
+
+
+def exits(world: Simulation) -> None:
+    """Fails after its fault with an exception that is no `Exception`."""
+    world.fault("exit", lambda: None)
+    raise SystemExit(3)
+
+
+def ends_real_process(world: Simulation) -> None:
+    """Ends the process of the run after a fault."""
+    world.fault("exit", lambda: None)
+    os._exit(3)
 
 
 # -- network ----------------------------------------------------------------------------------

@@ -114,6 +114,20 @@ def test_shrink_keeps_only_needed_fault(worker: Worker) -> None:
     assert "fault 3: fault 3" in text
 
 
+def test_scenario_that_exits_fails_with_digest_and_faults(worker: Worker) -> None:
+    outcome = run(worker, "exits")
+    assert outcome.error == "SystemExit: 3"
+    assert outcome.faults == ["exit"]
+    assert outcome.digest
+
+
+def test_shrink_refuses_run_without_outcome(worker: Worker) -> None:
+    scenario = "tests.simulation.probes:ends_real_process"
+    failed = worker.run(scenario, 1)
+    assert failed.error is not None
+    assert "cannot be shrunk" in shrink(worker, scenario, failed)
+
+
 def test_failure_names_seed_and_command() -> None:
     """Slow: a new worker prepares a world."""
     with pytest.raises(SimulationFailed, match=r"failed with seed 5(.|\n)*simulation \S+ --seed 5"):

@@ -16,6 +16,8 @@ def shrink(worker: Worker, scenario: Scenario, failed: Outcome, preempt: Sequenc
 
     Any failure counts: a smaller schedule may show the same fault in another message.
     """
+    if not failed.digest:
+        return f"seed {failed.seed} cannot be shrunk: its run has ended without an outcome"
     runs_left = runs
 
     def fails(faults: Sequence[int], switches: Sequence[Range] | None) -> Outcome | None:

@@ -144,7 +144,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             outcome["result"] = json.loads(json.dumps(result, default=repr))
         except TypeError as error:
             raise TypeError(f"what the scenario returns is no JSON: {error}") from None
-    except Exception as error:
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, of the scenario or of a joined process
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))
     outcome |= world.summary()
