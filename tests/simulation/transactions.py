@@ -182,7 +182,8 @@ def judge_log(kafka: FakeKafka, transactions: list[list[Transaction]]) -> Counte
             if visible:
                 committed.append(transaction.number)
         offset = kafka.committed_offsets(f"group-{writer}").get(("t", 0), -1)
-        assert offset in (committed or [-1]), f"writer {writer}: offset {offset} of no committed transaction"
+        last = committed[-1] if committed else -1
+        assert offset == last, f"writer {writer}: offset {offset}, but the last committed transaction is {last}"
         by_partition = [
             [row for row in rows if row[1] == partition and row[0] in committed] for partition in range(PARTITIONS)
         ]
