@@ -171,7 +171,8 @@ class BoundedReader:
         for range_position in requested:
             range_position.begin_asking(self._clock.now_s())
         for broker, range_positions in requests.items():
-            self._send(broker, range_positions)
+            # A broker fills a reply in the order of the request: the ranges that have waited longest come first.
+            self._send(broker, sorted(range_positions, key=lambda range_position: range_position.asked_at_s or 0.0))
 
     def _resolve_leaders(self, range_positions: list[RangePosition]) -> None:
         """Resolve the brokers of ranges, and handle failures."""
@@ -235,11 +236,9 @@ class BoundedReader:
             result = request.handle_loss(error)
         if result.completed:
             self._client.sensors.fetches.record((self._client.clock.now_s(), result.record_bytes))
-        served = {range_position for range_position, _ in result.completed}
-        # A broker fills a reply in the order of the request: served ranges come last next time.
-        in_turn = sorted(request.partitions, key=served.__contains__)
-        self._waiting += [range_position for range_position in in_turn if not range_position.done]
+        self._waiting += [range_position for range_position in request.partitions if not range_position.done]
         self._handle_failures(result)
+        served = {range_position for range_position, _ in result.completed}
         for range_position in request.partitions:
             if range_position not in served and range_position.is_starved(self._clock.now_s()):
                 raise poll_timeout_error(range_position)

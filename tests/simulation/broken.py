@@ -251,8 +251,8 @@ FAULTS = {
     "a range with records stays before others": DeliberateFault(
         "assigned_consumer",
         "protocol/fetch/bounded_reader.py",
-        "        in_turn = sorted(request.partitions, key=served.__contains__)\n",
-        "        in_turn = request.partitions\n",
+        "sorted(range_positions, key=lambda range_position: range_position.asked_at_s or 0.0)",
+        "range_positions",
     ),
     # -- a changing cluster ---------------------------------------------------------------------------
     "an acknowledged record has another offset": DeliberateFault(

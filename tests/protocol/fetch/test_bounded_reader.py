@@ -277,13 +277,19 @@ def test_second_iteration_is_refused() -> None:
         assert [batch.num_rows for _, batch in batches] == [5]
 
 
-def test_ranges_share_replies_with_room_for_one() -> None:
-    """Otherwise the second one has no records until the first one ends, and `poll_timeout_ms` ends the read."""
+@pytest.mark.parametrize("partitions", [2, 4])
+def test_ranges_share_replies_with_room_for_one(partitions: int) -> None:
+    """Otherwise others have no records until the first ones end, and `poll_timeout_ms` ends the read.
+
+    A request has three of four ranges.
+    """
     with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
-        fake.create_topic("orders", 2)
-        for partition in range(2):
+        fake.create_topic("orders", partitions)
+        for partition in range(partitions):
             for number in range(3):
                 fake.write("orders", partition, records(5 * number, 5))
-        ranges = [Range("orders", partition, 0, 15) for partition in range(2)]
-        consumer = reader(client, ranges, {"fetch.max.bytes": len(records(0, 5))})
-        assert [source_range.partition for source_range, _ in consumer] in ([0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1, 0])
+        ranges = [Range("orders", partition, 0, 15) for partition in range(partitions)]
+        reply_bytes = len(records(0, 5))
+        limits = {"fetch.max.bytes": reply_bytes, "max.partition.fetch.bytes": 3 * reply_bytes}
+        read = [source_range.partition for source_range, _ in reader(client, ranges, limits)]
+        assert set(read[: partitions + 1]) == set(range(partitions)), read
