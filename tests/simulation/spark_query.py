@@ -318,10 +318,12 @@ def read_task(reader: KafkaStreamReader, task: Any) -> list[Row]:
     """Read a task, up to four times."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
-            offsets = [row["offset"] for row in rows]
-            assert offsets == sorted(offsets), f"out of order: {offsets}"
-            return [((row["topic"], row["partition"]), row["offset"], row["value"].decode()) for row in rows]
+            values = [row for batch in reader.read(task) for row in batch.to_pylist()]
+            rows = [((row["topic"], row["partition"]), row["offset"], row["value"].decode()) for row in values]
+            for key in {key for key, _, _ in rows}:
+                offsets = [row[1] for row in rows if row[0] == key]
+                assert offsets == sorted(offsets), f"{key} is out of order: {offsets}"
+            return rows
         except DataLoss:
             raise
         except KafkaError:
