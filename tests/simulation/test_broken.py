@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("greenlet")
 
 from protocol.testing.simulation import Worker
-from tests.simulation.broken import FAULTS, ROOT, compile_scenario, search
+from tests.simulation.broken import compile_scenario, search
+from tests.simulation.deliberate_faults import FAULTS, ROOT
 
 # Found by their first two seeds, in short runs; `make soak` looks for all.
 QUICK = [
