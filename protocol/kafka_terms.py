@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 TopicPartition = tuple[str, int]
 """Topic name and partition number."""
 
@@ -25,3 +28,7 @@ NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP_MS = -1
+
+TopicIds = Mapping[TopicPartition, bytes]
+"""The id of the topic of each partition."""
+NO_TOPIC_IDS: TopicIds = MappingProxyType({})

@@ -25,8 +25,8 @@ from protocol.errors import ConfigurationError, DataLoss, NoOffset, UsageError
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import ListedOffset, Range
-from protocol.group.commits.committed_offsets import TopicIds, as_committed_offsets, fetch_start_offsets
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.group.commits.committed_offsets import as_committed_offsets, fetch_start_offsets
+from protocol.kafka_terms import EARLIEST, LATEST, TopicIds, TopicPartition
 from protocol.position import Position
 from protocol.producer.producer import Producer
 from protocol.producer.results import ProducedRange

@@ -12,7 +12,7 @@ from protocol.base.clock import Backoff
 from protocol.consumer.start_offsets import StartLookup
 from protocol.errors import DataLoss, KafkaError, TopicRecreated, UsageError
 from protocol.fetch.partition_consumer import PartitionConsumer
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 
 
@@ -56,6 +56,8 @@ class AssignedPartition:
     Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition, other
     methods in the one that adds and drops it.
 
+    `assigned_id`: id with which the coordinator has assigned the topic; zeros if it assigns by name. A new topic with
+    the name is not read before its assignment: its partitions may have another owner (KIP-848).
     `consumer`: reads the partition; None before the first position is known.
     `group_offset`: fetched at the start, or staged for a commit since; None if unknown. Set by the owner.
     `lookup`: the running lookup; results of earlier ones are ignored.
@@ -66,8 +68,11 @@ class AssignedPartition:
     some.
     """
 
-    def __init__(self, key: TopicPartition, new_backoff: Callable[[], Backoff]) -> None:
+    def __init__(
+        self, key: TopicPartition, new_backoff: Callable[[], Backoff], assigned_id: bytes = NO_TOPIC_ID
+    ) -> None:
         self.key = key
+        self.assigned_id = assigned_id
         self.state = PartitionState.UNSTARTED
         self.consumer: PartitionConsumer | None = None
         self.sought: Position | None = None
@@ -101,6 +106,11 @@ class AssignedPartition:
     def is_recreated(self) -> bool:
         """True if the position is known to be in a deleted topic, while a new topic has its name."""
         return self.consumer is not None and (self.consumer.recreated or self.has_lost_topic)
+
+    @property
+    def awaits_assignment(self) -> bool:
+        """True if the position is in a deleted topic, and the group has not assigned the new one yet."""
+        return self.is_recreated and self.assigned_id != NO_TOPIC_ID
 
     @property
     def lasting_error(self) -> KafkaError | None:

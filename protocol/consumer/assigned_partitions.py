@@ -19,12 +19,12 @@ from protocol.cluster.client import Client
 from protocol.consumer.assigned_partition import DUE_FOR_LOOKUP, AssignedPartition, PartitionState
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
 from protocol.consumer.start_offsets import CommittedLookup, ListingLookup, StartLookup, reset_times
-from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, KafkaError, LogTruncated, NoOffset, TopicRecreated, UsageError
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.fetch_failures import end_of_common_log
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.group.commits.committed_offsets import CommittedOffset, to_commit
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, NO_TOPIC_IDS, TopicIds, TopicPartition
 from protocol.position import Position, RecordPositions
 
 log = logging.getLogger(__name__)
@@ -65,9 +65,11 @@ class AssignedPartitions:
     def _new_backoff(self) -> Backoff:
         return Backoff(self._client.config.retry_backoff_ms, self._client.config.retry_backoff_max_ms)
 
-    def add(self, partitions: Collection[TopicPartition]) -> None:
-        """Add partitions; the next calls of `start_added` start them."""
-        self._partitions.update((key, AssignedPartition(key, self._new_backoff)) for key in partitions)
+    def add(self, partitions: Collection[TopicPartition], topic_ids: TopicIds = NO_TOPIC_IDS) -> None:
+        """Add partitions; the next calls of `start_added` start them. See `Membership.topic_ids`."""
+        self._partitions.update(
+            (key, AssignedPartition(key, self._new_backoff, topic_ids.get(key, NO_TOPIC_ID))) for key in partitions
+        )
         self._look_up_at_s = 0.0
 
     def start_added(self, wait_ms: float) -> None:
@@ -134,7 +136,7 @@ class AssignedPartitions:
         positions = lookup.positions()
         starts: dict[TopicPartition, Position] = {}
         for key, partition in self._awaiting(lookup).items():
-            if (position := positions.get(key)) is None:
+            if (position := positions.get(key)) is None or not position.is_in(partition.assigned_id):
                 continue
             if partition.loss is not None:
                 # Without the listed id, the position counts as one in the topic that was read. If that was recreated,
@@ -154,7 +156,7 @@ class AssignedPartitions:
         # Partitions that have failed together share the wait, so that one lookup retries them all.
         waits_s: dict[int, float] = {}
         for key, partition in self._awaiting(lookup).items():
-            error = lookup.error_of(key)
+            error = _error_of(lookup, partition)
             partition.end_lookup(without_commit=error is None)
             if error is None:
                 continue
@@ -226,7 +228,10 @@ class AssignedPartitions:
 
     def _start(self, positions: Mapping[TopicPartition, Position]) -> None:
         if positions:
-            for key, consumer in self.reader.consume_partitions(positions).items():
+            starts = {
+                key: position.assumed_in(self._partitions[key].assigned_id) for key, position in positions.items()
+            }
+            for key, consumer in self.reader.consume_partitions(starts).items():
                 self._partitions[key].start(consumer)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
@@ -252,11 +257,11 @@ class AssignedPartitions:
     def seek(self, key: TopicPartition, position: Position, *, listed: bool = False) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        Ignored with a warning if the topic was recreated, until `record_returned`: only a `listed` offset is certainly
-        of the new one.
+        Ignored with a warning if the topic was recreated, until the group has assigned the new one, and until
+        `record_returned`: only a `listed` offset is certainly of the new one.
         """
         partition = self._partition(key)
-        if not listed and (partition.is_new_topic or partition.has_lost_topic):
+        if partition.awaits_assignment or (not listed and (partition.is_new_topic or partition.has_lost_topic)):
             ignored = "seek of %s-%d to offset %d is ignored: the topic was deleted and created again"
             log.warning(ignored, *key, position.offset)
             return
@@ -266,8 +271,9 @@ class AssignedPartitions:
 
     def rewind(self, key: TopicPartition, position: Position) -> None:
         """Seek back to a record that the user did not get, unless its topic was recreated: the new one has others."""
-        if not self._partition(key).has_lost_topic:
-            self.seek(key, position, listed=True)
+        partition = self._partition(key)
+        if not partition.has_lost_topic:
+            partition.seek(position)
 
     def record_returned(self, partitions: Collection[TopicPartition]) -> None:
         """Record that the user gets records of these partitions."""
@@ -331,6 +337,7 @@ class AssignedPartitions:
                 self._resume_at(partition, end_of_common_log(error), error)
             else:
                 partition.lose(error)
+                _log_wait(partition, error)
                 self._look_up_at_s = 0.0
             return None
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].records)
@@ -360,6 +367,7 @@ class AssignedPartitions:
             raise loss
         if (partition := self._partition_of(loss)) is None:
             return None
+        _log_wait(partition, loss)
         if isinstance(loss, LogTruncated):
             position = end_of_common_log(loss)
         elif (reset := self._await_reset_position(partition, keeps_claims)) is not None:
@@ -385,9 +393,9 @@ class AssignedPartitions:
                     lookup.cancel()
                     return None
                 lookup.wait()
-            if (position := lookup.positions().get(key)) is not None:
+            if (position := lookup.positions().get(key)) is not None and position.is_in(partition.assigned_id):
                 return Position(position.offset)  # without the id, as in `_apply`
-            error = lookup.error_of(key)
+            error = _error_of(lookup, partition)
             assert error is not None
             if deadline.passed or not isinstance(error, DeadlineExceeded):
                 raise error
@@ -444,3 +452,18 @@ def partition_of(error: KafkaError) -> TopicPartition | None:
 
 def _have_failed(partitions: Iterable[AssignedPartition]) -> bool:
     return any(partition.backoff.tries for partition in partitions)
+
+
+def _error_of(lookup: StartLookup, partition: AssignedPartition) -> Exception | None:
+    """Return why a lookup has no position in the assigned topic; None if it needs another kind of lookup."""
+    if partition.key not in lookup.positions():
+        return lookup.error_of(partition.key)
+    return DeadlineExceeded(
+        f"{partition.key[0]}-{partition.key[1]}: the topic was deleted and created again, and the group has not "
+        "assigned the new topic yet"
+    )
+
+
+def _log_wait(partition: AssignedPartition, loss: DataLoss) -> None:
+    if isinstance(loss, TopicRecreated) and partition.assigned_id != NO_TOPIC_ID:
+        log.warning("%s; reading continues when the group has assigned the new topic", loss)

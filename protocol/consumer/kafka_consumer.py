@@ -42,7 +42,7 @@ from protocol.group.commits.offset_manager import DELETED_TOPIC_S
 from protocol.group.member import NO_MEMBER, ConsumerGroupMetadata
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.membership import LEAVE_MS, Membership
-from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID, TopicIds, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.position import Position, RecordPositions
@@ -355,7 +355,7 @@ class KafkaConsumer:
                 if self._membership is membership:  # else the listener has left the group
                     if assignment.member.is_in_group:
                         self._member = assignment.member
-                    self._add_assigned(assignment.owned - self._partitions.assigned)
+                    self._add_assigned(assignment.owned - self._partitions.assigned, membership.topic_ids)
                 self._raise_user_error()
         if self._commits.take_auto_commit_due():
             self._commit_in_background()
@@ -447,9 +447,9 @@ class KafkaConsumer:
             self._partitions.drop(partitions)
         self._call_and_keep_error(self._commits.retain, self._partitions.assigned)
 
-    def _add_assigned(self, added: Collection[TopicPartition]) -> None:
+    def _add_assigned(self, added: Collection[TopicPartition], topic_ids: TopicIds) -> None:
         if added:
-            self._partitions.add(added)
+            self._partitions.add(added, topic_ids)
             self._call_listener(self._listener.on_partitions_assigned, added)
 
     def _revoke(self, partitions: Collection[TopicPartition], deadline: Deadline) -> None:
@@ -539,7 +539,7 @@ class KafkaConsumer:
         """Return how often each partition was moved from a deleted topic to a new topic of the same name.
 
         Counted since the assignment; partitions without a move are absent. Offsets read before a move belong to the
-        deleted topic.
+        deleted topic. Always empty in the consumer protocol, in which the group assigns the new topic.
         """
         return self._partitions.recreations
 
@@ -568,7 +568,8 @@ class KafkaConsumer:
         -----
         Ignored with a warning if the topic was deleted and created again, and no `poll` has returned records of the new
         topic or raised `TopicRecreated` since: an offset of the deleted topic would skip records. `auto.offset.reset`
-        selects where to continue; `seek_to_beginning` and `seek_to_end` take effect.
+        selects where to continue; `seek_to_beginning` and `seek_to_end` take effect. In the consumer protocol they are
+        ignored, too, until the group has assigned the new topic.
         """
         self._seek(partition, as_committed_offset(partition, offset))
 

@@ -351,7 +351,7 @@ class ConsumerGroupSession:
             self._member = member
             for key in partitions:
                 self._marks.setdefault(key, ClaimMarks(key)).starting = True
-        self._partitions.add(partitions)
+        self._partitions.add(partitions, self._membership.topic_ids)
         for key in partitions:
             if (marked := self._marked(key)) is not None:
                 self._partitions.seek(key, marked)

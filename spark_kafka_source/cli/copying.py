@@ -15,8 +15,8 @@ from protocol.config import parse_client, parse_producer
 from protocol.consumer.out_of_range import check_committed
 from protocol.errors import ConfigurationError
 from protocol.fetch.log_offsets import Range
-from protocol.group.commits.committed_offsets import TopicIds, commit_offsets, fetch_start_offsets, to_commit
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.group.commits.committed_offsets import commit_offsets, fetch_start_offsets, to_commit
+from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from protocol.position import Position
 from protocol.producer.topics import topic_to_write
 from protocol.settings.config_providers import ENCODING, parse_java_properties

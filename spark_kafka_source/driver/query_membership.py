@@ -21,8 +21,8 @@ from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import TopicPartition
-from protocol.position import Position
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.position import Position, is_another_topic
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -110,7 +110,12 @@ class QueryMembership:
                 pending_reason = self._poll_rebalance(membership, existing, completed, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
-        owned = {key: topic_id for key, topic_id in existing.owned.items() if key in membership.owned}
+        assigned_ids = membership.topic_ids
+        owned = {
+            key: topic_id
+            for key, topic_id in existing.owned.items()
+            if key in membership.owned and not is_another_topic(topic_id, assigned_ids.get(key, NO_TOPIC_ID))
+        }
         self._add_assigned(owned, completed, deadline)
         starts = {
             key: assigned.start
@@ -240,7 +245,8 @@ class QueryMembership:
         self._assigned.update(
             {key: _AssignedPartition(topic_id, starts.get(key), self._completed_count) for key, topic_id in new.items()}
         )
-        if ahead := [key for key in new if key in completed.ends and key in offsets]:
+        read = completed.positions
+        if ahead := [key for key in offsets if key in read and read[key].is_in(new[key])]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "
                 "in %s",

@@ -18,8 +18,8 @@ from protocol.consumer.out_of_range import OutOfRange, check_committed
 from protocol.errors import ConfigurationError
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import ListedOffset
-from protocol.group.commits.committed_offsets import TopicIds, fetch_start_offsets
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.group.commits.committed_offsets import fetch_start_offsets
+from protocol.kafka_terms import EARLIEST, LATEST, TopicIds, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.error_messages import (
     OFFSETS_DO_NOT_MATCH_ASSIGNED,

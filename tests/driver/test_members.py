@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,10 +21,13 @@ from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_source_options
@@ -197,6 +201,37 @@ def test_standby_member_reads_recreated_topic_from_group_offset(
 
         wait_until(planned)
         assert ranges(reader, {}, ends[-1]) == [(0, committed, 30)]
+        reader.stop()
+
+
+def test_recreated_topic_is_read_after_its_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it, another query may have the partition of the new topic (KIP-848)."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    options = {**QUICK, "kafka.heartbeat.interval.ms": None, "kafka.group.protocol": "consumer"}
+    with Cluster(20) as cluster:
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        read = next_end(reader, reader.initialOffset())
+        assert read["a"] == {"0": 20}
+        released = threading.Event()
+        cluster.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: released.wait(20)
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create("a", 30)
+        asked, ends = len(cluster.request_bodies(METADATA)), [read]
+
+        def plans_with_new_metadata() -> bool:
+            ends.append(next_end(reader, read))
+            return len(cluster.request_bodies(METADATA)) > asked + 1
+
+        wait_until(plans_with_new_metadata)
+        assert all(end.get("a") in (None, {"0": 20}) for end in ends)
+        released.set()
+
+        def planned() -> bool:
+            return next_end(reader, read).get("a") == {"0": 30}
+
+        wait_until(planned)
+        assert ranges(reader, read, next_end(reader, read)) == [(0, 0, 30)]
         reader.stop()
 
 

@@ -74,8 +74,14 @@ FAULTS = {
     "a member keeps partitions that it must revoke": DeliberateFault(
         "group_members",
         "protocol/group/membership/consumer_member.py",
-        "        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS",
+        "        return frozenset(key for key in self.owned if self._ids.get(key) != self.owned_topic_ids[key])",
         "        return NO_PARTITIONS",
+    ),
+    "a recreated topic is read before it is assigned": DeliberateFault(
+        "group_members",
+        CONSUMER + "assigned_partitions.py",
+        " is None or not position.is_in(partition.assigned_id):\n",
+        " is None:\n",
     ),
     "a recreated topic is read on": DeliberateFault(
         "group_members",
@@ -124,8 +130,8 @@ FAULTS = {
     "an interrupted poll does not seek back": DeliberateFault(
         "interrupted_notebook",
         CONSUMER + "assigned_partitions.py",
-        "        if not self._partition(key).has_lost_topic:\n            self.seek(key, position, listed=True)\n",
-        "        return\n",
+        "        if not partition.has_lost_topic:\n            partition.seek(position)\n",
+        "",
     ),
     "Ctrl-C while rows are put into batches": DeliberateFault(
         "interrupted_notebook",

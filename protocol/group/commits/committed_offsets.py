@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from protocol.base.clock import Deadline
@@ -19,7 +18,7 @@ from protocol.cluster.coordinators import group_coordinator
 from protocol.cluster.metadata import Broker, Metadata
 from protocol.errors import BrokerError, KafkaError, UsageError
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, NO_TOPIC_IDS, TopicIds, TopicPartition
 from protocol.position import Position, is_another_topic
 from protocol.wire.messages import m08_offset_commit, m09_offset_fetch, m28_txn_offset_commit
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
@@ -28,9 +27,6 @@ from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from protocol.wire.parts import error_parts
 from protocol.wire.schema import Api
-
-TopicIds = Mapping[TopicPartition, bytes]
-NO_TOPIC_IDS: TopicIds = MappingProxyType({})
 
 _LAST_WITH_TOPIC_NAMES = {
     OFFSET_COMMIT: m08_offset_commit.LAST_WITH_TOPIC_NAMES,

@@ -19,7 +19,7 @@ from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.machine import NO_PARTITIONS, MemberMachine
 from protocol.group.membership.member_state import CONSUMER_TRANSITIONS, RECONCILED, MemberState, SendRequest, Step
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_IDS, TopicIds, TopicPartition
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, FIRST_WITH_REGEX
 
 # Special values of the epoch.
@@ -79,8 +79,8 @@ class ConsumerMember(MemberMachine):
         self._target: dict[bytes, list[int]] = {}
         self._names: dict[bytes, str] = {}
         self._ids: dict[TopicPartition, bytes] = {}
-        # `_ids` when the owner accepted them; has all of `owned`, except lost partitions.
-        self._owned_ids: dict[TopicPartition, bytes] = {}
+        # `_ids` when the owner accepted them; has all of `owned`, except lost partitions. Replaced, never changed.
+        self.owned_topic_ids: TopicIds = NO_TOPIC_IDS
         # True from a change of the subscription until the coordinator has assigned partitions for it.
         self._outdated = False
 
@@ -144,7 +144,7 @@ class ConsumerMember(MemberMachine):
     def _owned_rows(self) -> list[dict[str, Any]]:
         by_id: dict[bytes, list[int]] = {}
         for key in sorted(self.owned):
-            by_id.setdefault(self._owned_ids[key], []).append(key[1])
+            by_id.setdefault(self.owned_topic_ids[key], []).append(key[1])
         return [{"topic_id": topic_id, "partitions": numbers} for topic_id, numbers in by_id.items()]
 
     def _leave_request(self, for_good: bool | None) -> SendRequest | None:
@@ -228,7 +228,7 @@ class ConsumerMember(MemberMachine):
             self._outdated = not self._assignment_fits
         if self._epoch == _JOIN:
             return
-        if self._ids != {key: self._owned_ids[key] for key in self.owned}:
+        if self._ids != {key: self.owned_topic_ids[key] for key in self.owned}:
             state = MemberState.RECONCILING
         elif self.state is MemberState.JOINING and self._has_unnamed_topics:
             return  # the names of the assigned topics are not known yet
@@ -259,7 +259,9 @@ class ConsumerMember(MemberMachine):
         return frozenset(self._ids)
 
     def _to_revoke(self) -> frozenset[TopicPartition]:
-        return self.owned - self._assigned if self.state is MemberState.RECONCILING else NO_PARTITIONS
+        if self.state is not MemberState.RECONCILING:
+            return NO_PARTITIONS
+        return frozenset(key for key in self.owned if self._ids.get(key) != self.owned_topic_ids[key])
 
     def complete_revocation(self, revocation: Revocation, now_s: float) -> None:
         """Record that the owner has released the partitions; the coordinator may have assigned them again meanwhile."""
@@ -272,7 +274,7 @@ class ConsumerMember(MemberMachine):
         return self._ownership_acknowledged
 
     def _accepted(self) -> None:
-        self._owned_ids = dict(self._ids)
+        self.owned_topic_ids = dict(self._ids)
         self._lifecycle.transition(MemberState.ACKNOWLEDGING, self.reason)
 
     # -- metadata ------------------------------------------------------------------------------
@@ -309,4 +311,4 @@ class ConsumerMember(MemberMachine):
     def _end_session(self) -> None:
         self._may_have_joined |= self._assigned_since is not None
         self._epoch, self._assigned_since = _JOIN, None
-        self._acknowledged_fields, self._target, self._ids, self._owned_ids = {}, {}, {}, {}
+        self._acknowledged_fields, self._target, self._ids, self.owned_topic_ids = {}, {}, {}, NO_TOPIC_IDS

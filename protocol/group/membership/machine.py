@@ -35,7 +35,7 @@ from protocol.group.membership.member_state import (
     Transitions,
     Wait,
 )
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_IDS, TopicIds, TopicPartition
 
 # Metadata are refreshed sooner while a subscribed topic does not exist.
 _MISSING_TOPIC_S = 5.0
@@ -58,6 +58,8 @@ class MemberMachine(ABC):
     transitions: Transitions
     remedies: Mapping[int, tuple[str, str]]
     """The property to change and the remedy, by fatal error code."""
+    owned_topic_ids: TopicIds = NO_TOPIC_IDS
+    """Ids with which the coordinator has assigned the owned partitions; empty if it assigns by name."""
     broker_matches_patterns = False
     """True if the coordinator matches patterns in RE2 syntax."""
 

@@ -44,6 +44,7 @@ from protocol.group.membership.member_state import (
     SendRequest,
     Wait,
 )
+from protocol.kafka_terms import TopicIds
 from protocol.metrics import definitions
 from protocol.net.connection import Reply
 from protocol.net.readiness import ready
@@ -155,6 +156,16 @@ class Membership:
         """Return the owned partitions."""
         with self.changed:
             return self.machine.owned
+
+    @property
+    def topic_ids(self) -> TopicIds:
+        """Return the ids with which the coordinator has assigned the owned partitions; empty if it assigns by name.
+
+        Between the creation of a topic with the name of a deleted one and its assignment, the new topic has another id.
+        Its records may be read, and its offsets committed, by another member already (KIP-848).
+        """
+        with self.changed:
+            return self.machine.owned_topic_ids
 
     def take_authorization_error(self) -> BrokerError | None:
         """Return, once, an error that names subscribed topics without a Describe ACL.

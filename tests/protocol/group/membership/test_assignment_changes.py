@@ -46,6 +46,24 @@ def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None
     assert row == {"topic_id": cluster.controller.topic("orders").topic_id, "partitions": [0, 1, 2, 3]}
 
 
+def test_recreated_topic_that_is_assigned_at_once_is_revoked_first(cluster: Cluster) -> None:
+    """The owner has partitions of the same names and numbers, in the deleted topic."""
+    member = member_of(cluster, **CONSUMER)
+    cluster.delete_topic("orders")
+    cluster.create_topic("orders", 4)
+    new_id = cluster.controller.topic("orders").topic_id
+    kip848, assigned = member.machine, {"topic_partitions": [{"topic_id": new_id, "partitions": [0, 1, 2]}]}
+    before = kip848.owned_topic_ids
+    reply = {**heartbeat_reply(member), "member_epoch": kip848.member.member_epoch + 1, "assignment": assigned}
+    kip848.on_response(next_request(member), reply, member.now_s, member.now_s)
+    member.act()  # metadata with the name of the new topic
+    assert member.begin_revocation()
+    assert kip848.owned_topic_ids == before
+    member.own()
+    assert [(len(revocation.partitions), revocation.lost) for revocation in member.revoked] == [(4, False)]
+    assert kip848.owned_topic_ids == {("orders", number): new_id for number in range(3)}
+
+
 def test_partition_assigned_again_while_it_is_released_is_accepted_at_once(cluster: Cluster) -> None:
     member = member_of(cluster, **CONSUMER)
     topic_id = cluster.controller.topic("orders").topic_id

@@ -1,0 +1,174 @@
+"""Recreated topics in the consumer protocol: a new topic is read by the member to which the group has assigned it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from protocol.cluster.client import Client
+from protocol.consumer.consumer_group import ConsumerGroup
+from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.errors import CommitFailed, NoOffset, TopicRecreated
+from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
+from tests.protocol.consumer.conftest import KIP_848
+from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of
+from tests.protocol.fetch.consuming import client_of, records
+from tests.support.background import background
+from tests.support.internals import membership_of, partitions_of
+from tests.support.small_cluster import SmallCluster
+from tests.support.wait_until import wait_until
+
+GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
+QUICK = {**KIP_848, "metadata.max.age.ms": 500}
+
+
+class DelayedHeartbeats:
+    """Delays the heartbeats of one member at the broker until `release`."""
+
+    def __init__(self, fake: SmallCluster, member: KafkaConsumer | ConsumerGroup) -> None:
+        self._member_id = membership_of(member).member.member_id
+        self._released = threading.Event()
+        fake.before[CONSUMER_GROUP_HEARTBEAT] = self._delay
+
+    def _delay(self, body: dict[str, Any]) -> None:
+        if body["member_id"] == self._member_id:
+            assert self._released.wait(20)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+def recreate_orders(fake: SmallCluster) -> None:
+    """Recreate orders with five records in each partition."""
+    with fake.changed:
+        fake.delete_topic("orders")
+        fake.create_topic("orders", 2)
+        for number in (0, 1):
+            fake.write("orders", number, records(0, 5))
+
+
+def owner_of_orders(client: Client, **properties: object) -> KafkaConsumer:
+    consumer = consumer_of(client, KIP_848, **properties)
+    consumer.subscribe(["orders"])
+    return consumer
+
+
+def poll_until(consumer: KafkaConsumer, condition: Callable[[], object]) -> Counter[TopicPartition]:
+    """Poll until the condition is true; return the number of rows by partition."""
+    rows = Counter[TopicPartition]()
+
+    def poll() -> bool:
+        rows.update({key: sum(batch.num_rows for batch in batches) for key, batches in consumer.poll(20).items()})
+        return bool(condition())
+
+    wait_until(poll)
+    return rows
+
+
+def await_loss(consumer: KafkaConsumer, *keys: TopicPartition) -> Counter[TopicPartition]:
+    """Poll until the consumer knows that these partitions are of a deleted topic; return the rows read meanwhile."""
+    return poll_until(consumer, lambda: partitions_of(consumer).recreated >= set(keys))
+
+
+def test_recreated_topic_is_read_only_by_the_member_to_which_it_is_assigned(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    """The former owner would read it twice, and its last commit would set the offset of the new owner back."""
+    with client_of(fake.bootstrap_servers) as another, owner_of_orders(fake_client) as consumer:
+        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        heartbeats = DelayedHeartbeats(fake, consumer)
+        recreate_orders(fake)
+        rows = await_loss(consumer, FIRST, SECOND)
+        with owner_of_orders(another) as new_owner:
+            rows += poll_until(new_owner, lambda: new_owner.positions().keys() == {SECOND})
+            rows += poll_until(new_owner, lambda: new_owner.position(SECOND) == 5)
+            new_owner.commit_sync()
+            assert not consumer.poll(200)
+            assert (consumer.positions(), consumer.recreations) == ({}, {})
+            with pytest.raises(CommitFailed, match="deleted and created again"):
+                consumer.commit_sync({SECOND: 1})
+            heartbeats.release()
+            rows += poll_until(
+                consumer, lambda: {key: at.offset for key, at in consumer.positions().items()} == {FIRST: 5}
+            )
+            consumer.commit_sync()
+            assert fake.committed_offsets(GROUP) == {FIRST: 5, SECOND: 5}
+    assert rows == {FIRST: 5, SECOND: 5}
+
+
+@pytest.mark.parametrize("seek", ["seek", "seek_to_beginning"])
+def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
+    fake: SmallCluster, fake_client: Client, caplog: pytest.LogCaptureFixture, seek: str
+) -> None:
+    with owner_of_orders(fake_client) as consumer:
+        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        heartbeats = DelayedHeartbeats(fake, consumer)
+        recreate_orders(fake)
+        await_loss(consumer, FIRST, SECOND)
+        if seek == "seek":
+            consumer.seek(FIRST, 3)
+        else:
+            consumer.seek_to_beginning([FIRST])
+        assert not consumer.poll(200)
+        heartbeats.release()
+        rows = poll_until(consumer, lambda: sum(at.offset for at in consumer.positions().values()) == 10)
+    assert rows == {FIRST: 5, SECOND: 5}
+    assert "seek of orders-0 to offset" in caplog.text
+    assert caplog.text.count("reading continues when the group has assigned the new topic") == 2
+
+
+def test_consumer_without_reset_raises_until_the_recreated_topic_is_assigned(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    with owner_of_orders(fake_client, **{"auto.offset.reset": "none"}) as consumer:
+        with pytest.raises(NoOffset):
+            poll_until(consumer, lambda: False)
+        consumer.seek_to_beginning()
+        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        heartbeats = DelayedHeartbeats(fake, consumer)
+        recreate_orders(fake)
+        for _ in range(2):
+            with pytest.raises(TopicRecreated):
+                poll_until(consumer, lambda: False)
+            consumer.seek_to_beginning()
+        heartbeats.release()
+        wait_until(lambda: raises_no_offset(consumer))
+        consumer.seek_to_beginning()
+        assert poll_until(consumer, lambda: consumer.position(SECOND) == 5)[SECOND] == 5
+
+
+def raises_no_offset(consumer: KafkaConsumer) -> bool:
+    try:
+        consumer.poll(20)
+    except NoOffset:
+        return True
+    except TopicRecreated:
+        pass
+    return False
+
+
+def test_claim_of_a_recreated_topic_ends_without_records_of_the_new_one(
+    fake: SmallCluster, fake_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler, group = ReadingHandler(), group_of(fake_client, KIP_848)
+
+    def consume() -> None:
+        while not group.closed:
+            group.consume(["orders"], handler)
+
+    with background(consume), group:
+        wait_until(lambda: handler.rows["orders"] == 20)
+        heartbeats = DelayedHeartbeats(fake, group)
+        with caplog.at_level(logging.WARNING):
+            recreate_orders(fake)
+            wait_until(lambda: caplog.text.count("reading continues when the group has assigned the new topic") == 2)
+        assert handler.rows["orders"] == 20
+        heartbeats.release()
+        wait_until(lambda: handler.rows["orders"] == 30)
+    assert handler.cleanups == 2
