@@ -6,7 +6,6 @@ as metadata, and the query asks for that version.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,7 +71,7 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
     schemas = {
         part: reader_schema(without_fields, part, versions)
         for part, format in formats.items()
-        if format != "binary" and _may_name(options.filter, part)
+        if format != "binary" and options.filter_may_name(part)
     }
     types = {VALUE_TYPE: pa.string()} if options.has_value_types else {}
     condition = parse_condition(options.filter, {part: schema.type for part, schema in schemas.items()} | types)
@@ -82,11 +81,6 @@ def _with_condition(options: SourceOptions, versions: Mapping[str, int]) -> Sour
         if part in condition.decoded
     )
     return replace(options, condition=condition, condition_schemas=needed)
-
-
-def _may_name(condition: str | None, part: Part) -> bool:
-    """Return False if a filter has no column of this part; a text in it may have the same word."""
-    return condition is not None and re.search(rf"\b{part}\b", condition, re.IGNORECASE) is not None
 
 
 def reader_schema(
@@ -145,9 +139,7 @@ def _check_reader_version(options: SourceOptions) -> None:
         needed = {
             name
             for part, of_part in subjects.items()
-            if part in options.decoded
-            or _may_name(options.filter, part)
-            or (part == "value" and options.has_value_types)
+            if part in options.decoded or options.filter_may_name(part) or (part == "value" and options.has_value_types)
             for name in of_part
         }
         if len(needed) > 1:

@@ -76,11 +76,6 @@ def _check_formats(options: SourceOptions) -> None:
             f"columns names {names[0]}, but onDecodeError is {options.on_decode_error}; set onDecodeError to null.",
             name="onDecodeError",
         )
-    for name, action in (("onDecodeError", options.on_decode_error), ("onUnknownType", options.on_unknown_type)):
-        if action == "dead-letter" and options.dead_letter_topic is None:
-            raise ConfigurationError(
-                f"{name} is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
-            )
     _check_dead_letter_topic(options)
 
 
@@ -104,10 +99,15 @@ def _parts(options: SourceOptions) -> dict[str, tuple[Format, str | None, str | 
 
 
 def _check_dead_letter_topic(options: SourceOptions) -> None:
-    """Refuse a dead letter topic that the query reads: each dead letter would become another one."""
+    """Require a dead letter topic that the query does not read, else each dead letter would become another one."""
     topic, pattern = options.dead_letter_topic, options.subscribe_pattern
-    if topic is None or not options.writes_dead_letters:
+    if not options.writes_dead_letters:
         return
+    if topic is None:
+        name = "onDecodeError" if options.on_decode_error == "dead-letter" else "onUnknownType"
+        raise ConfigurationError(
+            f"{name} is dead-letter, but there is no deadLetterTopic; set it.", name="deadLetterTopic"
+        )
     if topic in (options.subscribe or options.assign or ()) or (pattern is not None and pattern.search(topic)):
         raise ConfigurationError(
             f"deadLetterTopic is {topic}, which this query reads: each dead letter would become another one. Name "
@@ -276,13 +276,12 @@ def _option_effects(options: SourceOptions) -> Iterator[tuple[str, object, str]]
     is_avro = FORMATS[options.value_format].language == "AVRO"
     yield "valueUnionNames", is_avro, f": valueFormat is {options.value_format}"
     several = "several types in valueTypes or valueSubject, or valueUnionNames=types"
-    filters = options.filter is not None  # it may decode what `columns` leaves out
     yield "onUnknownType", options.has_value_types, f" without {several}"
-    decodes_types = filters or "value" in options.row_columns or not options.has_value_types
-    yield "onUnknownType", decodes_types, ": columns does not name value"
+    has_unknown_types = options.may_have_unknown_types or not options.has_value_types
+    yield "onUnknownType", has_unknown_types, ": neither columns nor filter names value"
     yield "onDecodeError", languages, f"{neither} has a schema"
-    decodes = filters or options.decoded or selection.VALUE_TYPE in options.row_columns or not languages
-    yield "onDecodeError", decodes, ": columns names no column that is decoded"
+    decodes = options.may_fail_to_decode or not languages
+    yield "onDecodeError", decodes, ": neither columns nor filter names a column that is decoded"
     yield "schemaIdLocation", has_headers, f"{neither} uses a registry of Confluent's kind"
     for name in _FOR_PROTOBUF:
         yield name, "PROTOBUF" in languages, f"{neither} is Protobuf"

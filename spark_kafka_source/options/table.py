@@ -427,15 +427,30 @@ class SourceOptions:
         formats: dict[Part, Format] = {"key": self.key_format, "value": self.value_format}
         return tuple(part for part, format in formats.items() if format != "binary" and part in self.row_columns)
 
+    def _reads(self, *columns: str) -> bool:
+        """Return True if the rows have one of the columns, or the filter may name it."""
+        return any(name in self.row_columns or self.filter_may_name(name) for name in columns)
+
+    def filter_may_name(self, column: str) -> bool:
+        """Return False if the filter does not name a column; a text in it may have the same word."""
+        return self.filter is not None and re.search(rf"\b{column}\b", self.filter, re.IGNORECASE) is not None
+
+    @property
+    def may_fail_to_decode(self) -> bool:
+        """True if `onDecodeError` has an effect: tasks decode keys or values with a schema, or determine types."""
+        key, value = FORMATS[self.key_format].language, FORMATS[self.value_format].language
+        return bool((key and self._reads("key")) or (value and self._reads("value", selection.VALUE_TYPE)))
+
+    @property
+    def may_have_unknown_types(self) -> bool:
+        """True if `onUnknownType` has an effect: tasks decode values of several types."""
+        return self.has_value_types and self._reads("value")
+
     @property
     def writes_dead_letters(self) -> bool:
-        """True if tasks may write dead letters: an action is dead-letter, and applies to what they decode."""
-        judges_values = self.filter is not None or selection.VALUE_TYPE in self.row_columns
-        has_schema = FORMATS[self.key_format].language or FORMATS[self.value_format].language
-        if self.on_decode_error == "dead-letter" and has_schema and (judges_values or self.decoded):
-            return True
-        may_have_other_type = self.has_value_types and (judges_values or "value" in self.row_columns)
-        return self.on_unknown_type == "dead-letter" and may_have_other_type
+        """True if tasks may write dead letters: an action is dead-letter, and has an effect."""
+        actions = ((self.on_decode_error, self.may_fail_to_decode), (self.on_unknown_type, self.may_have_unknown_types))
+        return ("dead-letter", True) in actions
 
     @property
     def value_subjects(self) -> tuple[str, ...]:

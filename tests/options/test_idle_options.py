@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from protocol.errors import ConfigurationError
 from spark_kafka_source.options.parsing import parse_source_options
 
 AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry:8081"}
@@ -36,11 +37,23 @@ TYPES = {**AVRO, "valueTypes": "shop.Order"}
         ),
         (
             {**TYPES, "columns": "valueType,offset", "onUnknownType": "skip"},
-            "onUnknownType has no effect: columns does not name value",
+            "onUnknownType has no effect: neither columns nor filter names value",
+        ),
+        (
+            {**TYPES, "columns": "offset", "filter": "valueType = 'Order'", "onUnknownType": "null"},
+            "onUnknownType has no effect: neither columns nor filter names value",
+        ),
+        (
+            {**AVRO, "columns": "offset", "filter": "offset > 0", "onDecodeError": "null"},
+            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
+        ),
+        (
+            {**AVRO, "columns": "key", "onDecodeError": "null"},
+            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
         ),
         (
             {**AVRO, "columns": "offset", "onDecodeError": "dead-letter", "deadLetterTopic": "dead"},
-            "onDecodeError has no effect: columns names no column that is decoded",
+            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
         ),
     ],
 )
@@ -82,7 +95,11 @@ def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
         ({**AVRO, "onDecodeError": "dead-letter", "columns": "offset", "filter": "value.id > 1"}, True),
         ({**TYPES, "onDecodeError": "dead-letter", "columns": "offset,valueType"}, True),
         ({**TYPES, "onUnknownType": "dead-letter"}, True),
-        ({**TYPES, "onUnknownType": "dead-letter", "columns": "offset", "filter": "valueType = 'Order'"}, True),
+        ({**TYPES, "onUnknownType": "dead-letter", "columns": "offset", "filter": "valueType = 'Order'"}, False),
+        ({**TYPES, "onUnknownType": "dead-letter", "columns": "offset,valueType"}, False),
+        ({**TYPES, "onUnknownType": "dead-letter", "columns": "offset", "filter": "value.Order.id = 1"}, True),
+        ({**TYPES, "onDecodeError": "dead-letter", "columns": "offset", "filter": "valueType = 'Order'"}, True),
+        ({**AVRO, "onDecodeError": "dead-letter", "columns": "offset", "filter": "offset > 0"}, False),
         ({**AVRO, "onUnknownType": "dead-letter"}, False),
         ({"onDecodeError": "dead-letter"}, False),
     ],
@@ -90,3 +107,11 @@ def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
 def test_dead_letters_are_written_if_the_action_has_an_effect(options: dict[str, str], may_write: bool) -> None:
     topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders", "deadLetterTopic": "dead"}
     assert parse_source_options({**topics, **options}, streaming=True).writes_dead_letters == may_write
+
+
+def test_dead_letter_topic_is_required_only_if_the_action_has_an_effect() -> None:
+    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders", "columns": "offset"}
+    options = {**topics, **AVRO, "onDecodeError": "dead-letter"}
+    parse_source_options({**options, "filter": "offset > 0"}, streaming=True)
+    with pytest.raises(ConfigurationError, match="onDecodeError is dead-letter, but there is no deadLetterTopic"):
+        parse_source_options({**options, "filter": "value.id > 0"}, streaming=True)
