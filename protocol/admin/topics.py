@@ -20,7 +20,15 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.call import call_partitions
 from protocol.cluster.client import Client
 from protocol.cluster.dispatch import is_retriable
-from protocol.cluster.metadata import Metadata, Partition, Topic, is_another_topic, topic_id_bytes, topic_id_text
+from protocol.cluster.metadata import (
+    Broker,
+    Metadata,
+    Partition,
+    Topic,
+    is_another_topic,
+    topic_id_bytes,
+    topic_id_text,
+)
 from protocol.errors import AdminFailed, BrokerError, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m03_metadata import FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION, METADATA
@@ -366,10 +374,11 @@ class TopicOperations(ConfigOperations):
 
         Raises
         ------
-        BrokerError
-            OFFSET_OUT_OF_RANGE, POLICY_VIOLATION (a compacted topic), …
+        AdminFailed
+            Some partitions were refused (OFFSET_OUT_OF_RANGE, POLICY_VIOLATION of a compacted topic, …), or had no
+            reply from a leader in time.
         DeadlineExceeded
-            A partition has no leader, or its leader did not answer in time.
+            No partition had a reply from a leader in time.
         """
         return delete_records(self._client, before, self._deadline(timeout_ms))
 
@@ -396,9 +405,25 @@ def delete_records(
     client: Client, before: Mapping[TopicPartition, int], deadline: Deadline | None = None
 ) -> dict[TopicPartition, int]:
     """Delete the records before an offset of each partition, as `Admin.delete_records`."""
-    rows = {key: {"offset": offset} for key, offset in before.items()}
-    answers = call_partitions(client, DELETE_RECORDS, {}, rows, deadline or client.deadline())
-    return {key: row["low_watermark"] for key, row in answers.items()}
+    rows: RowsByResource[TopicPartition] = RowsByResource()
+
+    def handle(key: TopicPartition, row: Row, broker: Broker, error: BrokerError | None) -> BrokerError | None:
+        if error is None:
+            rows[key] = row
+        elif is_retriable(error):
+            return error
+        else:
+            rows.errors[key] = error
+        return None
+
+    fields = {key: {"offset": offset} for key, offset in before.items()}
+    try:
+        call_partitions(client, DELETE_RECORDS, {}, fields, deadline or client.deadline(), handle=handle)
+    except KafkaError as error:
+        if not rows and not rows.errors:
+            raise
+        rows.errors.update(dict.fromkeys(before.keys() - rows.keys() - rows.errors.keys(), error))
+    return rows.results("DeleteRecords", lambda key, row: row["low_watermark"])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import AdminFailed, Corrupt, KafkaError
+from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
@@ -89,6 +89,32 @@ def test_topic_without_leaders_does_not_hide_the_others() -> None:
         with pytest.raises(AdminFailed, match=r"slow-0.*UNKNOWN_TOPIC_OR_PARTITION") as caught:
             Admin(client=client).create_topics(topics, timeout_ms=1_000)
     assert (sorted(caught.value.errors), list(caught.value.results)) == (["orders", "slow"], ["payments"])
+
+
+def test_delete_records_refused_in_a_partition_returns_the_others() -> None:
+    before = {("orders", 0): 1, ("orders", 1): 9, ("orders", 2): 1}
+    with FakeKafka(2) as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=5) as client:
+        kafka.create_topic("orders", 3)
+        for partition in range(3):
+            kafka.produce("orders", "1", "2", partition=partition)
+        kafka.refuse("DeleteRecords", "NOT_LEADER_OR_FOLLOWER", partition=("orders", 2))
+        with pytest.raises(AdminFailed, match=r"orders-1.*OFFSET_OUT_OF_RANGE") as caught:
+            Admin(client=client).delete_records(before)
+    assert caught.value.results == {("orders", 0): 1, ("orders", 2): 1}
+    assert list(caught.value.errors) == [("orders", 1)]
+
+
+def test_delete_records_without_a_leader_of_a_partition_returns_the_others() -> None:
+    with FakeKafka(2) as kafka, client_of(kafka.bootstrap_servers) as client:
+        kafka.create_topic("orders", 2)
+        for partition in range(2):
+            kafka.produce("orders", "1", partition=partition)
+        leader = kafka.leader("orders", 1)
+        kafka.fence(leader)
+        with pytest.raises(AdminFailed) as caught:
+            Admin(client=client).delete_records({("orders", 0): 1, ("orders", 1): 1}, timeout_ms=500)
+    assert caught.value.results == {("orders", 0): 1}
+    assert isinstance(caught.value.errors["orders", 1], DeadlineExceeded)
 
 
 def test_topic_with_denied_configs_fails_alone() -> None:
