@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
+from protocol.cluster.dispatch import is_retriable
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, DeadlineExceeded
 from protocol.fetch.list_offsets import list_offsets
@@ -92,7 +93,7 @@ def lag_of_partitions(
     def require_leaders() -> None:
         nonlocal led
         led, failures = client.leaders(partitions, deadline)
-        for failure in failures.values():
+        for failure in sorted(failures.values(), key=is_retriable, reverse=True):  # a refusal would end the retries
             raise failure
 
     try:

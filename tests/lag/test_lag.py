@@ -15,11 +15,15 @@ import pyarrow as pa
 import pytest
 
 from protocol.base import once
+from protocol.broker_errors import ErrorCode
+from protocol.config import ConsumerConfig
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
+from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.lag import SCHEMA, Lag, LagAtTime, LagListener, PartitionLag, lag_of_group, lag_of_query
+from spark_kafka_source.lag.of_group import lag_of_partitions
 from spark_kafka_source.lag.of_query import offsets_of_batch
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.wait_until import wait_until
@@ -292,6 +296,24 @@ def test_partition_without_a_leader_hides_no_other_lag(caplog: pytest.LogCapture
         lag = lag_of_group(kafka.bootstrap_servers, "g", timeout_ms=10_000)
     assert [(row.committed, row.end, row.offsets_behind) for row in lag] == [(1, 3, 2), (1, None, None)]
     assert caplog.messages == ["group g: the lag is unknown in partitions without a leader: t-1"]
+
+
+def test_partition_in_an_election_has_a_lag_beside_a_refused_one() -> None:
+    def electing(body: Any) -> Any:
+        no_leader = {"error_code": ErrorCode.LEADER_NOT_AVAILABLE, "leader_id": -1}
+        topics = [{**topic, "partitions": [row | no_leader for row in topic["partitions"]]} for topic in body["topics"]]
+        return {**body, "topics": topics}
+
+    settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
+    with FakeKafka(settings=settings) as kafka, client_of(kafka.bootstrap_servers, retry_backoff_ms=5) as client:
+        for topic in ("denied", "orders"):
+            kafka.create_topic(topic)
+        kafka.write("orders", 0, records(0, 3))
+        kafka.deny("Describe", "Topic", "denied")
+        kafka.edit_replies(METADATA, electing, 1)
+        keys = [("denied", 0), ("orders", 0)]
+        lag = lag_of_partitions(client, ConsumerConfig(), keys, dict.fromkeys(keys, 1), client.deadline())
+    assert [(row.topic, row.end) for row in lag] == [("denied", None), ("orders", 3)]
 
 
 def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
