@@ -160,14 +160,16 @@ def replay(
     Keys, timestamps and other headers are kept. Dead letters stay in their topic: with --group, the next replay starts
     after the last record of this one, also if that was left out.
 
-    A record above max.request.size ends the command. The records before it in its partition are written, no later ones,
-    and nothing is committed.
+    A record above max.request.size, or whose headers name the topic of dead letters, ends the command. The records
+    before it in its partition are written, no later ones, and nothing is committed.
 
     \b
     Examples:
       pykafka replay orders-dlq
       pykafka replay orders-dlq --group orders-dlq-replay --execute
     """
+    if default == dead_letters:
+        raise _same_topic()
     cluster = replace(cluster, writes=True)
     target = TopicHeaders(topic_headers, default, () if keep_headers else _ERROR_PREFIXES)
     starts, ends = span_positions(cluster, dead_letters, partitions, span)

@@ -87,12 +87,12 @@ class Copy:
         return self.limit is not None and self.counts.total() >= self.limit
 
     def take(self, key: TopicPartition, batch: pa.RecordBatch) -> None:
-        """Copy a batch, up to the limit, or to a record that is too large; raises `click.ClickException` for that."""
+        """Copy a batch, up to the limit, or to one that cannot be written; raises `click.ClickException` for that."""
         if self.limit is not None:
             batch = batch.slice(0, self.limit - self.counts.total())
         copied = list(self._by_topic(batch))
-        too_large = self._too_large(copied)
-        end = min(too_large, default=None)
+        errors = self._too_large(copied) | self._circular(key[0], copied)
+        end = min(errors, default=None)
         for topic, records in copied:
             if end is not None:
                 records = records.filter(pc.less(records.column("offset"), end))
@@ -101,7 +101,18 @@ class Copy:
                 partitions = np.full(records.num_rows, key[1], np.int32) if self.keeps_partition else None
                 self.producer.send_columns(topic, records.select(_COPIED_COLUMNS), partitions)
         if end is not None:
-            raise click.ClickException(f"{key[0]}-{key[1]}, offset {end}: {too_large[end]}")
+            raise click.ClickException(f"{key[0]}-{key[1]}, offset {end}: {errors[end]}")
+
+    def _circular(self, source: str, copied: Iterable[tuple[str, pa.RecordBatch]]) -> dict[int, UsageError]:
+        """Return an error for the first record whose headers name the topic that it is read from, by its offset."""
+        return {
+            records.column("offset")[0].as_py(): UsageError(
+                f"its headers name the topic {source}, where each replay would write it again. Choose other headers "
+                "with --topic-header, or start after it with --offset"
+            )
+            for topic, records in copied
+            if topic == source and isinstance(self.target, TopicHeaders)
+        }
 
     def _too_large(self, copied: Iterable[tuple[str, pa.RecordBatch]]) -> dict[int, UsageError]:
         """Return an error for each record that no request can contain, by its offset."""

@@ -168,6 +168,18 @@ def test_header_that_is_no_text_is_an_error_of_its_topic(fake: FakeKafka) -> Non
     assert "INVALID_TOPIC_EXCEPTION" in invoke_at(fake, "replay", "orders", "--execute", code=1).stderr
 
 
+def test_replay_into_the_topic_of_dead_letters_is_refused(fake: FakeKafka) -> None:
+    same = invoke_at(fake, "replay", "orders", "--to", "orders", "--execute", code=2).stderr
+    assert "Source and target are the same topic of the same cluster." in same
+    for topic in (b"orders-copy", b"orders", b"orders-copy"):
+        fake.produce("orders", "1", headers=[("origin", topic)])
+    replay = ("replay", "orders", "--topic-header", "origin", "--group", "g")
+    assert "orders-0, offset 2: its headers name the topic orders" in invoke_at(fake, *replay, code=1).stderr
+    assert "orders-0, offset 2: its headers name" in invoke_at(fake, *replay, "--execute", code=1).stderr
+    assert (len(fake.records("orders")), len(fake.records("orders-copy"))) == (4, 1)
+    assert "g" not in fake.offsets.committed
+
+
 def test_replay_counts_deleted_records_of_its_group(fake: FakeKafka) -> None:
     fake.offsets.committed["g"] = {("orders", 0): Committed(0, 0, "")}
     fake.shrink_log("orders", 0, 2)
@@ -178,7 +190,7 @@ def test_replay_counts_deleted_records_of_its_group(fake: FakeKafka) -> None:
 
 def test_replay_after_truncation_fails_and_names_the_command_to_continue(fake: FakeKafka) -> None:
     fake.offsets.committed["g"] = {("orders", 0): Committed(1_000, 0, "")}
-    replay = ("replay", "orders", "--group", "g", "--to", "orders")
+    replay = ("replay", "orders", "--group", "g", "--to", "orders-copy")
     result = invoke_at(fake, *replay, "--execute", code=1)
     end = fake.log("orders", 0).end_offset
     assert f"out of range: the log holds [0, {end})" in result.stderr
