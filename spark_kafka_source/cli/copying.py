@@ -13,7 +13,7 @@ from protocol.base.clock import Deadline
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
 from protocol.consumer.out_of_range import check_committed
-from protocol.errors import ConfigurationError
+from protocol.errors import ConfigurationError, KafkaError
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import commit_offsets, fetch_start_offsets, to_commit
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
@@ -99,12 +99,11 @@ def copy(
         client = opened.enter_context(_client(target_properties)) if is_other_client else cluster.client
         starts, ends = span_positions(cluster, source, partitions, span)
         written = topic_to_write(client, target, None, cluster.deadline)
-        read = cluster.client.remembered_topic(source)
-        if read is not None and read.topic_id == written.topic_id != NO_TOPIC_ID:  # by another address of the cluster
+        source_topic = cluster.client.remembered_topic(source)
+        # Another address may be that of the same cluster.
+        if source_topic is not None and source_topic.topic_id == written.topic_id != NO_TOPIC_ID:
             raise _same_topic()
-        producer = opened.enter_context(producing(client, target_properties, output))
-        limit_bytes = parse_producer(target_properties).max_request_size_bytes
-        copied = Copy(producer, target, keep_partitions, limit, limit_bytes)
+        copied = opened.enter_context(_copying(client, target_properties, output, target, keep_partitions, limit))
         if follows and span.end is None:
             follow(cluster, starts, READ_COLUMNS, copied, stop)
         else:
@@ -184,14 +183,12 @@ def replay(
             _tell_left_out(counted)
             click.echo("Nothing was written; --execute writes the records.", err=True)
             return
-        with producing(cluster.client, cluster.of_producer, output) as producer:
-            limit_bytes = parse_producer(cluster.of_producer).max_request_size_bytes
-            copied = Copy(producer, target, limit_bytes=limit_bytes)
+        with _copying(cluster.client, cluster.of_producer, output, target) as copied:
             _copy(cluster, ranges, copied, stop)
         _tell_left_out(copied)
         if group is not None:
-            read = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
-            commit_offsets(cluster.client, group, read, cluster.client.deadline())
+            positions = {source_range.topic_partition: to_commit(source_range.end) for source_range in ranges}
+            commit_offsets(cluster.client, group, positions, cluster.client.deadline())
 
 
 def _same_topic() -> click.UsageError:
@@ -206,6 +203,26 @@ def _client(properties: Mapping[str, str]) -> Iterator[Client]:
         raise click.UsageError(f"The properties of the target cluster: {error}") from error
     with Client(config) as client:
         yield client
+
+
+@contextmanager
+def _copying(
+    client: Client,
+    properties: Mapping[str, str],
+    output: str,
+    target: str | TopicHeaders,
+    keeps_partition: bool = False,
+    limit: int | None = None,
+) -> Iterator[Copy]:
+    """Yield a `Copy` with a producer; at the end, print what it has written. Errors name the source of a record."""
+    copied = Copy(None, target, keeps_partition, limit, parse_producer(properties).max_request_size_bytes)
+    try:
+        with producing(client, properties, output) as copied.producer:
+            yield copied
+    except KafkaError as error:
+        if source := copied.source_of(error):
+            raise click.ClickException(f"{source}: {error}") from error
+        raise
 
 
 def _committed(client: Client, group: str, topic_ids: TopicIds, deadline: Deadline) -> dict[TopicPartition, Position]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from protocol.errors import UsageError
+from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.accumulator import too_large_errors
 from protocol.producer.producer import Producer
+from protocol.producer.results import SentColumns
 from protocol.records.encode import record_sizes
 from protocol.records.record_columns import record_columns
 
@@ -71,6 +72,7 @@ class Copy:
     `limit_bytes`: `max.request.size` of the producer; a larger record ends the copy of its partition.
     `counts`: copied records by topic.
     `left_out`: records without a topic.
+    `_sent`: calls of the producer that may not have a result yet, each with the source and the offsets of its rows.
     """
 
     producer: Producer | None
@@ -80,6 +82,7 @@ class Copy:
     limit_bytes: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
+    _sent: deque[tuple[SentColumns, TopicPartition, pa.Array]] = field(default_factory=deque)
 
     @property
     def done(self) -> bool:
@@ -99,9 +102,26 @@ class Copy:
             self.counts[topic] += records.num_rows
             if self.producer is not None:
                 partitions = np.full(records.num_rows, key[1], np.int32) if self.keeps_partition else None
-                self.producer.send_columns(topic, records.select(_COPIED_COLUMNS), partitions)
+                self._forget_written()
+                sent = self.producer.send_columns(topic, records.select(_COPIED_COLUMNS), partitions)
+                self._sent.append((sent, key, records.column("offset")))
         if end is not None:
             raise click.ClickException(f"{key[0]}-{key[1]}, offset {end}: {errors[end]}")
+
+    def _forget_written(self) -> None:
+        """Forget the calls whose records are written; raise the `KafkaError` of one whose records are not."""
+        while self._sent and self._sent[0][0].done:
+            for error in self._sent[0][0].errors().values():
+                raise error
+            self._sent.popleft()
+
+    def source_of(self, error: KafkaError) -> str:
+        """Return the source and the offset of the first record that was not written because of `error`; "" if none."""
+        for sent, (topic, partition), offsets in self._sent:
+            for row, refused in sent.errors().items() if sent.done else ():
+                if refused is error:
+                    return f"{topic}-{partition}, offset {offsets[row]}"
+        return ""
 
     def _circular(self, source: str, copied: Iterable[tuple[str, pa.RecordBatch]]) -> dict[int, UsageError]:
         """Return an error for the first record whose headers name the topic that it is read from, by its offset."""

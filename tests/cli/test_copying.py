@@ -272,6 +272,17 @@ def test_record_that_is_too_large_ends_the_copy_of_its_partition(fake: FakeKafka
     assert "MESSAGE_TOO_LARGE" in larger.stderr
 
 
+@pytest.mark.parametrize("command", [("copy", "large", "target"), ("replay", "large", "--execute")])
+def test_record_that_the_broker_refuses_is_named_by_its_source(fake: FakeKafka, command: tuple[str, ...]) -> None:
+    fake.create_topic("large", 2, config={"max.message.bytes": "10000000"})
+    fake.create_topic("target", 1)
+    headers = [("__connect.errors.topic", b"target")]
+    fake.produce("large", "0", headers=headers, partition=0)
+    fake.produce("large", "0", "1", "x" * 1_100_000, "3", headers=headers, partition=1)
+    failed = invoke_at(fake, *command, "-X", "max.request.size=4000000", "--output", "csv", code=1)
+    assert re.match(r"Error: large-1, offset 2: Produce of 1 records to target-0 .*MESSAGE_TOO_LARGE", failed.stderr)
+
+
 def test_copy_of_a_topic_to_itself_is_refused_by_another_address_of_the_cluster() -> None:
     """With --follow, it would read what it writes, without end."""
     with FakeKafka(2) as kafka:
