@@ -42,6 +42,12 @@ def checked_topic_id(topic_id: object) -> bytes:
     return topic_id
 
 
+def require_callback(callback: object) -> None:
+    """Raise `UsageError` for a callback that is neither callable nor None."""
+    if callback is not None and not callable(callback):
+        raise UsageError(f"callback is {callback!r}; it must be callable")
+
+
 def encoded(name: str, text: str) -> bytes:
     """Return a text in UTF-8, which has no lone surrogates."""
     try:

@@ -20,7 +20,7 @@ from protocol.base.calls import CallGate, gated
 from protocol.base.clock import Deadline
 from protocol.base.condition import Event
 from protocol.base.listing import listed
-from protocol.checked_values import checked_partition, checked_times
+from protocol.checked_values import checked_partition, checked_times, require_callback
 from protocol.cluster.client import Client, open_client
 from protocol.consumer.assigned_partitions import AssignedPartitions, partition_of
 from protocol.consumer.commits import Commits, Offsets, OnCommit
@@ -753,8 +753,10 @@ class KafkaConsumer:
         Raises
         ------
         UsageError
-            `group.id` is not set, an offset is negative, or Kafka cannot store it; nothing is committed.
+            `group.id` is not set, an offset is negative or Kafka cannot store it, or the callback is not callable;
+            nothing is committed.
         """
+        require_callback(callback)
         checked = None if offsets is None else as_committed_offsets(offsets)
         present, failure = self._split_recreated(checked)
         try:

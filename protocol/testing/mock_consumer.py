@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from protocol.base.calls import CallGate, gated
 from protocol.base.clock import SYSTEM_CLOCK
-from protocol.checked_values import checked_partition, checked_times
+from protocol.checked_values import checked_partition, checked_times, require_callback
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
@@ -482,6 +482,7 @@ class MockConsumer:
     @gated
     def commit_async(self, offsets: CallerOffsets | None = None, callback: OnCommit | None = None) -> None:
         """Commit offsets; the callback is called in a later `poll`, `commit_sync` or `close`."""
+        require_callback(callback)
         error = self._commit(offsets)
         if callback is not None:
             self._callbacks.append((callback, self._positions_or(offsets), error))

@@ -91,6 +91,18 @@ def test_offset_that_kafka_cannot_store_is_refused_by_every_call(
         assert fake.committed_offsets(GROUP) == {FIRST: 5, SECOND: 7}
 
 
+def test_callback_that_is_not_callable_is_refused_before_the_commit(
+    fake: SmallCluster, consumer: KafkaConsumer
+) -> None:
+    consumer.assign([FIRST])
+    mock = MockConsumer()
+    mock.assign([FIRST])
+    for either in (consumer, mock):
+        with pytest.raises(UsageError, match="callback is 5; it must be callable"):
+            either.commit_async({FIRST: 1}, 5)  # type: ignore[arg-type]
+        assert either.committed([FIRST]) == {FIRST: None}
+
+
 def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
     fake: SmallCluster, client: Client
 ) -> None:
