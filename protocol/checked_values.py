@@ -15,9 +15,9 @@ from protocol.wire.primitives import LONGEST_STRING_BYTES
 
 
 def checked_integer(name: str, number: object, minimum: int, maximum: int) -> int:
-    """Return an integer, such as one of NumPy, as an `int`; raise `UsageError` for a float, also a whole one."""
+    """Return an integer, such as one of NumPy, as an `int`; raise `UsageError` for a bool or a float."""
     try:
-        integer = index(number)  # type: ignore[arg-type]
+        integer = index(None if isinstance(number, bool) else number)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"{name} is {number!r}; it must be an integer") from None
     if not minimum <= integer <= maximum:

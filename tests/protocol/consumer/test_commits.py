@@ -60,7 +60,7 @@ def committed(client: Client, key: TopicPartition = FIRST) -> int | None:
 # -- offsets that Kafka cannot store ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [-1, 2**63, 5.0, None], ids=str)
+@pytest.mark.parametrize("offset", [-1, 2**63, 5.0, True, None], ids=str)
 def test_offset_that_kafka_cannot_store_is_refused_by_every_call(
     fake: SmallCluster, client: Client, consumer: KafkaConsumer, offset: Any
 ) -> None:
@@ -101,6 +101,12 @@ def test_callback_that_is_not_callable_is_refused_before_the_commit(
         with pytest.raises(UsageError, match="callback is 5; it must be callable"):
             either.commit_async({FIRST: 1}, 5)  # type: ignore[arg-type]
         assert either.committed([FIRST]) == {FIRST: None}
+
+
+def test_bool_is_no_partition(consumer: KafkaConsumer) -> None:
+    for either in (consumer, MockConsumer()):
+        with pytest.raises(UsageError, match="partition of orders is True; it must be an integer"):
+            either.assign([("orders", True)])
 
 
 def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
