@@ -44,7 +44,7 @@ MARKED = "@pytest.mark.kafka"
 def test_second_try_is_for_two_marked_tests(
     mark: str, failing: int, code: int, flaky: list[str], runs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Slow: up to two runs of pytest in processes of their own."""
+    """Slow: up to two runs of pytest in separate processes."""
     workers = ("-p", "tests.support.worker_groups", "-n", "1", "--dist", "loadgroup") if code == 0 else ()
     (tmp_path / "spark").mkdir()
     (tmp_path / "spark" / "test_it.py").write_text(TESTS.format(mark=mark, failing=failing))
