@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.base.clock import SYSTEM_CLOCK, Deadline
+from protocol.broker_errors import ErrorCode, broker_error
 from protocol.checked_values import checked_string
 from protocol.errors import KafkaError, UsageError
 from protocol.kafka_terms import TopicPartition
@@ -22,6 +23,7 @@ from protocol.producer.partitioner import partition_of
 from protocol.producer.results import BatchResult, MessageFuture, ProducedRange, RecordMetadata, SentColumns, results_of
 from protocol.records.record_columns import record_columns
 from protocol.records.record_fields import HEADERS_TYPE
+from protocol.testing.fake_kafka.controller import is_legal_name
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +224,7 @@ class MockProducer:
         self._require_open()
         self._raise_failures()
         self._begin_account()
-        checked_string("topic", topic)
+        _require_topic(topic)
         checked = record_columns(columns, SYSTEM_CLOCK.wall_ms())
         count = checked.num_rows
         keys = checked.column("key").to_pylist() if "key" in checked.schema.names else [None] * count
@@ -303,7 +305,8 @@ class MockProducer:
         timestamp_ms: int,
         partition: int | None,
     ) -> SentMessage:
-        count = self._partitions.get(checked_string("topic", topic), 1)
+        _require_topic(topic)
+        count = self._partitions.get(topic, 1)
         if partition is not None and not 0 <= partition < count:
             raise UsageError(
                 f"{topic} has no partition {partition}, only 0 to {count - 1}: see MockProducer(partitions)"
@@ -337,6 +340,12 @@ class MockProducer:
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError("this producer is closed")
+
+
+def _require_topic(topic: str) -> None:
+    """Raise the error of brokers for an invalid name."""
+    if not is_legal_name(checked_string("topic", topic)):
+        raise broker_error(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {topic}", topic=topic)
 
 
 def _encoded(content: Any) -> Any:
