@@ -50,7 +50,8 @@ def test_unknown_topic_is_refused(client: Client) -> None:
     assert metadata(client, name="not-there")["error_code"] == unknown["error_code"], (
         "Metadata does not create the topic"
     )
-    assert metadata(client, name="no such name")["error_code"] == ErrorCode.INVALID_TOPIC_EXCEPTION
+    for name in ("no such name", ""):
+        assert metadata(client, name=name)["error_code"] == ErrorCode.INVALID_TOPIC_EXCEPTION
     row = metadata(client, topic_id=b"\1" * 16)
     assert (row["error_code"], row["name"], row["partitions"]) == (ErrorCode.UNKNOWN_TOPIC_ID, None, [])
 

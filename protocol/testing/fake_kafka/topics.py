@@ -36,22 +36,23 @@ def metadata(broker: Broker, request: Request) -> Body:
 
 
 def _wanted(broker: Broker, topic_fields: Body, *, create: bool) -> Body:
+    name = topic_fields["name"]
     try:
         broker.cluster.faults.refuse(METADATA, broker.node_id)
-        if topic_fields["name"]:
-            broker.cluster.authorizer.require(METADATA, "Topic", topic_fields["name"])
+        if name:
+            broker.cluster.authorizer.require(METADATA, "Topic", name)
+        if name is not None and not is_legal_name(name):
+            raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION)
         topic = broker.topic(topic_fields)
         broker.cluster.authorizer.require(METADATA, "Topic", topic.name)
         return _topic(broker, topic)
     except Refused as refusal:
         code = refusal.code
     unknown = code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if unknown and topic_fields["name"] and not is_legal_name(topic_fields["name"]):
-        code = ErrorCode.INVALID_TOPIC_EXCEPTION
-    elif create and unknown and topic_fields["name"] and broker.cluster.settings["auto.create.topics.enable"] == "true":
+    if create and unknown and name and broker.cluster.settings["auto.create.topics.enable"] == "true":
         # The topic exists at the next request.
-        code = row_of(lambda: _create(broker, topic_fields["name"]))["error_code"] or code
-    return {"error_code": code, "name": topic_fields["name"], "topic_id": topic_fields["topic_id"], "partitions": []}
+        code = row_of(lambda: _create(broker, name))["error_code"] or code
+    return {"error_code": code, "name": name, "topic_id": topic_fields["topic_id"], "partitions": []}
 
 
 def _create(broker: Broker, name: str) -> Body:

@@ -158,7 +158,7 @@ def test_topic_that_is_no_text_is_a_usage_error(topic: Any) -> None:
             producer.send_columns(topic, pa.record_batch({"value": pa.array(values, pa.binary())}))
 
 
-@pytest.mark.parametrize("topic", ["no such topic", ".", "x" * 250])
+@pytest.mark.parametrize("topic", ["no such topic", "", ".", "x" * 250])
 def test_invalid_topic_name_is_refused_as_by_brokers(topic: str) -> None:
     with FakeKafka() as kafka, protocol.Producer(bootstrap_servers=kafka.bootstrap_servers) as real:
         for producer in (real, MockProducer()):
