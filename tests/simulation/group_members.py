@@ -274,8 +274,9 @@ class Member:
             for (_, partition), batches in polled.items()
         }
         for partition, (offsets, values) in columns.items():
-            owner = self._instance or identity.member_id
-            self.model.delivered(self.name, owner, generation, partition, offsets, values)
+            self.model.delivered(
+                self.name, identity.member_id, generation, partition, offsets, values, instance=self._instance
+            )
         for partition, (offsets, values) in columns.items():
             time.sleep(0.01)
             self.model.processed(self.name, partition, offsets, values)

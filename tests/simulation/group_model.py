@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,9 +11,10 @@ from typing import Any
 
 from protocol.kafka_terms import TopicPartition
 from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka.group import Group, Member
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.record_batches import read_batch, rows
-from protocol.testing.fake_kafka.requests import Refused
+from protocol.testing.fake_kafka.requests import Body, Refused
 from protocol.testing.simulation import Simulation, heal
 
 Record = tuple[int, bytes]
@@ -64,6 +65,42 @@ class _WatchedOffsets(dict[TopicPartition, Committed]):
     def __setitem__(self, key: TopicPartition, committed: Committed) -> None:
         self._report(key[1], committed)
         super().__setitem__(key, committed)
+
+
+class _WatchedGroups(dict[str, Group]):
+    """The cluster's classic groups, with the round in which each member got a generation.
+
+    Another coordinator does not know a generation that had no assignment yet: a later round has the same number.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[tuple[str, int], int] = {}
+        self._forgotten: Counter[int] = Counter()
+
+    def round_of(self, member_id: str, generation: int) -> int:
+        """Return how often the generation had been forgotten when the member got it; 0 for a member epoch."""
+        return self._rounds.get((member_id, generation), 0)
+
+    def setdefault(self, group_id: str, group: Group) -> Group:  # type: ignore[override]
+        """Return a group, and watch a new one."""
+        if group_id not in self:
+            self[group_id] = self._watched(group)
+        return self[group_id]
+
+    def _watched(self, group: Group) -> Group:
+        joined, load = group.joined, group.load
+
+        def watched_joined(member: Member, *, skip_assignment: bool = False) -> Body:
+            self._rounds[member.member_id, group.generation] = self._forgotten[group.generation]
+            return joined(member, skip_assignment=skip_assignment)
+
+        def watched_load(now_s: float) -> None:
+            newest = group.generation
+            load(now_s)
+            self._forgotten.update(range(group.generation + 1, newest + 1))
+
+        group.joined, group.load = watched_joined, watched_load  # type: ignore[method-assign]
+        return group
 
 
 class GroupModel:
@@ -120,11 +157,14 @@ class GroupModel:
         self._deleted_topics: dict[bytes, dict[int, Log]] = {}
         # By member and partition: the log and the next offset; no log after a loss; missing before the first record.
         self._next: dict[tuple[str, int], tuple[Log | None, int]] = {}
-        self._owners: dict[tuple[int, int], str] = {}
+        # By generation, its round and partition.
+        self._owners: dict[tuple[int, int, int], str] = {}
         # By paused member: the log end offsets at the start of its pause.
         self._paused: dict[str, dict[int, int]] = {}
         # By paused member and partition that another member has got: the log end offset at the start of the pause.
         self._lost_from: dict[tuple[str, int], int] = {}
+        self._groups = _WatchedGroups()
+        kafka.groups.groups = self._groups
         kafka.offsets.committed[group_id] = _WatchedOffsets(self._committed)
 
     # -- called by members ----------------------------------------------------------------------
@@ -142,11 +182,13 @@ class GroupModel:
     def delivered(
         self,
         member: str,
-        owner: str,
+        member_id: str,
         generation: int,
         partition: int,
         offsets: list[int],
         values: Sequence[bytes] = (),
+        *,
+        instance: str = "",
     ) -> None:
         """A poll has returned records.
 
@@ -154,14 +196,15 @@ class GroupModel:
         ----------
         member : str
             The process.
-        owner : str
-            The member's id, or its group instance id.
+        member_id : str
         generation : int
             The generation, or the member epoch.
         partition : int
         offsets : list of int
         values : sequence of bytes
             With `has_losses`.
+        instance : str
+            The group instance id: processes with the same one are one owner.
         """
         first, end = offsets[0], offsets[-1] + 1
         where = f"{member} in generation {generation}: t-{partition} [{first}, {end})"
@@ -188,7 +231,8 @@ class GroupModel:
             self.fail(
                 f"{where} has records that were written while it was paused, and another member has the partition"
             )
-        former = self._owners.setdefault((generation, partition), owner)
+        owner = instance or member_id
+        former = self._owners.setdefault((generation, self._groups.round_of(member_id, generation), partition), owner)
         if former != owner:
             self.fail(f"{where} belongs to {former} as well as {owner}")
         self._next[member, partition] = log, end
