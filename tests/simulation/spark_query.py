@@ -171,14 +171,13 @@ def scenario(world: Simulation) -> dict[str, object]:
         [("change the cluster", cluster.change)] if truncates else quiet_changes + losses,
         every_s=(0.1, 0.6),
     )
-    end_s = world.now_s + DURATION_S
-    while world.now_s < end_s:
-        world.sleep(0.05)
-        if world.random.random() < 0.15:
-            cluster.write()
+
+    def check() -> None:
         check_fetches(fetches)
         if protocol is None:
             check_commits(cluster, queries[0])
+
+    write_for(world, cluster, DURATION_S, check)
     faults.stop()
     changes.stop()
     for query in queries:
@@ -213,6 +212,18 @@ def scenario(world: Simulation) -> dict[str, object]:
     }
 
 
+def write_for(
+    world: Simulation, cluster: ChangingCluster, seconds: float, check: Callable[[], None] = lambda: None
+) -> None:
+    """Write records now and then, and check the state meanwhile."""
+    end_s = world.now_s + seconds
+    while world.now_s < end_s:
+        world.sleep(0.05)
+        if world.random.random() < 0.15:
+            cluster.write()
+        check()
+
+
 def recreate_topic_of_standby(
     world: Simulation, cluster: ChangingCluster, start: Callable[[Query], None], queries: list[Query]
 ) -> bool:
@@ -228,18 +239,11 @@ def recreate_topic_of_standby(
     for query in standby:
         query.options["failOnDataLoss"] = world.random.choice(["true", "false"])
 
-    def write_for(seconds: float) -> None:
-        until_s = world.now_s + seconds
-        while world.now_s < until_s:
-            world.sleep(0.05)
-            if world.random.random() < 0.15:
-                cluster.write()
-
     start(owner)
     world.wait_until(lambda: owner.completed, 60, "the first query reads the partition")
     for query in standby:
         start(query)
-    write_for(world.random.uniform(2, 6))
+    write_for(world, cluster, world.random.uniform(2, 6))
     recreates = not any(query.has_read for query in standby)
     if recreates:
         create = cluster.delete_topic()
@@ -247,7 +251,7 @@ def recreate_topic_of_standby(
             owner.leaving = owner.stopping = True
         world.sleep(world.random.choice([0, world.random.uniform(0, 2)]))
         create()
-        write_for(world.random.uniform(0, 3))
+        write_for(world, cluster, world.random.uniform(0, 3))
     owner.leaving, owner.stopping = True, recreates
     return recreates
 
