@@ -45,6 +45,7 @@ class ChangingCluster:
         self.gone: set[str] = set()
         self.truncated = self.shrunk = False
         self.exists = True
+        self.deleted_topic_ids: set[bytes] = set()
         self._rng = rng
 
     @property
@@ -129,6 +130,7 @@ class ChangingCluster:
             image = kafka.controller.topic(TOPIC)
             self.exists = False
             self.gone |= self.written.keys()
+            self.deleted_topic_ids.add(image.topic_id)
             kafka.delete_topic(TOPIC)
 
         def create() -> None:
