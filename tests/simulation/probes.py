@@ -268,6 +268,17 @@ def ends_real_process(world: Simulation) -> None:
     os._exit(3)
 
 
+def wait_for_failed(world: Simulation) -> None:
+    """Wait for a result that a process cannot give any more."""
+    world.start(fail, name="failing")
+    world.wait_until(lambda: False, 60)
+
+
+def fail() -> None:
+    time.sleep(1)
+    raise ValueError("broken")
+
+
 # -- network ----------------------------------------------------------------------------------
 
 

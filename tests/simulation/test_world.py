@@ -36,6 +36,12 @@ def test_killed_process_runs_no_line_and_closes_connections(worker: Worker) -> N
     assert result(worker, "killed") == [[], "b''", False]
 
 
+def test_wait_fails_when_process_fails(worker: Worker) -> None:
+    outcome = run(worker, "wait_for_failed")
+    assert outcome.error == "SimulationFailed: failing ended with ValueError('broken')"
+    assert outcome.virtual_s < 2
+
+
 def test_process_has_own_module_state(worker: Worker) -> None:
     assert result(worker, "own_state") == [["main"], ["a"], ["b"]]
 

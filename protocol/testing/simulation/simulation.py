@@ -148,10 +148,7 @@ class Simulation:
 
         def body() -> None:
             box.append(self._find(scenario)(self, *arguments))
-            for process in self.processes:
-                if process.check_failed:
-                    assert process.error is not None
-                    raise SimulationFailed(f"{process.name} ended with {process.error!r}") from process.error
+            self._check_processes()
 
         collects = gc.isenabled()
         gc.collect()
@@ -167,6 +164,13 @@ class Simulation:
             if collects:
                 gc.enable()
         return Run(self.seed, result=box[0], **self.summary())
+
+    def _check_processes(self) -> None:
+        """Raise `SimulationFailed` if an exception has ended a process, and `join` has not raised it."""
+        for process in self.processes:
+            if process.check_failed:
+                assert process.error is not None
+                raise SimulationFailed(f"{process.name} ended with {process.error!r}") from process.error
 
     def summary(self) -> dict[str, Any]:
         """Return digest, switches, faults and times so far, by the names of `Run`."""
@@ -214,10 +218,12 @@ class Simulation:
     ) -> None:
         """Wait in virtual time until a condition holds; fail the run after `timeout_s`.
 
-        The failure has the text `awaited`, or that of a function, which is called then and may say what is missing.
+        The failure has the text `awaited`, or that of a function, which is called then and may say what is missing. An
+        exception that ends a process, and that `Process.join` has not raised, fails the run without further waiting.
         """
         end_s = self.scheduler.now_s + timeout_s
         while not condition():
+            self._check_processes()
             if self.scheduler.now_s >= end_s:
                 raise SimulationFailed(f"not within {timeout_s} s: {awaited() if callable(awaited) else awaited}")
             self.sleep(0.05)
