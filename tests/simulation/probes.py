@@ -268,6 +268,22 @@ def ends_real_process(world: Simulation) -> None:
     os._exit(3)
 
 
+def kills(world: Simulation) -> None:
+    """A kill of a process that runs, one after its end, and one after the faults."""
+    running, ended = (world.start(wait, seconds, name=f"for {seconds} s") for seconds in (100, 1))
+    faults = world.start_faults([("nothing", lambda: None)])
+    world.sleep(2)
+    last = world.start(wait, 100, name="to the end")
+    for process in (running, ended):
+        world.fault(f"kill {process.name}", process.kill)
+    faults.stop()
+    last.kill()
+
+
+def wait(seconds: float) -> None:
+    time.sleep(seconds)
+
+
 def wait_for_failed(world: Simulation) -> None:
     """Wait for a result that a process cannot give any more."""
     world.start(fail, name="failing")

@@ -36,6 +36,13 @@ def test_killed_process_runs_no_line_and_closes_connections(worker: Worker) -> N
     assert result(worker, "killed") == [[], "b''", False]
 
 
+def test_kills_are_counted_of_running_processes_under_faults(worker: Worker) -> None:
+    outcome = run(worker, "kills")
+    assert outcome.error is None, outcome.traceback
+    assert sum(fault.startswith("kill") for fault in outcome.faults) == 2
+    assert outcome.kills == 1
+
+
 def test_wait_fails_when_process_fails(worker: Worker) -> None:
     outcome = run(worker, "wait_for_failed")
     assert outcome.error == "SimulationFailed: failing ended with ValueError('broken')"

@@ -235,10 +235,9 @@ class _Tally:
 
 def _events(outcome: Outcome) -> Counter[str]:
     """Return faults, processes, and numbers and truth values of the result."""
-    events = Counter({"faults": len(outcome.faults), "processes": outcome.processes})
+    events = Counter({"faults": len(outcome.faults), "processes": outcome.processes, "kills": outcome.kills})
     if isinstance(outcome.result, dict):
         events += Counter({key: int(number) for key, number in outcome.result.items() if isinstance(number, int)})
-    events["kills"] += sum(description.startswith("kill") for description in outcome.faults)
     return events
 
 

@@ -40,6 +40,8 @@ class Outcome:
         Descriptions of the faults, in order.
     processes : int
         Simulated processes that the scenario has started.
+    kills : int
+        Processes that were killed before they ended by themselves and before the faults were stopped.
     result : object
         Return value of the scenario, as JSON.
     trace : list of str
@@ -58,6 +60,7 @@ class Outcome:
     virtual_s: float = 0.0
     real_s: float = 0.0
     processes: int = 0
+    kills: int = 0
     result: Any = None
     trace: list[str] = field(default_factory=list)
     observed: Any = None

@@ -113,6 +113,7 @@ class Simulation:
         self.faults: list[str] = []
         self.fault_random = random.Random(f"{seed}:fault")
         self._faults = None if faults is None else frozenset(faults)
+        self._kills_at_stop: int | None = None
         self._ran = False
         self._real_from_s = time.perf_counter()
 
@@ -182,6 +183,16 @@ class Simulation:
             "virtual_s": round(self.now_s, 6),
             "real_s": time.perf_counter() - self._real_from_s,
         }
+
+    @property
+    def kills(self) -> int:
+        """Processes that were killed before they ended by themselves and before the last `FaultSchedule.stop`."""
+        killed = sum(process.killed for process in self.processes)
+        return killed if self._kills_at_stop is None else self._kills_at_stop
+
+    def faults_stopped(self) -> None:
+        """Count no more kills: the scenario itself ends processes now."""
+        self._kills_at_stop = sum(process.killed for process in self.processes)
 
     def _find(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the copy of a function in the current process."""
@@ -317,6 +328,7 @@ class FaultSchedule:
     def stop(self) -> None:
         """Do no more faults."""
         self._stopped = True
+        self._world.faults_stopped()
 
 
 def _place(function: Callable[..., Any]) -> tuple[str, list[str]]:

@@ -148,7 +148,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         outcome["error"] = f"{type(error).__name__}: {error}"
         outcome["traceback"] = "".join(traceback.format_exception(error))
     outcome |= world.summary()
-    outcome["processes"] = len(world.processes)
+    outcome["processes"], outcome["kills"] = len(world.processes), world.kills
     observer = _observer(options["observer"])
     observed = None if observer is None else observer.result()
     return outcome | {"trace": list(lines), "observed": observed}
