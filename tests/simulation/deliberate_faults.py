@@ -139,6 +139,12 @@ FAULTS = {
         "    @deferred\n    def flush(",
         "    def flush(",
     ),
+    "commit_sync commits nothing": DeliberateFault(
+        "interrupted_notebook",
+        CONSUMER + "kafka_consumer.py",
+        "        self._commit(present, self._client.deadline(timeout_ms), partition_timeout_s=limit_s)\n",
+        "",
+    ),
     # -- producers ------------------------------------------------------------------------------------
     "a retried batch has new sequence numbers": DeliberateFault(
         "idempotent_producer",

@@ -1,7 +1,8 @@
 """Ctrl-C at any line of a call in a notebook, whose user calls the same object again.
 
 Each cell is one public call. An interrupt comes before a line of it that the seed chooses, or while it waits. Ctrl-C
-loses no record and no result, ends the cell within `LATENCY_S`, and the next cell works.
+loses no record and no result, ends the cell within `LATENCY_S`, and the next cell works. A commit that returned has
+committed all positions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocol import (
@@ -128,7 +129,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     }
     name = world.random.choice(list(notebooks))
     keyboard = Keyboard(world, name)
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {"committed": kafka.committed_offsets}
     notebook = world.start(notebooks[name], kafka.bootstrap_servers, keyboard, result, name=name)
     keyboard.belongs_to(notebook)
     faults = world.start_faults(
@@ -204,14 +205,21 @@ def read_subscribed(servers: str, keyboard: Keyboard, result: dict[str, Any]) ->
         for _ in range(random.randrange(5, 40)):
             add(member, keyboard.run(consumer.poll, random.choice([0, 50, 500])))
             call = random.choice([consumer.commit_sync, consumer.commit_async, None, None])
-            if call is not None:
-                keyboard.run(call)
+            if call is not None and keyboard.run(call) and call == consumer.commit_sync:
+                check_committed(consumer, result["committed"]("g"))
         while not keyboard.run(consumer.close):
             pass
         for partition, numbers in member.items():
             assert numbers == list(range(numbers[0], numbers[-1] + 1)), f"records of {partition}: {numbers}"
             assert numbers[0] <= len(set(values[partition])), f"skipped in {partition}: {values[partition]}, {numbers}"
             values[partition] += numbers
+
+
+def check_committed(consumer: KafkaConsumer, committed: Mapping[tuple[str, int], int]) -> None:
+    """The committed offset of each assigned partition is its position, or it has none and is read from its start."""
+    positions = {key: consumer.position(key) for key in consumer.assignment}
+    stale = {key: committed.get(key) for key, position in positions.items() if committed.get(key, 0) != position}
+    assert not stale, f"commit_sync has returned, the positions are {positions}, committed are {stale}"
 
 
 class Handler:
