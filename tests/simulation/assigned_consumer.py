@@ -1,7 +1,7 @@
 """An assigned consumer, `protocol.read` and ranges like those of Spark read logs that lose their beginnings and ends.
 
-Each record comes once, in order, or an error names exactly the offsets that are lost. The scenario writes the records,
-and only while all replicas follow: then clean elections lose nothing, and the model knows each record in the logs.
+Each record comes once, whole, in order, or an error names exactly the offsets that are lost. The scenario writes the
+records, and only while all replicas follow: then clean elections lose nothing, and the model knows all records.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from protocol.testing.simulation import (
     settle,
 )
 from tests.simulation.fair_shares import judge_shares
+from tests.simulation.whole_records import any_fields, text_of, texts_of
 
 PARTITIONS = 3
 KEYS = 5
@@ -47,7 +48,7 @@ LIMITS = ("fetch.max.bytes", "max.partition.fetch.bytes")
 END = 1_000_000
 DELETED, TRUNCATED, COMPACTED = "deleted", "truncated", "compacted"
 Record = tuple[int, str]
-"""Offset and value; each value is written once."""
+"""Offset and text of all other fields; each text is written once."""
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Log:
     Attributes
     ----------
     alive : dict of int to str
-        Values by offset.
+        Records by offset.
     written_s : dict of Record to float
         All records that the log has ever had, and their times.
     ends : dict of Record to (str, float)
@@ -109,11 +110,12 @@ class Model:
                 return
             if kafka.controller.image.topics["t"].partitions[number].leader not in kafka.controller.image.brokers:
                 return
-            values = [f"{number}:{self._count + index}" for index in range(chance.randint(1, 4))]
+            values = [b"%d:%d" % (number, self._count + index) for index in range(chance.randint(1, 4))]
             self._count += len(values)
-            offsets = kafka.produce("t", *values, key=str(chance.randrange(KEYS)), partition=number)
-            log = self.logs[number]
-            for record in zip(offsets, values, strict=True):
+            fields = any_fields(chance, kafka, chance.randrange(KEYS))
+            offsets = kafka.produce("t", *values, partition=number, **fields)
+            log, texts = self.logs[number], [text_of(value, **fields) for value in values]
+            for record in zip(offsets, texts, strict=True):
                 log.alive[record[0]] = record[1]
                 log.written_s[record] = self._world.now_s
 
@@ -144,7 +146,7 @@ class Model:
             offset, value = record
             where = f"t-{partition}:{offset}"
             if record not in log.written_s:
-                self.fail(f"{where} never had the value {value!r}")
+                self.fail(f"{where} was never {value}")
             if delivered.get(offset) == value:
                 self.fail(f"{where} comes twice")
             if offset < self._positions[partition]:
@@ -354,9 +356,8 @@ def consume(properties: dict[str, object], model: Model) -> None:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Record]:
-    """Return offsets and values of an Arrow batch."""
-    offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
-    return [(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)]
+    """Return the records of an Arrow batch."""
+    return list(zip(batch.column("offset").to_pylist(), texts_of(batch), strict=True))
 
 
 def read_ranges(properties: dict[str, object], model: Model) -> None:

@@ -253,6 +253,12 @@ FAULTS = {
         "sorted(range_positions, key=lambda range_position: range_position.asked_at_s or 0.0)",
         "range_positions",
     ),
+    "all records of a reply have the timestamp of the first batch": DeliberateFault(
+        "assigned_consumer",
+        "protocol/records/decode.py",
+        "base.take(self.batch_of_row) + delta",
+        "base.take(self.batch_of_row * 0) + delta",
+    ),
     # -- a changing cluster ---------------------------------------------------------------------------
     "an acknowledged record has another offset": DeliberateFault(
         "changing_cluster",
@@ -278,6 +284,12 @@ FAULTS = {
         "protocol/group/commits/committed_offsets.py",
         "    require_stable: bool = True,\n",
         "    require_stable: bool = False,\n",
+    ),
+    "records are written without headers": DeliberateFault(
+        "exactly_once_copy",
+        "protocol/records/record_columns.py",
+        '    if "headers" in names:\n',
+        "    if False:\n",
     ),
     # -- the exactly-once sink ------------------------------------------------------------------------
     "no decision before the commit": DeliberateFault(

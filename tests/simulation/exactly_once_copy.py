@@ -1,4 +1,4 @@
-"""Members of a group that copy a topic in transactions, as docs/transactions.md shows: each record once, in order.
+"""Members of a group that copy a topic in transactions, as docs/transactions.md shows: each once, whole, in order.
 
 In a third of the runs the source is recreated, and its logs lose records. Only lost records may be missing then.
 Records of a deleted source may come after records of the new one: the transaction that copies them may still be open.
@@ -12,7 +12,7 @@ import signal
 import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,8 +35,10 @@ from protocol.testing.simulation import (
 )
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
+from tests.simulation.whole_records import any_fields, text_of
 
 PARTITIONS = 4
+FIELDS = ["key", "value", "timestamp_ms", "headers"]
 COPIERS = 3
 DURATION_S = 12.0
 SESSION_TIMEOUT_MS = 6_000
@@ -79,6 +81,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     stop: list[bool] = []
     has_losses = world.seed % 3 == 0
     lost: set[bytes | None] = set()
+    written: dict[tuple[int, int], str] = {}
     # The numbers between the records of a deleted source and those of the next one.
     recreations: list[int] = []
 
@@ -92,9 +95,12 @@ def scenario(world: Simulation) -> dict[str, object]:
     def write(partition: int | None = None) -> None:
         """Write records that say their partition and a number."""
         partition = world.random.randrange(PARTITIONS) if partition is None else partition
-        values = [f"{partition}:{next(numbers)}" for _ in range(world.random.randint(1, 5))]
+        values, fields = [], any_fields(world.random, kafka, partition)
+        for number in itertools.islice(numbers, world.random.randint(1, 5)):
+            values.append(b"%d:%d" % (partition, number))
+            written[partition, number] = text_of(values[-1], **fields)
         with suppress(KafkaError):  # the partition has no leader
-            kafka.produce("source", *values, key=str(partition), partition=partition)
+            kafka.produce("source", *values, partition=partition, **fields)
 
     def start(copier: int) -> None:
         if not stop and len(world.alive(f"copier-{copier}-")) < 2:
@@ -167,6 +173,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         assert process.wait(150), f"{process} does not end"
     world.sleep(timeout_ms / 1000 + 2)
     judge(kafka, lost if has_losses else None, recreations)
+    judge_fields(kafka, written)
     return {"version": version, "assignor": assignor, "records": sum(ends.values()), "losses": has_losses, **events}
 
 
@@ -205,6 +212,14 @@ def judge(kafka: FakeKafka, lost: set[bytes | None] | None = None, recreations: 
         return
     for partition, numbers in source.items():
         assert target[partition] == numbers, f"source-{partition} has {numbers}, copied as {target[partition]}"
+
+
+def judge_fields(kafka: FakeKafka, written: Mapping[tuple[int, int], str]) -> None:
+    """Fail if a record of the target differs from that of the source in any field; `written` has those by number."""
+    for message in kafka.records("target"):
+        partition, number = map(int, (message.value or b"").split(b":"))
+        copied = text_of(message.value, message.key, message.timestamp_ms, message.headers or ())
+        assert copied == written[partition, number], f"{written[partition, number]} is copied as {copied}"
 
 
 def by_partition(kafka: FakeKafka, topic: str) -> dict[int, list[int]]:
@@ -255,7 +270,7 @@ def copy(
             try:
                 for batches in records.values():
                     for batch in batches:
-                        producer.send_columns("target", batch.select(["key", "value"]))
+                        producer.send_columns("target", batch.select(FIELDS))
                 if random.random() < 0.1:
                     time.sleep(random.choice([0.5, 3, 7]))
                 if random.random() < 0.1:
