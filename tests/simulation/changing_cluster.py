@@ -1,7 +1,8 @@
 """Administration, a producer and a consumer while all brokers are replaced, and permissions come and go.
 
 An administrator creates, extends, configures and deletes topics, and sets offsets of a group. A call that returned has
-taken effect, and a call that failed has, or has not. No call exceeds its deadline. In half of the runs all addresses of
+taken effect, and a call that failed has, or has not. Topics, brokers and offsets that a call returns are those that a
+broker knew during the call. No call exceeds its deadline. In half of the runs all addresses of
 the start are gone in the end; in the others a load balancer stays, and clients may lose all brokers at once.
 """
 
@@ -10,11 +11,18 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from protocol import Admin, CommittedOffset, KafkaConsumer, KafkaError, Producer
-from protocol.admin import AlterConfigOp, NewTopic, topic_resource
+from protocol.admin import (
+    AlterConfigOp,
+    ClusterDescription,
+    NewTopic,
+    TopicDescription,
+    TopicListing,
+    topic_resource,
+)
 from protocol.errors import AdminFailed
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (
@@ -27,6 +35,7 @@ from protocol.testing.simulation import (
     network_faults,
     settle,
 )
+from tests.simulation.cluster_states import ClusterStates, PartitionRow, State
 
 BROKERS = 3
 PARTITIONS = 4
@@ -35,6 +44,8 @@ GROUP = "g"
 TIMEOUT_MS, REQUEST_TIMEOUT_MS = 8_000, 4_000
 LATE_S = 1.0
 METADATA_AGE_MS = 2_000
+RETENTION_MS = "604800000"
+"""Retention of a topic without a configuration."""
 KINDS = (
     "AlterConfigs",
     "CreatePartitions",
@@ -78,6 +89,14 @@ class Change(NamedTuple):
     error: str = ""
 
 
+class Read(NamedTuple):
+    """A call that changes nothing, its result in terms of a state, and the same of a state of the cluster."""
+
+    call: Callable[[], Any]
+    told: Callable[[Any], object]
+    expected: Callable[[State], object]
+
+
 class Model:
     """The state of the cluster, compared with the administrator's calls when they end.
 
@@ -89,11 +108,18 @@ class Model:
         Broken rules.
     """
 
-    def __init__(self, kafka: FakeKafka) -> None:
+    def __init__(self, world: Simulation, kafka: FakeKafka) -> None:
         self.calls: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.broken: list[str] = []
+        self.cluster_id = kafka.cluster_id
+        self._world = world
         self._kafka = kafka
+        self._states = ClusterStates(world, kafka)
+
+    def now_s(self) -> float:
+        """Return the time of the world."""
+        return self._world.now_s
 
     def topic(self, name: str) -> Topic:
         """Return the state of a topic in the cluster."""
@@ -103,6 +129,12 @@ class Model:
     def offset(self) -> int:
         """Return the group's offset of t-0."""
         return self._kafka.committed_offsets(GROUP).get(("t", 0), -1)
+
+    def judge_read(self, what: str, told: object, expected: Callable[[State], object], from_s: float) -> None:
+        """Judge the result of a read that began at a time: a broker has known this state since then."""
+        states = [expected(state) for state in self._states.since(from_s)]
+        if told not in states:
+            self.broken.append(f"{what}: {told} was returned; since {from_s:.3f} the brokers knew {states}")
 
     def judge(self, what: str, change: Change, before: object, actual: object, errors: list[str], text: str) -> None:
         """Judge a call that has come to an end: its effect on the state, and its errors."""
@@ -129,7 +161,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     }
     common |= {"default.api.timeout.ms": TIMEOUT_MS}
     etl, administrator = (kafka.client_properties(user, "PLAIN") | common for user in ("etl", "admin"))
-    model = Model(kafka)
+    model = Model(world, kafka)
     acknowledged: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
     consumed: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
     stop: list[bool] = []
@@ -267,23 +299,71 @@ def change_offset(admin: Admin, model: Model) -> None:
 
 def describe(admin: Admin, model: Model) -> None:
     """Read the state, which changes nothing; a broker may not know the newest yet."""
-    reads = {
-        "topics": lambda: admin.list_topics(),
-        "configs": lambda: admin.describe_topics(["t"], configs=True),
-        "cluster": lambda: admin.describe_cluster(),
-        "offsets": lambda: admin.list_consumer_group_offsets(GROUP),
+    name = random.choice(["t", *(name for name in NAMES if model.topic(name).partitions)])
+    described = {
+        "topics": Read(admin.list_topics, topic_ids, lambda state: state.topic_ids),
+        "partitions": Read(lambda: describe_topic(admin, name), partitions, lambda state: state.partitions(name)),
+        "cluster": Read(admin.describe_cluster, brokers, lambda state: (model.cluster_id, *state.brokers)),
+        "configs": Read(
+            lambda: describe_topic(admin, name, configs=True),
+            retention_ms,
+            lambda state: state.retention_ms(name, RETENTION_MS),
+        ),
     }
-    kind = random.choice(list(reads))
-    judge(model, kind, Change(reads[kind], None), None, lambda: None)
+    kind = random.choice([*described, "offsets"])
+    if kind == "offsets":
+        offset = model.offset()
+        change = Change(lambda: admin.list_consumer_group_offsets(GROUP), None)
+        for offsets in judge(model, kind, change, None, lambda: None):
+            told = {key: committed.offset for key, committed in offsets.items()}
+            if told != ({("t", 0): offset} if offset >= 0 else {}):
+                model.broken.append(f"offsets {told} were returned, the offset of t-0 is {offset}")
+        return
+    read, from_s = described[kind], model.now_s()
+    for result in judge(model, kind, Change(read.call, None), None, lambda: None):
+        model.judge_read(f"{kind} of {name}", read.told(result), read.expected, from_s)
 
 
-def judge(model: Model, what: str, change: Change, before: object, state: Callable[[], object]) -> None:
-    """Make a call, and let the model judge it."""
+def describe_topic(admin: Admin, name: str, *, configs: bool = False) -> Mapping[str, TopicDescription]:
+    """Return the description of a topic by name, or none if a broker does not know the topic."""
+    try:
+        return admin.describe_topics([name], configs=configs)
+    except AdminFailed as failed:
+        if {error.context.get("name") for error in failed.errors.values()} != {"UNKNOWN_TOPIC_OR_PARTITION"}:
+            raise
+        return {}
+
+
+def topic_ids(listings: Mapping[str, TopicListing]) -> dict[str, str]:
+    return {name: listing.topic_id for name, listing in listings.items() if listing.name == name}
+
+
+def partitions(descriptions: Mapping[str, TopicDescription]) -> list[PartitionRow]:
+    return [
+        (row.leader, row.leader_epoch, row.replicas, row.isr)
+        for description in descriptions.values()
+        for _, row in sorted(description.partitions.items())
+    ]
+
+
+def retention_ms(descriptions: Mapping[str, TopicDescription]) -> str | None:
+    values = [description.configs["retention.ms"].value for description in descriptions.values() if description.configs]
+    return values[0] if values else None
+
+
+def brokers(description: ClusterDescription) -> tuple[str | None, int, dict[int, tuple[str, int]]]:
+    addresses = {key: (broker.host, broker.port) for key, broker in description.brokers.items()}
+    return description.cluster_id, description.controller, addresses
+
+
+def judge(model: Model, what: str, change: Change, before: object, state: Callable[[], object]) -> list[Any]:
+    """Make a call, and let the model judge it; return a list of its result, empty after an error."""
     started_s = time.monotonic()
     errors: list[str] = []
     text = "no error"
+    results = []
     try:
-        change.call()
+        results.append(change.call())
     except KafkaError as error:
         causes = list(error.errors.values()) if isinstance(error, AdminFailed) else [error]
         errors = [str(cause.context.get("name", type(cause).__name__)) for cause in causes]
@@ -291,3 +371,4 @@ def judge(model: Model, what: str, change: Change, before: object, state: Callab
     if (took_s := time.monotonic() - started_s) > TIMEOUT_MS / 1000 + LATE_S:
         model.broken.append(f"{what} took {took_s:.1f} s and ended with {text}")
     model.judge(what, change, before, state(), errors, text)
+    return results

@@ -266,6 +266,22 @@ FAULTS = {
         "        self._end(batch, BatchResult(base_offset, log_append_time_ms))\n",
         "        self._end(batch, BatchResult(base_offset + 1, log_append_time_ms))\n",
     ),
+    "a list of topics has those of earlier lists": DeliberateFault(
+        "changing_cluster",
+        "protocol/admin/topics.py",
+        "        snapshot = self._client.metadata(None, self._deadline(timeout_ms))\n",
+        "        snapshot = self._client.metadata(None, self._deadline(timeout_ms))\n"
+        "        self.__dict__.setdefault('listed', {}).update(snapshot.topics)\n"
+        "        snapshot = type(snapshot)(**(vars(snapshot) | {'topics': self.listed}))\n",
+    ),
+    "a description has no leader epochs": DeliberateFault(
+        "changing_cluster",
+        "protocol/admin/topics.py",
+        "topic.name, topic.topic_id_text, topic.is_internal, topic.partitions, entries",
+        "topic.name, topic.topic_id_text, topic.is_internal,\n"
+        "                {n: type(row)(**vars(row) | {'leader_epoch': 0}) for n, row in topic.partitions.items()},\n"
+        "                entries",
+    ),
     # -- the exactly-once copy ------------------------------------------------------------------------
     "offsets are committed without the member": DeliberateFault(
         "exactly_once_copy",
