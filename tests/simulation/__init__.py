@@ -16,7 +16,7 @@ SCENARIOS = sorted(
 LEAST_EVENTS = {
     "assigned_consumer": {"faults": 50, "ranges": 5, "tables": 5},
     "changing_cluster": {"faults": 30, "records": 200, "create": 10, "delete": 5},
-    "exactly_once_copy": {"faults": 60, "kills": 5, "records": 200, "committed": 20},
+    "exactly_once_copy": {"faults": 60, "kills": 3, "records": 200, "committed": 20},
     "exactly_once_sink": {"faults": 50, "kills": 5, "drivers": 5, "batches": 20},
     "group_handlers": {"faults": 20, "records": 200, "members": 10},
     "group_members": {"faults": 20, "records": 500, "members": 15},
