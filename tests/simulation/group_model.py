@@ -123,6 +123,8 @@ class GroupModel:
         Returns True for a partition and an offset whose record need not be processed, such as a dead letter.
     has_losses : bool
         The scenario calls `lost`, `deleted` and `recreated`, and members pass the values of records.
+    assigns_by_id : bool
+        The group assigns topics by id: a member reads a recreated topic only after it was `assigned` partitions of it.
 
     Attributes
     ----------
@@ -144,6 +146,7 @@ class GroupModel:
         has_other_outcome: Callable[[int, int], bool] = lambda partition, offset: False,
         *,
         has_losses: bool = False,
+        assigns_by_id: bool = False,
     ) -> None:
         self.twice: list[str] = []
         self.failures: list[str] = []
@@ -153,10 +156,13 @@ class GroupModel:
         self._trace = trace
         self._has_other_outcome = has_other_outcome
         self._has_losses = has_losses
+        self._assigns_by_id = assigns_by_id
         self._logs: dict[int, Log] = defaultdict(Log)
         self._deleted_topics: dict[bytes, dict[int, Log]] = {}
         # By member and partition: the log and the next offset; no log after a loss; missing before the first record.
         self._next: dict[tuple[str, int], tuple[Log | None, int]] = {}
+        # By member and partition: the log of the first record since the assignment.
+        self._assigned_logs: dict[tuple[str, int], Log] = {}
         # By generation, its round and partition.
         self._owners: dict[tuple[int, int, int], str] = {}
         # By paused member: the log end offsets at the start of its pause.
@@ -173,6 +179,7 @@ class GroupModel:
         """A member gets partitions, and has not fetched their committed offsets yet."""
         for partition in partitions:
             self._next.pop((member, partition), None)
+            self._assigned_logs.pop((member, partition), None)
             self._lost_from.pop((member, partition), None)
             for former, ends in self._paused.items():
                 if former != member:
@@ -224,6 +231,8 @@ class GroupModel:
             self.fail(f"{where} does not continue at {expected}")
         if former_log is not None and former_log is not log:
             self.fail(f"{where} belongs to another topic than the records before, and the member has logged no loss")
+        if self._assigned_logs.setdefault((member, partition), log) is not log and self._assigns_by_id:
+            self.fail(f"{where} belongs to another topic than that which the group has assigned")
         if self._has_losses and log is self._logs[partition]:
             self._check_skipped(where, partition, log, (first, values[0]))
         is_whole = log is self._logs[partition] and not (log.resumes or self._deleted_topics)
