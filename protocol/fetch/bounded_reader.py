@@ -168,8 +168,9 @@ class BoundedReader:
         requests = requests_by_broker(self._waiting, busy, now_s, self._config.max_partition_fetch_bytes)
         requested = {range_position for range_positions in requests.values() for range_position in range_positions}
         self._waiting = [range_position for range_position in self._waiting if range_position not in requested]
+        asked_at_s = self._clock.now_s()  # one time for all, so that ranges asked for together stay in their order
         for range_position in requested:
-            range_position.begin_asking(self._clock.now_s())
+            range_position.begin_asking(asked_at_s)
         for broker, range_positions in requests.items():
             # A broker fills a reply in the order of the request: the ranges that have waited longest come first.
             self._send(broker, sorted(range_positions, key=lambda range_position: range_position.asked_at_s or 0.0))
