@@ -13,13 +13,16 @@ from collections.abc import Collection
 from protocol import (
     ConsumerGroup,
     ConsumerRebalanceListener,
+    KafkaConsumer,
     KafkaError,
     Processor,
     RetryPolicy,
 )
+from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.kafka_terms import TopicPartition
+from protocol.processing import processor as processor_module
 from protocol.testing import FakeKafka
 from protocol.testing.simulation import (
     Process,
@@ -33,6 +36,7 @@ from protocol.wire.messages.m01_fetch import FETCH
 from tests.simulation.group_model import GroupModel, leave_and_judge, wait_until_complete
 from tests.simulation.handler_topic import (
     DURATION_S,
+    Content,
     HandlerTopic,
     is_flaky,
     is_poison,
@@ -82,7 +86,7 @@ def scenario(world: Simulation) -> dict[str, object]:
             has_processor or topic.value(partition, offset) for partition, lag in lags.items() for offset in lag
         )
 
-    model = GroupModel(kafka, "g", world.trace, is_done_otherwise)
+    model = GroupModel(kafka, "g", world.trace, is_done_otherwise, topic.has_no_record)
     calls = HandlerCalls(model, order)
     leaving: set[str] = set()
 
@@ -132,7 +136,8 @@ def scenario(world: Simulation) -> dict[str, object]:
     # are processed already, and the next owner processes them again.
     leave_and_judge(world, model, leaving, calm=calm and not (has_processor and order == "key"))
     assert all(is_poison(number) for _, number in dead), f"dead letters of good records: {sorted(dead)}"
-    calls.judge_values(topic)
+    calls.judge_records(topic)
+    topic.judge_dead_letters(kafka.records("dead"))
     return {
         "records": sum(ends.values()),
         "processor": has_processor,
@@ -169,27 +174,52 @@ class HandlerCalls:
         self.by_key = order == "key"
         self._newest: dict[tuple[str, int], dict[bytes, int]] = {}
         self._attempts: dict[tuple[str, int, int], int] = {}
-        self._values: dict[tuple[int, int], bytes] = {}
+        self._records: dict[tuple[int, int], Content] = {}
+        # By member and partition: the end of its marked records.
+        self._marked: dict[tuple[str, int], int] = {}
+        self._member_ids: dict[tuple[str, int], str] = {}
+        # By partition and lane: members whose handlers run now.
+        self._running: dict[tuple[int, bytes], dict[str, str]] = {}
 
     def assigned(self, member: str, partitions: Collection[int]) -> None:
         """A member gets partitions."""
+        marked = {partition: self._marked.get((member, partition), -1) for partition in partitions}
+        self._model.assigned(member, partitions, marked)
         for partition in partitions:
             self._newest[member, partition] = {}
+
+    def delivered(self, member: str, member_id: str, generation: int, partition: int, offsets: list[int]) -> None:
+        """A member gets records, which its handlers have not seen yet."""
+        self._member_ids[member, partition] = member_id
+        self._model.delivered(member, member_id, generation, partition, offsets)
+
+    def marked(self, member: str, message: ConsumerMessage) -> None:
+        """A member marks a record."""
+        self._marked[member, message.partition] = message.offset + 1
 
     def handle(self, member: str, message: ConsumerMessage, fails_always: bool) -> None:
         """Process a record; raise for failing ones."""
         partition, offset = message.partition, message.offset
         value = message.value or b""
         _, number = parsed(value)
-        if self._values.setdefault((partition, offset), value) != value:
-            self._model.fail(f"{member}: t-{partition}:{offset} has another value than before: {value!r}")
+        content = message.key, message.value, message.headers or []
+        if self._records.setdefault((partition, offset), content) != content:
+            self._model.fail(f"{member}: t-{partition}:{offset} differs from what it was before: {content}")
         lanes = self._newest.setdefault((member, partition), {})
         lane = (message.key or b"") if self.by_key else b""
         newest = lanes.get(lane, -1)
         if newest >= offset:
             self._model.fail(f"{member}: t-{partition}:{offset} of key {lane!r} is handled after {newest}")
         lanes[lane] = offset
+        running = self._running.setdefault((partition, lane), {})
+        member_id = self._member_ids[member, partition]
+        for rival, rival_id in running.items():
+            # A member that the group has removed does not know it yet.
+            if rival_id != member_id and self._model.has_member(rival_id) and self._model.has_member(member_id):
+                self._model.fail(f"{member}: t-{partition}:{offset} is handled while {rival} handles key {lane!r}")
+        running[member] = member_id
         time.sleep(0.01 + offset % 5 * 0.02)
+        running.pop(member, None)
         if lanes.get(lane) != offset:
             self._model.fail(f"{member}: {lanes[lane]} is handled at the same time as t-{partition}:{offset}")
         attempt = self._attempts[member, partition, offset] = self._attempts.get((member, partition, offset), 0) + 1
@@ -198,9 +228,9 @@ class HandlerCalls:
             raise ValueError(f"the handler fails for {value!r}")
         self._model.processed(member, partition, [offset])
 
-    def judge_values(self, topic: HandlerTopic) -> None:
+    def judge_records(self, topic: HandlerTopic) -> None:
         """Fail if a handler got a record that the log does not have, such as one of an aborted transaction."""
-        wrong = {key: value for key, value in self._values.items() if topic.value(*key) != value}
+        wrong = {key: content for key, content in self._records.items() if topic.content(*key) != content}
         assert not wrong, f"handled, and not in the log: {wrong}"
 
 
@@ -215,11 +245,30 @@ class Listener(ConsumerRebalanceListener):
         self._calls.assigned(self._name, [partition for _, partition in partitions])
 
 
+class WatchedConsumer(KafkaConsumer):
+    """The consumer of a `Processor`, which tells the judge what each poll returns."""
+
+    calls: HandlerCalls
+    name: str
+
+    def poll(self, timeout_ms: float) -> ConsumerRecords:
+        """Poll, and report the records."""
+        polled = super().poll(timeout_ms)
+        identity = self.group_metadata().member
+        for (_, partition), batches in polled.items():
+            offsets = [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+            generation = identity.generation_id_or_member_epoch
+            self.calls.delivered(self.name, identity.member_id, generation, partition, offsets)
+        return polled
+
+
 def run_processor(
     servers: str, properties: dict[str, object], calls: HandlerCalls, leaving: set[str], name: str
 ) -> None:
     """Run a `Processor`, and another one after an error, until the scenario wants the member to leave."""
     settings = {"bootstrap.servers": servers, "enable.auto.commit": False, **properties}
+    WatchedConsumer.calls, WatchedConsumer.name = calls, name
+    processor_module.KafkaConsumer = WatchedConsumer  # type: ignore[attr-defined]
     while name not in leaving:
         processor = Processor(
             settings,
@@ -258,7 +307,10 @@ class Handler:
         """Process a claim's records; a failing one ends the session."""
         self._calls.assigned(self._name, [claim.partition])
         for message in claim.messages():
+            identity = session.member_id, session.generation_id
+            self._calls.delivered(self._name, *identity, claim.partition, [message.offset])
             self._calls.handle(self._name, message, fails_always=False)
+            self._calls.marked(self._name, message)
             session.mark_message(message)
 
     def cleanup(self, session: ConsumerGroupSession) -> None:

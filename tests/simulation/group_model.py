@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -121,6 +121,8 @@ class GroupModel:
         Receives broken rules.
     has_other_outcome : callable, optional
         Returns True for a partition and an offset whose record need not be processed, such as a dead letter.
+    has_no_record : callable, optional
+        Returns True for a partition and an offset without a record for members, such as a marker.
     has_losses : bool
         The scenario calls `lost`, `deleted` and `recreated`, and members pass the values of records.
     assigns_by_id : bool
@@ -144,6 +146,7 @@ class GroupModel:
         group_id: str,
         trace: Callable[[str], Any],
         has_other_outcome: Callable[[int, int], bool] = lambda partition, offset: False,
+        has_no_record: Callable[[int, int], bool] = lambda partition, offset: False,
         *,
         has_losses: bool = False,
         assigns_by_id: bool = False,
@@ -154,7 +157,9 @@ class GroupModel:
         self.fenced: set[str] = set()
         self._kafka = kafka
         self._trace = trace
+        self._group_id = group_id
         self._has_other_outcome = has_other_outcome
+        self._has_no_record = has_no_record
         self._has_losses = has_losses
         self._assigns_by_id = assigns_by_id
         self._logs: dict[int, Log] = defaultdict(Log)
@@ -165,6 +170,8 @@ class GroupModel:
         self._assigned_logs: dict[tuple[str, int], Log] = {}
         # By generation, its round and partition.
         self._owners: dict[tuple[int, int, int], str] = {}
+        # By member and partition: an offset at which the member may start, although it is not committed.
+        self._uncommitted: dict[tuple[str, int], int] = {}
         # By paused member: the log end offsets at the start of its pause.
         self._paused: dict[str, dict[int, int]] = {}
         # By paused member and partition that another member has got: the log end offset at the start of the pause.
@@ -175,9 +182,13 @@ class GroupModel:
 
     # -- called by members ----------------------------------------------------------------------
 
-    def assigned(self, member: str, partitions: Iterable[int]) -> None:
-        """A member gets partitions, and has not fetched their committed offsets yet."""
+    def assigned(self, member: str, partitions: Iterable[int], uncommitted: Mapping[int, int] | None = None) -> None:
+        """A member gets partitions, and has not fetched their committed offsets yet.
+
+        It may start at an offset in `uncommitted`, by partition: its own, whose commit is in flight.
+        """
         for partition in partitions:
+            self._uncommitted[member, partition] = (uncommitted or {}).get(partition, -1)
             self._next.pop((member, partition), None)
             self._assigned_logs.pop((member, partition), None)
             self._lost_from.pop((member, partition), None)
@@ -215,7 +226,9 @@ class GroupModel:
         """
         first, end = offsets[0], offsets[-1] + 1
         where = f"{member} in generation {generation}: t-{partition} [{first}, {end})"
-        if offsets != list(range(first, end)):
+        returned = set(offsets)
+        gaps = [offset for offset in range(first, end) if offset not in returned]
+        if offsets != sorted(returned) or not all(self._has_no_record(partition, offset) for offset in gaps):
             self.fail(f"{where} has gaps: {offsets}")
         if member in self.fenced:
             self.fail(f"{where} after FENCED_INSTANCE_ID")
@@ -225,9 +238,13 @@ class GroupModel:
             return
         former_log, expected = self._next.get((member, partition), (None, None))
         starts = log.commits[log.commits_before.get(member, 0) :]
-        if expected is None and first not in (*starts, *log.resumes):
+        if (own := self._uncommitted.get((member, partition), -1)) >= 0:
+            starts.append(own)
+        if expected is None and not any(
+            self._is_next(partition, start, first) for start in (*reversed(starts), *log.resumes)
+        ):
             self.fail(f"{where} starts at none of the committed offsets {starts}, nor at {log.resumes}")
-        if expected is not None and first != expected:
+        if expected is not None and not self._is_next(partition, expected, first):
             self.fail(f"{where} does not continue at {expected}")
         if former_log is not None and former_log is not log:
             self.fail(f"{where} belongs to another topic than the records before, and the member has logged no loss")
@@ -245,6 +262,15 @@ class GroupModel:
         if former != owner:
             self.fail(f"{where} belongs to {former} as well as {owner}")
         self._next[member, partition] = log, end
+
+    def _is_next(self, partition: int, expected: int, offset: int) -> bool:
+        """Return True if no record lies between two offsets."""
+        return expected <= offset and all(self._has_no_record(partition, gap) for gap in range(expected, offset))
+
+    def has_member(self, member_id: str) -> bool:
+        """Return True if the cluster has a member in the group now."""
+        groups = (self._groups.get(self._group_id), self._kafka.groups.consumer_groups.get(self._group_id))
+        return any(group is not None and member_id in group.members for group in groups)
 
     def processed(self, member: str, partition: int, offsets: Sequence[int], values: Sequence[bytes] = ()) -> None:
         """A member has processed records that it got."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from protocol import KafkaError, Producer, TransactionalProducer
+from protocol.fetch.partition_consumer import ConsumerMessage
+from protocol.processing.failures import PREFIX
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.record_batches import committed, read_batch, rows
 
@@ -19,7 +21,11 @@ KEYS = 5
 DURATION_S = 10.0
 TRANSACTION_TIMEOUT_MS = 4_000
 ABORT_RATE = 0.3
+# Topic, partition, offset, timestamp, class and text of the exception.
+ADDED_HEADERS = 6
 Send = Callable[..., object]
+Content = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+"""Key, value and headers of a record."""
 
 
 class HandlerTopic:
@@ -27,14 +33,30 @@ class HandlerTopic:
 
     def __init__(self, kafka: FakeKafka) -> None:
         self._kafka = kafka
-        self._values: dict[tuple[int, int], bytes] = {}
+        self._records: dict[tuple[int, int], Content] = {}
         self._known_until: Counter[int] = Counter()
 
     def value(self, partition: int, offset: int) -> bytes | None:
         """Return a record's value; None for aborted records, markers, and offsets that are not stable yet."""
+        content = self.content(partition, offset)
+        return None if content is None else content[1]
+
+    def content(self, partition: int, offset: int) -> Content | None:
+        """Return key, value and headers of a record; None as `value` does."""
         if offset >= self._known_until[partition]:
             self._read(partition)
-        return self._values.get((partition, offset))
+        return self._records.get((partition, offset))
+
+    def judge_dead_letters(self, letters: Iterable[ConsumerMessage]) -> None:
+        """Fail if a dead letter differs from its record, but by the headers that name the record and the failure."""
+        for letter in letters:
+            headers = letter.headers or []
+            place = {name.removeprefix(PREFIX): value for name, value in headers if name.startswith(PREFIX)}
+            assert len(place) == ADDED_HEADERS, f"headers of a dead letter: {headers}"
+            source = self.content(int(place["partition"] or b""), int(place["offset"] or b""))
+            content = letter.key, letter.value, headers[:-ADDED_HEADERS]
+            assert place["topic"] == TOPIC.encode(), place
+            assert source == content, f"the dead letter {content} is the record {source}"
 
     def has_no_record(self, partition: int, offset: int) -> bool:
         """Return True for the offset of a marker, or of an aborted record."""
@@ -50,7 +72,9 @@ class HandlerTopic:
             until, log = replica.last_stable_offset, replica.log
             batches = [read_batch(batch.data) for batch in log.batches if batch.last_offset < until]
             aborted = [{"producer_id": end.producer_id, "first_offset": end.first_offset} for end in log.aborted]
-        self._values |= {(partition, row["offset"]): row["value"] for row in rows(committed(batches, aborted))}
+        for row in rows(committed(batches, aborted)):
+            headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+            self._records[partition, row["offset"]] = row["key"], row["value"], headers
         self._known_until[partition] = max(self._known_until[partition], until)
 
 
@@ -107,5 +131,6 @@ def _send(send: Send, partitions: int, number: int) -> int:
     for following in range(number, number + 1 + number % 3):
         for partition in range(partitions):
             key = b"%d" % (following // 2 % KEYS)
-            send(TOPIC, b"%d:%d" % (partition, following), key=key, partition=partition)
+            headers = [("number", b"%d" % following), ("number", None)] if following % 2 else None
+            send(TOPIC, b"%d:%d" % (partition, following), key=key, partition=partition, headers=headers)
     return number + 1 + number % 3
