@@ -126,6 +126,24 @@ FAULTS = {
         "            partitions[key].tracker.set_position(positions[key])\n",
         "",
     ),
+    "a dead letter has no key": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/processor.py",
+        "            key=message.key,\n",
+        "",
+    ),
+    "a dead letter loses the headers of its record": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/failures.py",
+        "        *(message.headers or ()),\n",
+        "",
+    ),
+    "partitions are released while their handlers run": DeliberateFault(
+        "group_handlers",
+        "protocol/processing/consumer_loop.py",
+        "        return self._pool.wait(lanes, deadline)\n",
+        "        return True\n",
+    ),
     # -- Ctrl-C ---------------------------------------------------------------------------------------
     "an interrupted poll does not seek back": DeliberateFault(
         "interrupted_notebook",
