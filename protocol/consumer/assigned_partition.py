@@ -56,8 +56,8 @@ class AssignedPartition:
     Thread rule: `pause` and `resume` are thread-safe. `resume_at` runs in the thread that reads the partition, other
     methods in the one that adds and drops it.
 
-    `assigned_id`: id with which the coordinator has assigned the topic; zeros if it assigns by name. A new topic with
-    the name is not read before its assignment: its partitions may have another owner (KIP-848).
+    `assigned_topic_id`: id with which the coordinator has assigned the topic; zeros if it assigns by name. No other
+    topic of the name is read, since its partitions may have another owner (KIP-848).
     `consumer`: reads the partition; None before the first position is known.
     `group_offset`: fetched at the start, or staged for a commit since; None if unknown. Set by the owner.
     `lookup`: the running lookup; results of earlier ones are ignored.
@@ -69,10 +69,10 @@ class AssignedPartition:
     """
 
     def __init__(
-        self, key: TopicPartition, new_backoff: Callable[[], Backoff], assigned_id: bytes = NO_TOPIC_ID
+        self, key: TopicPartition, new_backoff: Callable[[], Backoff], assigned_topic_id: bytes = NO_TOPIC_ID
     ) -> None:
         self.key = key
-        self.assigned_id = assigned_id
+        self.assigned_topic_id = assigned_topic_id
         self.state = PartitionState.UNSTARTED
         self.consumer: PartitionConsumer | None = None
         self.sought: Position | None = None
@@ -110,7 +110,7 @@ class AssignedPartition:
     @property
     def awaits_assignment(self) -> bool:
         """True if the position is in a deleted topic, and the group has not assigned the new one yet."""
-        return self.is_recreated and self.assigned_id != NO_TOPIC_ID
+        return self.is_recreated and self.assigned_topic_id != NO_TOPIC_ID
 
     @property
     def lasting_error(self) -> KafkaError | None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from protocol.base.clock import Backoff, Deadline
 from protocol.checked_values import checked_partition
 from protocol.cluster.client import Client
+from protocol.cluster.metadata import topic_id_text
 from protocol.consumer.assigned_partition import DUE_FOR_LOOKUP, AssignedPartition, PartitionState
 from protocol.consumer.group_consumer_config import GroupConsumerConfig
 from protocol.consumer.start_offsets import CommittedLookup, ListingLookup, StartLookup, reset_times
@@ -136,7 +137,7 @@ class AssignedPartitions:
         positions = lookup.positions()
         starts: dict[TopicPartition, Position] = {}
         for key, partition in self._awaiting(lookup).items():
-            if (position := positions.get(key)) is None or not position.is_in(partition.assigned_id):
+            if (position := positions.get(key)) is None or not position.is_in(partition.assigned_topic_id):
                 continue
             if partition.loss is not None:
                 # Without the listed id, the position counts as one in the topic that was read. If that was recreated,
@@ -156,7 +157,7 @@ class AssignedPartitions:
         # Partitions that have failed together share the wait, so that one lookup retries them all.
         waits_s: dict[int, float] = {}
         for key, partition in self._awaiting(lookup).items():
-            error = _error_of(lookup, partition)
+            error = self._failure_of(lookup, partition)
             partition.end_lookup(without_commit=error is None)
             if error is None:
                 continue
@@ -169,6 +170,27 @@ class AssignedPartitions:
             elif partition.take_overdue(now_s, timeout_s):
                 errors[key] = DeadlineExceeded(f"no start offset for {timeout_s:.0f} s: {error}")
         return errors
+
+    def _failure_of(self, lookup: StartLookup, partition: AssignedPartition) -> Exception | None:
+        """Return why a lookup has no position in the assigned topic; None if it needs another kind of lookup.
+
+        Either the group has not assigned the present topic yet, or the metadata are those of a broker that lags behind.
+        """
+        topic, number = partition.key
+        if (position := lookup.positions().get(partition.key)) is None:
+            return lookup.error_of(partition.key)
+        self._client.expire_metadata([topic])
+        return DeadlineExceeded(
+            f"{topic}-{number}: the topic was deleted and created again, and the group has assigned it with the id "
+            f"{topic_id_text(partition.assigned_topic_id)}, not with {topic_id_text(position.topic_id)}"
+        )
+
+    def _raise_if_overdue(self, partition: AssignedPartition, error: Exception) -> None:
+        """Raise an error that has lasted for `default.api.timeout.ms`, once in each such period."""
+        now_s, timeout_s = self._client.clock.now_s(), self._client.config.default_api_timeout_ms / 1000
+        partition.postpone_lookup(now_s, now_s)
+        if partition.take_overdue(now_s, timeout_s):
+            raise error
 
     def _look_up(self) -> dict[TopicPartition, Exception]:
         """Start lookups of the partitions that have none, and partitions to which the user has sought.
@@ -228,10 +250,8 @@ class AssignedPartitions:
 
     def _start(self, positions: Mapping[TopicPartition, Position]) -> None:
         if positions:
-            starts = {
-                key: position.assumed_in(self._partitions[key].assigned_id) for key, position in positions.items()
-            }
-            for key, consumer in self.reader.consume_partitions(starts).items():
+            topic_ids = {key: self._partitions[key].assigned_topic_id for key in positions}
+            for key, consumer in self.reader.consume_partitions(positions, topic_ids=topic_ids).items():
                 self._partitions[key].start(consumer)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
@@ -257,8 +277,8 @@ class AssignedPartitions:
     def seek(self, key: TopicPartition, position: Position, *, listed: bool = False) -> None:
         """Set the position, see `PartitionConsumer.seek`.
 
-        Ignored with a warning if the topic was recreated, until the group has assigned the new one, and until
-        `record_returned`: only a `listed` offset is certainly of the new one.
+        Ignored with a warning if the topic was recreated and the group has not assigned the new one yet. If reading has
+        moved to the new one, only a `listed` offset is certainly of it; others are ignored until `record_returned`.
         """
         partition = self._partition(key)
         if partition.awaits_assignment or (not listed and (partition.is_new_topic or partition.has_lost_topic)):
@@ -336,8 +356,8 @@ class AssignedPartitions:
             if isinstance(error, LogTruncated):
                 self._resume_at(partition, end_of_common_log(error), error)
             else:
-                partition.lose(error)
                 _log_wait(partition, error)
+                partition.lose(error)
                 self._look_up_at_s = 0.0
             return None
         return None if read is None else ((read[0].topic, read[0].partition), read[1], read[0].records)
@@ -356,29 +376,34 @@ class AssignedPartitions:
                 self._fail(partition)
                 raise error.with_traceback(None)  # each raise would add its frames
 
-    def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool]) -> CommittedOffset | None:
+    def recover(self, loss: DataLoss, keeps_claims: Callable[[], bool], timeout_ms: float) -> CommittedOffset | None:
         """Seek after lost data: to the last common offset, else by `auto.offset.reset`. Return the new position.
 
         Raises the loss if the reset is `none`. Waits for the leader, up to `default.api.timeout.ms`. Returns None if
-        the partition is dropped meanwhile, or if `keeps_claims`, called repeatedly during the wait, returns False.
-        Called in the thread that reads the partition.
+        the partition is dropped meanwhile, or if `keeps_claims`, called repeatedly during the wait, returns False, or
+        after `timeout_ms` if the group has not assigned a recreated topic yet: reading raises the loss again. Called in
+        the thread that reads the partition.
         """
         if self._config.auto_offset_reset == "none":
             raise loss
         if (partition := self._partition_of(loss)) is None:
             return None
         _log_wait(partition, loss)
+        partition.loss = loss
         if isinstance(loss, LogTruncated):
             position = end_of_common_log(loss)
-        elif (reset := self._await_reset_position(partition, keeps_claims)) is not None:
+        elif (reset := self._await_reset_position(partition, keeps_claims, timeout_ms)) is not None:
             position = reset
         else:
             return None
         self._resume_at(partition, position, loss)
         return to_commit(position)
 
-    def _await_reset_position(self, partition: AssignedPartition, keeps_claims: Callable[[], bool]) -> Position | None:
+    def _await_reset_position(
+        self, partition: AssignedPartition, keeps_claims: Callable[[], bool], timeout_ms: float
+    ) -> Position | None:
         key, backoff, deadline = partition.key, self._new_backoff(), self._client.deadline()
+        until = self._client.deadline(timeout_ms)
         times = reset_times(self._config, [key], self._client.clock.wall_ms())
 
         def is_read() -> bool:
@@ -393,10 +418,15 @@ class AssignedPartitions:
                     lookup.cancel()
                     return None
                 lookup.wait()
-            if (position := lookup.positions().get(key)) is not None and position.is_in(partition.assigned_id):
+            position = lookup.positions().get(key)
+            if position is not None and position.is_in(partition.assigned_topic_id):
                 return Position(position.offset)  # without the id, as in `_apply`
-            error = _error_of(lookup, partition)
+            error = self._failure_of(lookup, partition)
             assert error is not None
+            if position is not None:
+                self._raise_if_overdue(partition, error)
+                self._client.clock.sleep_s(until.remaining_s())
+                return None
             if deadline.passed or not isinstance(error, DeadlineExceeded):
                 raise error
             self._client.clock.sleep_s(min(backoff.next_s(), deadline.remaining_s()))
@@ -454,16 +484,6 @@ def _have_failed(partitions: Iterable[AssignedPartition]) -> bool:
     return any(partition.backoff.tries for partition in partitions)
 
 
-def _error_of(lookup: StartLookup, partition: AssignedPartition) -> Exception | None:
-    """Return why a lookup has no position in the assigned topic; None if it needs another kind of lookup."""
-    if partition.key not in lookup.positions():
-        return lookup.error_of(partition.key)
-    return DeadlineExceeded(
-        f"{partition.key[0]}-{partition.key[1]}: the topic was deleted and created again, and the group has not "
-        "assigned the new topic yet"
-    )
-
-
 def _log_wait(partition: AssignedPartition, loss: DataLoss) -> None:
-    if isinstance(loss, TopicRecreated) and partition.assigned_id != NO_TOPIC_ID:
-        log.warning("%s; reading continues when the group has assigned the new topic", loss)
+    if isinstance(loss, TopicRecreated) and partition.assigned_topic_id != NO_TOPIC_ID and partition.loss is not loss:
+        log.warning("%s; this member waits until the group assigns the new topic", loss)

@@ -274,7 +274,8 @@ class ConsumerGroupSession:
         try:
             return consumer.poll(timeout_ms, self._config.max_poll_records)
         except DataLoss as loss:
-            key, position = (consumer.topic, consumer.partition), self._partitions.recover(loss, self.keeps_claims)
+            key = consumer.topic, consumer.partition
+            position = self._partitions.recover(loss, self.keeps_claims, timeout_ms)
             with self._lock:
                 if position is not None and key in self._marks:
                     replaced = isinstance(loss, (LogTruncated, TopicRecreated))

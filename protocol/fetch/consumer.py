@@ -23,7 +23,7 @@ from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.fetch.partition_fetcher import PartitionFetcher
-from protocol.kafka_terms import EARLIEST, LATEST, TopicPartition
+from protocol.kafka_terms import EARLIEST, LATEST, NO_TOPIC_ID, NO_TOPIC_IDS, TopicIds, TopicPartition
 from protocol.metrics.client_sensors import Metric
 from protocol.metrics.definitions import CLIENT_GROUPS, CONSUMER_GROUPS
 from protocol.position import Position
@@ -90,6 +90,8 @@ class Consumer:
         self,
         offsets: Mapping[TopicPartition, int | Position],
         deadline: Deadline | None = None,
+        *,
+        topic_ids: TopicIds = NO_TOPIC_IDS,
     ) -> dict[TopicPartition, PartitionConsumer]:
         """Start to read partitions.
 
@@ -100,6 +102,8 @@ class Consumer:
             that the log was truncated below it (KIP-320); with its topic id, that the topic was recreated.
         deadline : Deadline, optional
             Limit for listing `EARLIEST` and `LATEST`; by default `default.api.timeout.ms` from now.
+        topic_ids : mapping of TopicPartition to bytes, optional
+            Ids of the topics to read: at a position in another topic of the name, reading raises `TopicRecreated`.
 
         Returns
         -------
@@ -126,15 +130,15 @@ class Consumer:
                 starts[key] = Position(checked_offset(start, f"{topic}-{partition}: "))
         listed = list_offsets(self._client, times, isolation_level=self._config.isolation_level, deadline=deadline)
         starts |= {key: Position(entry.offset) for key, entry in listed.items()}
-        streams = {key: self._stream(key, starts[key]) for key in offsets}
+        streams = {key: self._stream(key, starts[key], topic_ids.get(key, NO_TOPIC_ID)) for key in offsets}
         self._fetcher.add(streams)
         return streams
 
-    def _stream(self, key: TopicPartition, start: Position) -> PartitionConsumer:
+    def _stream(self, key: TopicPartition, start: Position, assigned_topic_id: bytes) -> PartitionConsumer:
         settings, clock = self._client.config, self._client.clock
         backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         buffer = FetchBuffer(
-            FetchPosition(*key, start, self._config, backoff=backoff),
+            FetchPosition(*key, start, self._config, assigned_topic_id=assigned_topic_id, backoff=backoff),
             clock,
             failure_timeout_s=settings.default_api_timeout_ms / 1000,
             decode=lambda fetched, name: fetched.decode(self._config, self._columns, name),

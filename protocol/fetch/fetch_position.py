@@ -103,6 +103,7 @@ class FetchPosition:
 
     `position`: the next record to fetch; `FetchBuffer.position` is the next one to deliver. Each Fetch (since version
     12) has its leader epoch. The topic must keep its id.
+    `assigned_topic_id`: id of the only topic of this name that may be read; zeros: of any.
     `until`: the end of the records to fetch, without end by default. With a leader epoch: a record below the offset
     with a newer epoch was written after a truncation.
     `confirmed_epoch`: newest leader epoch whose leader had all records before `until`. If the log of a newer leader
@@ -125,6 +126,7 @@ class FetchPosition:
         config: ConsumerConfig,
         *,
         until: Position = _NO_END,
+        assigned_topic_id: bytes = NO_TOPIC_ID,
         backoff: Backoff | None = None,
         record_bytes: dict[str, float] | None = None,
     ) -> None:
@@ -132,6 +134,7 @@ class FetchPosition:
         self.partition = partition
         self.position = position
         self.until = until
+        self.assigned_topic_id = assigned_topic_id
         self.confirmed_epoch = until.leader_epoch
         self.broker: Broker | None = None
         self.routed_at_s = 0.0

@@ -31,6 +31,7 @@ from protocol.fetch.list_offsets import end_of_epoch, list_offsets
 from protocol.fetch.log_offsets import LogBounds
 from protocol.kafka_terms import EARLIEST, LATEST, NO_LEADER_EPOCH, NO_REPLICA
 from protocol.net.connection import Reply
+from protocol.position import is_another_topic
 from protocol.wire.messages.m01_fetch import FETCH, FIRST_WITH_ISOLATION_LEVEL
 
 
@@ -115,9 +116,10 @@ def _require_same_topic(snapshot: _Snapshot, partition: FetchPosition) -> Topic:
                 topic=partition.topic,
                 partition=partition.partition,
             )
+        before = partition.assigned_topic_id if partition.position.is_in(topic.topic_id) else partition.topic_id
         raise TopicRecreated(
-            f"{partition.name}: the topic was deleted and created again (its id was "
-            f"{topic_id_text(partition.topic_id)}, now it is {topic_id_text(topic.topic_id)})",
+            f"{partition.name}: the topic was deleted and created again (its id was {topic_id_text(before)}, now it is "
+            f"{topic_id_text(topic.topic_id)})",
             topic=partition.topic,
             partition=partition.partition,
             topic_id=topic.topic_id,
@@ -146,7 +148,8 @@ def _is_recreated(metadata: Metadata, partition: FetchPosition) -> bool:
     topic = metadata.topics.get(partition.topic)
     if topic is None or topic.error_code != ErrorCode.NONE:
         return False
-    return not partition.position.is_in(topic.topic_id)
+    is_assigned = not is_another_topic(topic.topic_id, partition.assigned_topic_id)
+    return not (partition.position.is_in(topic.topic_id) and is_assigned)
 
 
 def look_up_log_bounds(client: Client, partition: FetchPosition, deadline: Deadline) -> LogBounds:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ import pytest
 from protocol.cluster.client import Client
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, NoOffset, TopicRecreated
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
+from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import KIP_848
-from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of
+from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.background import background
 from tests.support.internals import membership_of, partitions_of
@@ -102,6 +106,49 @@ def test_recreated_topic_is_read_only_by_the_member_to_which_it_is_assigned(
     assert rows == {FIRST: 5, SECOND: 5}
 
 
+def test_seek_to_a_position_in_a_topic_that_is_not_assigned_reads_no_record_of_it(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    """The consumer does not know yet that the topic was recreated; `committed`, for example, returns such positions."""
+    with owner_of_orders(fake_client) as consumer:
+        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        heartbeats = DelayedHeartbeats(fake, consumer)
+        consumer.pause([FIRST, SECOND])
+        recreate_orders(fake)
+        consumer.seek(FIRST, CommittedOffset(2, topic_id=fake.controller.topic("orders").topic_id))
+        consumer.resume([FIRST, SECOND])
+        assert not await_loss(consumer, FIRST, SECOND)
+        heartbeats.release()
+        assert poll_until(consumer, lambda: consumer.positions().keys() == {FIRST, SECOND})[FIRST] in (0, 5)
+
+
+def test_outdated_metadata_after_the_assignment_of_a_recreated_topic_expire(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    """A producer with the same client may get them from a broker that lags behind."""
+    old_id = fake.controller.topic("orders").topic_id
+
+    def lag(body: dict[str, Any]) -> dict[str, Any]:
+        body["topics"][0]["topic_id"] = old_id
+        return body
+
+    class Lagging(Listener):
+        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+            super().on_partitions_assigned(partitions)
+            if self.calls.count("assigned") == 2:
+                fake.edit_replies(METADATA, lag, 1)
+                fake_client.metadata(["orders"])
+
+    listener = Lagging()
+    with consumer_of(fake_client, KIP_848) as consumer:
+        consumer.subscribe(["orders"], listener)
+        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        recreate_orders(fake)
+        poll_until(consumer, lambda: listener.calls.count("assigned") == 2)
+        assert fake_client.remembered_topic("orders").topic_id == old_id
+        poll_until(consumer, lambda: sum(position.offset for position in consumer.positions().values()) == 10)
+
+
 @pytest.mark.parametrize("seek", ["seek", "seek_to_beginning"])
 def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
     fake: SmallCluster, fake_client: Client, caplog: pytest.LogCaptureFixture, seek: str
@@ -120,7 +167,7 @@ def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
         rows = poll_until(consumer, lambda: sum(at.offset for at in consumer.positions().values()) == 10)
     assert rows == {FIRST: 5, SECOND: 5}
     assert "seek of orders-0 to offset" in caplog.text
-    assert caplog.text.count("reading continues when the group has assigned the new topic") == 2
+    assert caplog.text.count("this member waits until the group assigns the new topic") == 2
 
 
 def test_consumer_without_reset_raises_until_the_recreated_topic_is_assigned(
@@ -167,8 +214,29 @@ def test_claim_of_a_recreated_topic_ends_without_records_of_the_new_one(
         heartbeats = DelayedHeartbeats(fake, group)
         with caplog.at_level(logging.WARNING):
             recreate_orders(fake)
-            wait_until(lambda: caplog.text.count("reading continues when the group has assigned the new topic") == 2)
+            wait_until(lambda: caplog.text.count("this member waits until the group assigns the new topic") == 2)
         assert handler.rows["orders"] == 20
         heartbeats.release()
         wait_until(lambda: handler.rows["orders"] == 30)
     assert handler.cleanups == 2
+
+
+def test_poll_of_a_claim_in_a_recreated_topic_ends_at_its_timeout(fake: SmallCluster, fake_client: Client) -> None:
+    waits_s: list[float] = []
+
+    class Handler(ReadingHandler):
+        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
+            while not claim.revoked:
+                since_s = time.monotonic()
+                batch = claim.poll(100)
+                waits_s.append(time.monotonic() - since_s)
+                self.rows[claim.topic] += 0 if batch is None else batch.num_rows
+
+    handler, group = Handler(), group_of(fake_client, KIP_848)
+    with background(lambda: group.consume(["orders"], handler)), group:
+        wait_until(lambda: handler.rows["orders"] == 20)
+        heartbeats, waits_s[:] = DelayedHeartbeats(fake, group), []
+        recreate_orders(fake)
+        time.sleep(2)
+        heartbeats.release()
+    assert max(waits_s) < 1.5

@@ -371,7 +371,7 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(fake: FakeKafka)
             patch.object(StartLookup, "wait", autospec=True, side_effect=StartLookup.wait) as wait,
             pytest.raises(DeadlineExceeded),
         ):
-            partitions_of(consumer).recover(loss, lambda: True)
+            partitions_of(consumer).recover(loss, lambda: True, 1_000)
         assert time.monotonic() - since_s < 2
         assert 0 < wait.call_count < 50
         fake.clear_faults()
