@@ -539,7 +539,7 @@ class KafkaConsumer:
         """Return how often each partition was moved from a deleted topic to a new topic of the same name.
 
         Counted since the assignment; partitions without a move are absent. Offsets read before a move belong to the
-        deleted topic. Always empty in the consumer protocol, in which the group assigns the new topic.
+        deleted topic. Empty for subscribed partitions of the consumer protocol: the group assigns the new topic.
         """
         return self._partitions.recreations
 
@@ -568,8 +568,8 @@ class KafkaConsumer:
         -----
         Ignored with a warning if the topic was deleted and created again, and no `poll` has returned records of the new
         topic or raised `TopicRecreated` since: an offset of the deleted topic would skip records. `auto.offset.reset`
-        selects where to continue; `seek_to_beginning` and `seek_to_end` take effect. In the consumer protocol they are
-        ignored, too, until the group has assigned the new topic.
+        selects where to continue; `seek_to_beginning` and `seek_to_end` take effect. In the consumer protocol these
+        two are ignored, too, until the group has assigned the new topic.
         """
         self._seek(partition, as_committed_offset(partition, offset))
 

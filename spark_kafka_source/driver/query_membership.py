@@ -21,7 +21,7 @@ from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, NO_TOPIC_IDS, TopicPartition
 from protocol.position import Position, is_another_topic
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
@@ -29,7 +29,7 @@ from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.backlog import QueryAssignment
-from spark_kafka_source.plan.offsets import Offsets
+from spark_kafka_source.plan.offsets import Offsets, topic_ids
 from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class QueryMembership:
         # The resolved `startingOffsets` of the topics that existed when the query began.
         self._starting: dict[TopicPartition, _AssignedPartition] = {}
         self._assigned: dict[TopicPartition, _AssignedPartition] = {}
+        self._assigned_ids = NO_TOPIC_IDS
         self._last_assignment = QueryAssignment({})
         # The end of the last complete batch, and the number of different ends so far.
         self._completed = Offsets({})
@@ -110,19 +111,23 @@ class QueryMembership:
                 pending_reason = self._poll_rebalance(membership, existing, completed, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
-        assigned_ids = membership.topic_ids
+        assigned = {key: existing.owned[key] for key in membership.owned & existing.owned.keys()}
+        self._assigned_ids = assigned_ids = membership.topic_ids
         owned = {
             key: topic_id
-            for key, topic_id in existing.owned.items()
-            if key in membership.owned and not is_another_topic(topic_id, assigned_ids.get(key, NO_TOPIC_ID))
+            for key, topic_id in assigned.items()
+            if not is_another_topic(topic_id, assigned_ids.get(key, NO_TOPIC_ID))
         }
+        # Assigned in the deleted topic that the query has read.
+        lost = {key for key in assigned.keys() - owned.keys() if completed.ids.get(key[0]) == assigned_ids[key]}
         self._add_assigned(owned, completed, deadline)
         starts = {
             key: assigned.start
             for key, assigned in self._assigned.items()
             if assigned.start is not None and assigned.topic_id == owned.get(key)
         }
-        self._last_assignment = QueryAssignment(owned, starts, revoked=existing.owned.keys() - owned.keys())
+        revoked = existing.owned.keys() - owned.keys() - lost
+        self._last_assignment = QueryAssignment(owned, starts, revoked, topic_ids(existing.owned))
         return self._last_assignment
 
     @property
@@ -223,21 +228,28 @@ class QueryMembership:
         if completed != self._completed:
             self._completed, self._completed_count = completed, self._completed_count + 1
         for key, assigned in self._assigned.items():
-            reached, start = completed.ends.get(key), assigned.start
-            if start is None or reached is None:
+            reached, start = completed.positions.get(key), assigned.start
+            if start is None or reached is None or not reached.is_in(assigned.topic_id):
                 continue
-            if reached >= start.offset or assigned.completed_batches != self._completed_count:
+            if reached.offset >= start.offset or assigned.completed_batches != self._completed_count:
                 self._assigned[key] = replace(assigned, start=None)
         passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
         self._last_assignment = self._last_assignment.without_starts(passed)
 
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
-        """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says."""
+        """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says.
+
+        That of a recreated topic which the query has read may be of the deleted one, unless the group assigns ids.
+        """
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
-        client, options = PROCESS.client(self._options.client), self._options
-        offsets = group_offsets(client, options, new, deadline, after=completed.ends)
+        client, options, assigned_ids = PROCESS.client(self._options.client), self._options, self._assigned_ids
+        read = {key: end for key, end in completed.positions.items() if end.is_in(new.get(key, NO_TOPIC_ID))}
+        of_deleted_topics = completed.ends.keys() - read.keys() - assigned_ids.keys()
+        partitions = {key: topic_id for key, topic_id in new.items() if key not in of_deleted_topics}
+        after = {key: end.offset for key, end in read.items()}
+        offsets = group_offsets(client, options, partitions, deadline, after=after)
         # Partitions of the topics, by id, for which `startingOffsets` were resolved.
         known_since_start = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
         starts = {key: self._starting[key].start for key, _ in known_since_start if key not in completed.ends}
@@ -245,8 +257,7 @@ class QueryMembership:
         self._assigned.update(
             {key: _AssignedPartition(topic_id, starts.get(key), self._completed_count) for key, topic_id in new.items()}
         )
-        read = completed.positions
-        if ahead := [key for key in offsets if key in read and read[key].is_in(new[key])]:
+        if ahead := [key for key in offsets if key in read]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "
                 "in %s",

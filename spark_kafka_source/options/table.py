@@ -256,7 +256,9 @@ class SourceOptions:
         "onTopicRecreated",
         one_of("fail", "earliest"),
         "for a running query whose topic was deleted and recreated under its name: fail, or read the new topic from "
-        "its earliest offset. The unread records of the old topic are lost in both cases",
+        "its earliest offset (with `kafka.group.protocol=consumer` from the group's offset, if it has one). The unread "
+        "records of the old topic are lost in both cases. A topic that does not exist for half a second, or longer, "
+        "counts as deleted, which is for `failOnDataLoss`",
         default_text="fail; with `failOnDataLoss` false: earliest",
     )
     include_headers: bool = _read("includeHeaders", BOOLEAN, "whether the rows have a column `headers`", default=False)

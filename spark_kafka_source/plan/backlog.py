@@ -22,15 +22,17 @@ class QueryAssignment:
 
     `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
     `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
-    was never read and is not in here is read from its log start offset. So is each partition of a topic that was
-    recreated since the last batch, whatever offset the group has in it.
+    was never read and is not in here is read from its log start offset. So is a partition of a topic that was recreated
+    since the last batch, unless it was assigned at a position in the new topic.
     `revoked`: existing partitions that another member of the group reads. Any other partition that was read before and
-    is not owned was deleted, which is a loss.
+    is not owned was deleted, or is assigned in a deleted topic while a new one has its name: a loss.
+    `existing_ids`: ids of the topics that exist, also of those without an owned partition.
     """
 
     owned: Mapping[TopicPartition, bytes]
     added: Mapping[TopicPartition, Position] = field(default_factory=dict)
     revoked: Collection[TopicPartition] = frozenset()
+    existing_ids: Mapping[str, bytes] = field(default_factory=dict)
 
     def without_starts(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
         """Return a copy in which the positions of these partitions in `added` no longer apply."""
@@ -44,10 +46,14 @@ class QueryAssignment:
         """Return the position in each partition that was read or assigned at a position, owned or not.
 
         The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
-        `completed` is the batch before this assignment; see `after` for a later one.
+        An assigned position in another topic than `completed` counts alone. `completed` is the batch before this
+        assignment; see `after` for a later one.
         """
         ends = completed.positions
-        starts = {key: ends[key].later(start) if key in ends else start for key, start in self.added.items()}
+        starts = {
+            key: ends[key].later(start) if key in ends and ends[key].is_in(start.topic_id) else start
+            for key, start in self.added.items()
+        }
         return {**ends, **starts} if starts else ends
 
     def after(self, planned: Offsets) -> QueryAssignment:
@@ -80,13 +86,15 @@ class LogSnapshot:
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
-        """Return the new ids of topics that were deleted and recreated since they were read."""
-        completed_ids = self.completed.ids
-        return {
-            topic: now
-            for topic, now in topic_ids(self.assignment.owned).items()
-            if completed_ids.get(topic, now) != now
-        }
+        """Return the new ids of topics that were deleted and recreated since they were read.
+
+        Without those of which the query owns no partition and has lost none: other members read them.
+        """
+        assignment, completed = self.assignment, self.completed
+        ids = {**topic_ids(assignment.owned), **assignment.existing_ids}
+        lost = completed.ends.keys() - assignment.owned.keys() - set(assignment.revoked)
+        topics = {topic for topic, _ in (*assignment.owned, *lost)} & ids.keys() & completed.ids.keys()
+        return {topic: ids[topic] for topic in sorted(topics) if completed.ids[topic] != ids[topic]}
 
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
@@ -175,7 +183,8 @@ class LogSnapshot:
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions to read from their log start offsets."""
-        return [key for key in partitions if key not in self.positions or key[0] in self.recreated]
+        positions, owned = self.positions, self.assignment.owned
+        return [key for key in partitions if key not in positions or not positions[key].is_in(owned[key])]
 
     def joined(
         self, ends: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
@@ -188,7 +197,7 @@ class LogSnapshot:
         moved = {
             key: position.offset
             for key, position in self.positions.items()
-            if key in ends and position.offset != completed_ends.get(key)
+            if key in ends and (position.offset != completed_ends.get(key) or key[0] in self.recreated)
         }
         return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 

@@ -63,7 +63,7 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
             "To read the new topic from its start, set onTopicRecreated=earliest (the default with "
             "failOnDataLoss=false)"
         )
-        note = "onTopicRecreated=earliest: the new topic is read from its start"
+        note = "onTopicRecreated=earliest: the new topic is read"
         losses.append(Loss(PARTITION_OFFSET_CHANGED, message, key, remedy, note))
     return losses
 

@@ -16,7 +16,7 @@ from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss
-from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
@@ -107,6 +107,7 @@ def test_out_of_range_group_offset_error_names_remedial_options(start: dict[str,
 # -- topics deleted and recreated ---------------------------------------------------------------------
 
 QUICK = {"kafka.metadata.max.age.ms": "100", "kafka.heartbeat.interval.ms": "50", "failOnDataLoss": "false"}
+KIP_848_OPTIONS = {**QUICK, "kafka.heartbeat.interval.ms": None, "kafka.group.protocol": "consumer"}
 LATEST = {"kafka.auto.offset.reset": "latest"}
 
 
@@ -207,9 +208,8 @@ def test_standby_member_reads_recreated_topic_from_group_offset(
 def test_recreated_topic_is_read_after_its_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it, another query may have the partition of the new topic (KIP-848)."""
     monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    options = {**QUICK, "kafka.heartbeat.interval.ms": None, "kafka.group.protocol": "consumer"}
     with Cluster(20) as cluster:
-        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **KIP_848_OPTIONS)
         read = next_end(reader, reader.initialOffset())
         assert read["a"] == {"0": 20}
         released = threading.Event()
@@ -232,6 +232,61 @@ def test_recreated_topic_is_read_after_its_assignment(monkeypatch: pytest.Monkey
 
         wait_until(planned)
         assert ranges(reader, read, next_end(reader, read)) == [(0, 0, 30)]
+        reader.stop()
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_recreated_topic_with_fewer_partitions_is_no_deleted_one(monkeypatch: pytest.MonkeyPatch, fail: str) -> None:
+    """It is noticed before the group has assigned the new topic; the missing partition was not deleted alone."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    options = {**KIP_848_OPTIONS, "failOnDataLoss": fail}
+    with FakeKafka() as cluster:
+        cluster.create_topic("a", 2)
+        for number in (0, 1):
+            cluster.rewrite("a", number, records(0, 1, last_offset=19))
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        ends = [next_end(reader, reader.initialOffset())]
+        assert ends[0]["a"] == {"0": 20, "1": 20}
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create_topic("a", 1)
+            cluster.rewrite("a", 0, records(0, 1, last_offset=29))
+
+        def planned() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return ends[-1].get("a") == {"0": 30}
+
+        if fail == "true":
+            with pytest.raises(DataLoss, match=r"deleted and created again.* set onTopicRecreated=earliest"):
+                wait_until(planned)
+        else:
+            wait_until(planned)
+            assert ranges(reader, ends[-2], ends[-1]) == [(0, 0, 30)]
+        reader.stop()
+
+
+def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another member has read it: reading from the start would double rows, and set the group's offset back."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with Cluster(20) as cluster:
+        former = reader_of(cluster.bootstrap_servers, "a", "g", **KIP_848_OPTIONS)
+        ends = [next_end(former, former.initialOffset())]
+        former.stop()
+        cluster.delete_topic("a")
+        cluster.create("a", 100)
+        with client_of(cluster.bootstrap_servers) as client:
+            commit_offsets(client, "g", {("a", 0): CommittedOffset(90)}, client.deadline())
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **KIP_848_OPTIONS)
+
+        def planned() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return ends[-1].get("a") == {"0": 100}
+
+        wait_until(planned)
+        assert ranges(reader, ends[-2], ends[-1]) == [(0, 90, 100)]
+        assert cluster.committed_offsets("g") == {("a", 0): 90}
         reader.stop()
 
 

@@ -38,6 +38,7 @@ class Membership:
         self.member = NO_MEMBER
         self.rebalance_pending: EndReason | None = EndReason("as if")
         self.assignment_lost = None
+        self.topic_ids: dict[TopicPartition, bytes] = {}
 
     def progress(self) -> None: ...
 

@@ -161,8 +161,8 @@ class Membership:
     def topic_ids(self) -> TopicIds:
         """Return the ids with which the coordinator has assigned the owned partitions; empty if it assigns by name.
 
-        Between the creation of a topic with the name of a deleted one and its assignment, the new topic has another id.
-        Its records may be read, and its offsets committed, by another member already (KIP-848).
+        A recreated topic has another id until the group assigns it; until then another member may read and commit it
+        (KIP-848).
         """
         with self.changed:
             return self.machine.owned_topic_ids
