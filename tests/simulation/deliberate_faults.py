@@ -80,7 +80,7 @@ FAULTS = {
     "a recreated topic is read before it is assigned": DeliberateFault(
         "group_members",
         CONSUMER + "assigned_partitions.py",
-        " is None or not position.is_in(partition.assigned_id):\n",
+        " is None or not position.is_in(partition.assigned_topic_id):\n",
         " is None:\n",
     ),
     "a recreated topic is read on": DeliberateFault(
