@@ -80,8 +80,8 @@ FAULTS = {
     "a recreated topic is read before it is assigned": DeliberateFault(
         "group_members",
         CONSUMER + "assigned_partitions.py",
-        " is None or not position.is_in(partition.assigned_topic_id):\n",
-        " is None:\n",
+        "self._new_backoff, topic_ids.get(key, NO_TOPIC_ID))",
+        "self._new_backoff, NO_TOPIC_ID)",
     ),
     "a recreated topic is read on": DeliberateFault(
         "group_members",
