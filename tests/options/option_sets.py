@@ -8,39 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Literal
+from functools import partial, reduce
+from typing import Literal, get_args
 
 BROKERS, TOPIC, OTHER, PATTERN = "<brokers>", "<topic>", "<other>", "<pattern>"
 CONNECT = {"kafka.bootstrap.servers": BROKERS}
 READ = {**CONNECT, "subscribe": TOPIC}
 EARLIEST = {**READ, "startingOffsets": "earliest"}
 LATEST = {**READ, "startingOffsets": "latest"}
+NO_FAIL = {**LATEST, "failOnDataLoss": "false"}
+SESSION = {"kafka.session.timeout.ms": "30000"}
 WRITE = {**CONNECT, "topic": TOPIC}
+ACKS_ALL = {**WRITE, "kafka.acks": "all"}
 STRING = "org.apache.kafka.common.serialization.StringDeserializer"
+
+
+NONE: Mapping[str, str] = {}
+Use = Literal["stream", "batch", "sink"]
 
 
 @dataclass(frozen=True)
 class OptionSet:
-    """Options of one query. `warnings`: the options without effect here."""
+    """Options of one query. `warnings`: those without effect here."""
 
     name: str
-    use: Literal["stream", "batch", "sink"]
+    use: Use
     options: dict[str, str]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
 
 
-def stream(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
-    return OptionSet(name, "stream", options, warnings)
+def _option_set(
+    use: Use, name: str, options: dict[str, str], idle: Mapping[str, str] = NONE, warnings: tuple[str, ...] = ()
+) -> OptionSet:
+    """Return the options, and `idle` ones, which have no effect here."""
+    return OptionSet(name, use, {**options, **idle}, (*idle, *warnings))
 
 
-def batch(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
-    return OptionSet(name, "batch", options, warnings)
-
-
-def sink(name: str, options: dict[str, str], *warnings: str) -> OptionSet:
-    return OptionSet(name, "sink", options, warnings)
-
+stream, batch, sink = (partial(_option_set, use) for use in get_args(Use))
 
 PLAIN = [
     stream("latest", LATEST),
@@ -66,10 +70,9 @@ PLAIN = [
             **READ,
             "startingOffsets": f'{{"{TOPIC}":{{"0":1,"1":1}}}}',
             "endingOffsets": f'{{"{TOPIC}":{{"0":-1,"1":-1}}}}',
-            "maxOffsetsPerTrigger": "100",
             "failOnDataLoss": "false",
         },
-        "maxOffsetsPerTrigger",
+        idle={"maxOffsetsPerTrigger": "100"},
     ),
     batch(
         "between times",
@@ -91,62 +94,38 @@ TUNED = [
         "retries of offsets",
         {**EARLIEST, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "10", "maxOffsetsPerTrigger": "10"},
     ),
-    stream(
-        "a group", {**LATEST, "maxOffsetsPerTrigger": "2000", "failOnDataLoss": "false", "kafka.group.id": "alerts"}
-    ),
+    stream("a group", {**NO_FAIL, "maxOffsetsPerTrigger": "2000", "kafka.group.id": "alerts"}),
     stream(
         "members' timeouts",
-        {
-            **LATEST,
-            "failOnDataLoss": "false",
-            "kafka.request.timeout.ms": "60000",
-            "kafka.session.timeout.ms": "30000",
-            "kafka.heartbeat.interval.ms": "10000",
-            "kafka.max.poll.records": "500",
-        },
-        "kafka.session.timeout.ms",
-        "kafka.heartbeat.interval.ms",
-        "kafka.max.poll.records",
+        {**NO_FAIL, "kafka.request.timeout.ms": "60000"},
+        idle={**SESSION, "kafka.heartbeat.interval.ms": "10000", "kafka.max.poll.records": "500"},
     ),
     stream(
         "a group and an assignor",
-        {
-            **LATEST,
-            "kafka.group.id": "logs",
-            "kafka.session.timeout.ms": "10000",
-            "kafka.partition.assignment.strategy": "org.apache.kafka.clients.consumer.RangeAssignor",
-        },
-        "kafka.session.timeout.ms",
-        "kafka.partition.assignment.strategy",
+        {**LATEST, "kafka.group.id": "logs"},
+        idle={**SESSION, "kafka.partition.assignment.strategy": "org.apache.kafka.clients.consumer.RangeAssignor"},
     ),
     stream(
         "large fetches",
-        {
-            **EARLIEST,
-            "kafka.max.partition.fetch.bytes": "2147483647",
-            "kafka.fetch.max.bytes": "20971520",
-            "kafka.max.poll.interval.ms": "900000",
-        },
-        "kafka.max.poll.interval.ms",
+        {**EARLIEST, "kafka.max.partition.fetch.bytes": "2147483647", "kafka.fetch.max.bytes": "20971520"},
+        idle={"kafka.max.poll.interval.ms": "900000"},
     ),
     stream("fresh metadata", {**EARLIEST, "kafka.metadata.max.age.ms": "1", "failOnDataLoss": "false"}),
     sink(
         "a producer's usual four",
         {
-            **WRITE,
-            "kafka.acks": "all",
+            **ACKS_ALL,
             "kafka.retries": "3",
             "kafka.batch.size": "16384",
             "kafka.linger.ms": "5",
             "kafka.compression.type": "lz4",
         },
     ),
-    sink("in flight", {**WRITE, "kafka.acks": "all", "kafka.max.in.flight.requests.per.connection": "5"}),
+    sink("in flight", {**ACKS_ALL, "kafka.max.in.flight.requests.per.connection": "5"}),
     sink(
         "the leader alone",
         {**WRITE, "kafka.acks": "1", "kafka.linger.ms": "0"},
-        "kafka.enable.idempotence",
-        "kafka.acks",
+        warnings=("kafka.enable.idempotence", "kafka.acks"),
     ),
     sink("large record batches", {**WRITE, "kafka.compression.type": "gzip", "kafka.batch.size": "1048576"}),
     sink(
@@ -159,38 +138,25 @@ TUNED = [
 STRAYS = [
     stream(
         "graceful",
-        {**EARLIEST, "maxOffsetsPerTrigger": "200", "maxRatePerPartition": "10", "stopGracefullyOnShutdown": "true"},
-        "maxRatePerPartition",
-        "stopGracefullyOnShutdown",
+        {**EARLIEST, "maxOffsetsPerTrigger": "200"},
+        idle={"maxRatePerPartition": "10", "stopGracefullyOnShutdown": "true"},
     ),
-    stream("of files", {**EARLIEST, "mode": "PERMISSIVE", "inferSchema": "true"}, "mode", "inferSchema"),
+    stream("of files", EARLIEST, idle={"mode": "PERMISSIVE", "inferSchema": "true"}),
     stream(
         "deserializers",
-        {**EARLIEST, "key.deserializer": STRING, "value.deserializer": STRING, "enable.auto.commit": "false"},
-        "key.deserializer",
-        "value.deserializer",
-        "enable.auto.commit",
+        EARLIEST,
+        idle={"key.deserializer": STRING, "value.deserializer": STRING, "enable.auto.commit": "false"},
     ),
-    sink(
-        "a source's",
-        {**WRITE, "failOnDataLoss": "false", "kafka.session.timeout.ms": "60000", "kafka.group.id": "$Default"},
-        "failOnDataLoss",
-        "kafka.session.timeout.ms",
-        "kafka.group.id",
-    ),
+    sink("a source's", WRITE, idle={"failOnDataLoss": "false", **SESSION, "kafka.group.id": "$Default"}),
     sink(
         "of old clients",
-        {
-            **WRITE,
+        WRITE,
+        idle={
             "kafka.timeout.ms": "30000",
             "kafka.metadata.fetch.timeout.ms": "60000",
             "kafka.queue.buffering.max.messages": "170000",
             "fetchOffset.numRetries": "3",
         },
-        "kafka.timeout.ms",
-        "kafka.metadata.fetch.timeout.ms",
-        "kafka.queue.buffering.max.messages",
-        "fetchOffset.numRetries",
     ),
 ]
 

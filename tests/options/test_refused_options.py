@@ -8,9 +8,7 @@ import re
 import pytest
 
 from protocol.errors import ConfigurationError
-from protocol.settings.property_kinds import Effect
 from spark_kafka_source.options.parsing import parse_read_options, parse_sink_options, parse_source_options, row_columns
-from spark_kafka_source.options.table import OPTIONS
 from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_refusal, stream
 
 
@@ -30,9 +28,10 @@ from tests.options.parsed import BROKERS, ORDERS, batch, refusal, sink, sink_ref
     ],
 )
 def test_invalid_value_is_refused_with_name_value_and_allowed_values(name: str, value: str, allowed: str) -> None:
-    message = refusal({"subscribe": "orders", name.upper(): value})
-    assert message.startswith(f"{name} is {value!r}")
-    assert f"allowed: {allowed}" in message
+    for streaming in (True, False):  # Spark requests the schema without naming the kind of read
+        message = refusal({"subscribe": "orders", name.upper(): value}, streaming=streaming)
+        assert message.startswith(f"{name} is {value!r}")
+        assert f"allowed: {allowed}" in message
 
 
 # Misspelt options by the suggested one, and properties without their prefix.
@@ -114,12 +113,6 @@ def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytes
     )
 
 
-def test_databricks_credential_option_is_refused() -> None:
-    message = refusal({"subscribe": "orders", "databricks.serviceCredential": "mine"})
-    assert "databricks.serviceCredential is not supported: Databricks gives such credentials to its own" in message
-    assert "kafka.sasl.oauthbearer.token.provider" in message
-
-
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])
 def test_option_of_another_format_is_one_warning(use: str, caplog: pytest.LogCaptureFixture) -> None:
     parse = {
@@ -154,16 +147,6 @@ STRAYS = """
 """
 
 
-def test_source_options_of_sparks_connector_are_known() -> None:
-    reference = (
-        "assign subscribe subscribePattern startingTimestamp startingOffsetsByTimestamp startingOffsets "
-        "startingOffsetsByTimestampStrategy endingTimestamp endingOffsetsByTimestamp endingOffsets failOnDataLoss "
-        "kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger "
-        "minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders"
-    )
-    assert set(reference.split()) - {row.name for row in OPTIONS if row.effect is not Effect.NOT_YET} == set()
-
-
 def test_group_id_prefix_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert stream(groupIdPrefix="me") == stream(groupIdPrefix="you")
@@ -171,20 +154,35 @@ def test_group_id_prefix_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"),
+    ("options", "messages"),
     [
-        *(("enable.auto.commit", "commitOffsets"), ("interceptor.classes", "in the query")),
-        *(("key.deserializer", "key.cast"), ("value.deserializer", "from_json")),
+        ({"kafka.enable.auto.commit": "false"}, ["kafka.enable.auto.commit is forbidden", "commitOffsets"]),
+        ({"kafka.interceptor.classes": "x"}, ["kafka.interceptor.classes is forbidden", "in the query"]),
+        ({"kafka.key.deserializer": "x"}, ["kafka.key.deserializer is forbidden", "key.cast"]),
+        ({"kafka.value.deserializer": "x"}, ["kafka.value.deserializer is forbidden", "from_json"]),
+        ({"kafka.auto.offset.reset": "latest"}, ["Set startingOffsets instead"]),
+        *(
+            ({name: value}, [f"{name} is an option of batch reads, not of streaming reads; leave it out."])
+            for name, value in (
+                ("endingOffsets", "latest"),
+                ("endingTimestamp", "1767225600000"),
+                ("endingOffsetsByTimestamp", '{"orders": {"0": 0}}'),
+            )
+        ),
+        (
+            {"databricks.serviceCredential": "mine"},
+            [
+                "databricks.serviceCredential is not supported: Databricks gives such credentials to its own",
+                "kafka.sasl.oauthbearer.token.provider",
+            ],
+        ),
     ],
 )
-def test_option_forbidden_by_sparks_connector_is_refused_with_alternative(name: str, instead: str) -> None:
-    message = refusal({"subscribe": "orders", f"kafka.{name}": "false"})
-    assert f"kafka.{name} is forbidden" in message
-    assert instead in message
-
-
-def test_reset_without_a_group_is_refused() -> None:
-    assert "Set startingOffsets instead" in refusal({"subscribe": "orders", "kafka.auto.offset.reset": "latest"})
+def test_option_that_a_stream_cannot_have_is_refused_with_alternative(
+    options: dict[str, str], messages: list[str]
+) -> None:
+    shown = refusal({"subscribe": "orders", **options})
+    assert all(message in shown for message in messages), shown
 
 
 @pytest.mark.parametrize("name", ["key.serializer", "value.serializer", "interceptor.classes"])
@@ -204,18 +202,6 @@ def test_option_of_another_kind_of_query_is_a_warning(caplog: pytest.LogCaptureF
     assert "A sink takes topic" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("endingOffsets", "latest"), ("endingTimestamp", "1767225600000")),
-        ("endingOffsetsByTimestamp", '{"orders": {"0": 0}}'),
-    ],
-)
-def test_ending_offsets_of_a_stream_are_refused(name: str, value: str) -> None:
-    message = refusal({"subscribe": "orders", name: value})
-    assert f"{name} is an option of batch reads, not of streaming reads; leave it out." in message
-
-
 def test_option_forbidden_for_the_other_side_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert stream(kafka_key_serializer="x") == stream()
@@ -232,12 +218,6 @@ def test_streaming_option_is_a_warning_in_a_batch(caplog: pytest.LogCaptureFixtu
     assert options.max_bytes_per_trigger is None
     for name in streaming:
         assert f"{name} has no effect" in caplog.text
-
-
-def test_invalid_value_of_a_streaming_option_is_refused_in_a_batch() -> None:
-    """Spark requests the schema without naming the kind of read."""
-    message = refusal({"subscribe": "orders", "maxOffsetsPerTrigger": "-1"}, streaming=False)
-    assert message.startswith("maxOffsetsPerTrigger is '-1'")
 
 
 @pytest.mark.parametrize(

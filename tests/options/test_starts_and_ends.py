@@ -5,44 +5,46 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 
 import pytest
 
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.start_positions import AtTime
+from spark_kafka_source.options.table import SourceOptions
 from tests.options.parsed import BROKERS, batch, refusal, stream
 from tests.support.offsets import batch_end
 
-# -- start and end of a query ---------------------------------------------------------------------
+FROM_GROUP = {"kafka_group_id": "etl", "startingOffsets": "group"}
 
 
-def test_stream_without_a_group_begins_at_latest_and_commits_nothing() -> None:
-    assert stream().start == "latest"
-    assert stream().commits is False
+@pytest.mark.parametrize(
+    ("read", "options", "start", "reset", "commits"),
+    [
+        (stream, {}, "latest", "latest", False),
+        (stream, {"kafka_group_id": "etl"}, "group", "latest", True),
+        (stream, {"kafka_group_id": "etl", "commitOffsets": "false"}, "group", "latest", False),
+        (stream, {"kafka_group_id": "etl", "startingOffsets": " GROUP "}, "group", "latest", True),
+        (stream, {"kafka_group_id": "etl", "startingOffsets": "Latest"}, "latest", "latest", True),
+        (stream, {"kafka_group_id": "etl", "startingTimestamp": "5"}, AtTime(5, "startingTimestamp"), "latest", True),
+        (batch, {"commitOffsets": "false"}, "earliest", "earliest", False),
+        (batch, FROM_GROUP, "group", "earliest", False),
+        (batch, {**FROM_GROUP, "kafka_auto_offset_reset": "none"}, "group", "none", False),
+    ],
+)
+def test_start_and_commits_follow_the_group(
+    read: Callable[..., SourceOptions], options: dict[str, str], start: object, reset: str, commits: bool
+) -> None:
+    parsed = read(**options)
+    assert (parsed.start, parsed.end, parsed.commits) == (start, "latest", commits)
+    assert parsed.consumer.auto_offset_reset == reset
 
 
-def test_stream_with_a_group_begins_at_its_offsets_and_commits() -> None:
-    options = stream(kafka_group_id="etl")
-    assert options.start == "group"
-    assert options.consumer.auto_offset_reset == "latest"
-    assert options.commits is True
-
-
-def test_batch_reads_earliest_to_latest_with_a_group_too(caplog: pytest.LogCaptureFixture) -> None:
-    assert (batch().start, batch().end) == ("earliest", "latest")
+def test_group_of_a_batch_from_earliest_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         options = batch(kafka_group_id="etl")
-    assert options.start == "earliest"
-    assert options.commits is False
+    assert (options.start, options.end, options.commits) == ("earliest", "latest", False)
     assert "kafka.group.id has no effect" in caplog.text
-
-
-def test_batch_can_begin_at_group_offsets_or_else_earliest() -> None:
-    options = batch(kafka_group_id="etl", startingOffsets="group")
-    assert options.start == "group"
-    assert options.consumer.auto_offset_reset == "earliest"
-    none = batch(kafka_group_id="etl", startingOffsets="group", kafka_auto_offset_reset="none")
-    assert none.consumer.auto_offset_reset == "none"
 
 
 CHECKPOINT = batch_end(
@@ -63,15 +65,16 @@ def test_offsets_from_a_checkpoint_are_accepted_with_their_at_keys(option: str) 
     assert {"startingOffsets": options.start, "endingOffsets": options.end}[option] == {"orders": {0: 23, 1: 9}}
 
 
-@pytest.mark.parametrize("word", ["earliest", "Latest", " GROUP "])
-def test_keywords_are_case_insensitive(word: str) -> None:
-    assert stream(kafka_group_id="etl", startingOffsets=word).start == word.strip().lower()
-
-
 def test_json_has_an_offset_per_partition() -> None:
     options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
     assert options.start == {"orders": {0: 23, 9: -2, 10: -1}}
-    assert batch(endingOffsets='{"orders": {"0": -1}}').end == {"orders": {0: -1}}
+
+
+@pytest.mark.parametrize("start", [{"startingOffsets": '{"orders": {"0": 5}}'}, {"startingTimestamp": "5"}])
+@pytest.mark.parametrize("end", [-1, 9])
+def test_end_that_cannot_be_compared_with_the_start_is_accepted(start: dict[str, str], end: int) -> None:
+    options = batch(**start, endingOffsets=json.dumps({"orders": {"0": end}}))
+    assert options.end == {"orders": {0: end}}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,17 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
     assert message in shown
 
 
+def offsets(start: str, end: str, by: str = "") -> dict[str, str]:
+    """Return the options of a batch between these offsets, or times, of the partitions of `orders`."""
+    return {f"startingOffsets{by}": f'{{"orders": {{{start}}}}}', f"endingOffsets{by}": f'{{"orders": {{{end}}}}}'}
+
+
+START_AFTER_END = "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET]"
+NOT_ASSIGNED = "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED]"
+NOT_BOTH = "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET]"
+BILLS = '{"bills": {"0": 1}}'
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -110,35 +124,67 @@ def test_invalid_json_is_refused_with_the_option_name(option: str, value: str, m
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "orders-0 is -1: a batch cannot start at the latest offset"),
         ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest' (nothing can end at the earliest offset)"),
         ({"endingOffsets": '{"orders": {"0": -2}}'}, "orders-0 is -2: nothing can end at the earliest offset"),
+        (offsets('"0": 5', '"0": 4'), f"{START_AFTER_END} endingOffsets is "),
+        (offsets('"0": 5', '"0": 4'), "orders-0 ends at 4, before its start 5"),
+        (offsets('"0": 5', '"0": 9, "1": 9'), "orders-1 is not in startingOffsets"),
+        (offsets('"0": 5, "1": 5', '"0": 9'), "orders-1 is missing, although startingOffsets names it"),
+        ({"startingTimestamp": "2026-01-01T00:00:00"}, "startingTimestamp is '2026-01-01T00:00:00' (a time without a"),
+        ({"startingTimestamp": "x"}, "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z"),
+        ({"startingTimestamp": "1767225600"}, "(as milliseconds this is 1970-01-21; append 000 to a"),
+        ({"endingTimestamp": "978307199999"}, "(as milliseconds this is 2000-12-31"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": 1767225600}}'}, "(orders-0 is 1767225600: as milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": -2}}'}, "orders-0 is -2, not a whole number from 0"),
+        ({"startingOffsetsByTimestamp": '{"orders": {"0": "noon"}}'}, "orders-0 is 'noon': Invalid isoformat"),
+        ({"startingOffsetsByTimestamp": "5"}, "not a JSON object of topics"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed: error, latest"),
         (
-            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
-            "orders-0 ends at 4, before its start 5",
+            {"startingOffsetsByTimestamp": BILLS},
+            f"{NOT_ASSIGNED} startingOffsetsByTimestamp is {BILLS!r}, which does n",
         ),
+        ({"startingOffsetsByTimestamp": BILLS}, "which does not fit: orders is missing, although subscribe names it."),
+        ({"endingOffsetsByTimestamp": BILLS}, f"{NOT_ASSIGNED} endingOffsetsByTimestamp is "),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, f"{START_AFTER_END} endingTimestamp is '4', which"),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, "which does not fit: the end 4 is before the start 5."),
+        (offsets('"0": 5', '"0": 4', "ByTimestamp"), f"{START_AFTER_END} endingOffsetsByTimestamp is "),
+        (offsets('"0": 5', '"0": 5, "1": 5', "ByTimestamp"), f"{NOT_BOTH} endingOffsetsByTimestamp is "),
+        ({"commitOffsets": "true", "kafka.group.id": "g"}, "a batch read cannot commit"),
         (
-            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 9, "1": 9}}'},
-            "orders-1 is not in startingOffsets",
-        ),
-        (
-            {"startingOffsets": '{"orders": {"0": 5, "1": 5}}', "endingOffsets": '{"orders": {"0": 9}}'},
-            "orders-1 is missing, although startingOffsets names it",
+            {"kafka.auto.offset.reset": "latest", "kafka.group.id": "g", "startingOffsets": "group"},
+            "a batch cannot start at the latest offset",
         ),
     ],
 )
-def test_invalid_ends_of_a_batch_are_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_start_or_end_of_a_batch_is_refused(options: dict[str, str], message: str) -> None:
     assert message in refusal({"subscribe": "orders", **options}, streaming=False)
 
 
-def test_unresolved_ends_are_not_compared() -> None:
-    options = batch(startingOffsets='{"orders": {"0": 5}}', endingOffsets='{"orders": {"0": -1}}')
-    assert options.end == {"orders": {0: -1}}
+RESET = {"kafka.auto.offset.reset": "earliest"}
+ASSIGNED = {"assign": '{"orders": [0, 1]}'}
+BOTH_TOPICS = '{"orders": {"0": 1}, "bills": {"0": 1}}'
 
 
-def test_offsets_must_match_the_assigned_partitions() -> None:
-    assigned = {"assign": '{"orders": [0, 1]}'}
-    missing = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1}}'})
-    assert "orders-1 is missing, although assign names it; -1 means latest, -2 earliest" in missing
-    strange = refusal({**assigned, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'})
-    assert "orders-2 is not in assign" in strange
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffsets": "group"}, "startingOffsets is group, but there is no group; set kafka.group.id."),
+        ({"commitOffsets": "true"}, "commitOffsets is true, but there is no group"),
+        ({"kafka.group.id": ""}, "kafka.group.id is '' (empty)"),
+        (RESET, "this query does not start from a group"),
+        ({**RESET, "kafka.group.id": "g", "startingOffsets": "latest"}, "this query does not start from a group"),
+        ({**RESET, "kafka.group.id": "g", "startingTimestamp": "5"}, "does not start from a group"),
+        ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, "allowed: earliest, latest, none"),
+        (
+            {**ASSIGNED, "startingOffsets": '{"orders": {"0": 1}}'},
+            "orders-1 is missing, although assign names it; -1 means latest, -2 earliest",
+        ),
+        ({**ASSIGNED, "startingOffsets": '{"orders": {"0": 1, "1": 1, "2": 1}}'}, "orders-2 is not in assign"),
+        ({"subscribePattern": "^o", "startingOffsets": BOTH_TOPICS}, "bills does not match subscribePattern"),
+    ],
+)
+def test_invalid_start_of_a_stream_is_refused(options: dict[str, str], message: str) -> None:
+    topics = {} if {"assign", "subscribePattern"} & set(options) else {"subscribe": "orders"}
+    assert message in refusal({**topics, **options})
 
 
 def test_many_assigned_partitions_are_compared_in_linear_time() -> None:
@@ -147,41 +193,6 @@ def test_many_assigned_partitions_are_compared_in_linear_time() -> None:
     began_s = time.process_time()
     parse_source_options({**BROKERS, "assign": json.dumps({"orders": [*partitions]}), **texts}, streaming=False)
     assert time.process_time() - began_s < 2, "it took 7.5 s"
-
-
-def test_offsets_must_match_the_pattern() -> None:
-    message = refusal({"subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}, "bills": {"0": 1}}'})
-    assert "bills does not match subscribePattern" in message
-
-
-@pytest.mark.parametrize(
-    ("options", "streaming", "message"),
-    [
-        ({"startingOffsets": "group"}, True, "startingOffsets is group, but there is no group; set kafka.group.id."),
-        ({"commitOffsets": "true"}, True, "commitOffsets is true, but there is no group"),
-        ({"commitOffsets": "true", "kafka.group.id": "g"}, False, "a batch read cannot commit"),
-        ({"kafka.group.id": ""}, True, "kafka.group.id is '' (empty)"),
-        ({"kafka.auto.offset.reset": "earliest"}, True, "this query does not start from a group"),
-        (
-            {"kafka.auto.offset.reset": "earliest", "kafka.group.id": "g", "startingOffsets": "latest"},
-            True,
-            "this query does not start from a group",
-        ),
-        (
-            {"kafka.auto.offset.reset": "latest", "kafka.group.id": "g", "startingOffsets": "group"},
-            False,
-            "a batch cannot start at the latest offset",
-        ),
-        ({"kafka.auto.offset.reset": "first", "kafka.group.id": "g"}, True, "allowed: earliest, latest, none"),
-    ],
-)
-def test_invalid_group_options_are_refused(options: dict[str, str], streaming: bool, message: str) -> None:
-    assert message in refusal({"subscribe": "orders", **options}, streaming=streaming)
-
-
-def test_commits_can_be_switched_off() -> None:
-    assert stream(kafka_group_id="etl", commitOffsets="false").commits is False
-    assert batch(commitOffsets="false").commits is False
 
 
 # -- positions by timestamp -----------------------------------------------------------------------
@@ -201,82 +212,12 @@ def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> 
 
 def test_global_timestamp_precedes_partition_timestamps_and_offsets(caplog: pytest.LogCaptureFixture) -> None:
     offsets_json = '{"orders": {"0": 7}}'
+    by_partition = {"startingOffsets": offsets_json, "startingOffsetsByTimestamp": offsets_json}
     with caplog.at_level(logging.WARNING):
-        options = stream(startingOffsets="earliest", startingOffsetsByTimestamp=offsets_json, startingTimestamp="5")
+        options = stream(**by_partition, startingTimestamp="5")
     assert options.start == AtTime(5, "startingTimestamp")
     assert "startingOffsets has no effect: startingTimestamp is given, which comes before it" in caplog.text
     assert "startingOffsetsByTimestamp has no effect: startingTimestamp" in caplog.text
-    options = batch(
-        startingOffsets=offsets_json,
-        startingOffsetsByTimestamp=offsets_json,
-        endingOffsets=offsets_json,
-        endingTimestamp="9",
-    )
+    options = batch(**by_partition, endingOffsets=offsets_json, endingTimestamp="9")
     assert options.start == AtTime({"orders": {0: 7}}, "startingOffsetsByTimestamp")
     assert options.end == AtTime(9, "endingTimestamp")
-
-
-def test_timestamp_precedes_group_offsets() -> None:
-    options = stream(kafka_group_id="etl", startingTimestamp="5")
-    assert options.start == AtTime(5, "startingTimestamp")
-    assert options.commits is True
-    message = refusal(
-        {"subscribe": "o", "startingTimestamp": "5", "kafka.group.id": "g", "kafka.auto.offset.reset": "none"}
-    )
-    assert "does not start from a group" in message
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"startingTimestamp": "2026-01-01T00:00:00"}, "startingTimestamp is '2026-01-01T00:00:00' (a time without a"),
-        (
-            {"startingTimestamp": "yesterday"},
-            "allowed: milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z",
-        ),
-        ({"startingTimestamp": "1767225600"}, "(as milliseconds this is 1970-01-21; append 000 to a"),
-        ({"endingTimestamp": "978307199999"}, "(as milliseconds this is 2000-12-31"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": 1767225600}}'}, "(orders-0 is 1767225600: as milliseconds"),
-        ({"startingTimestamp": "-1"}, "startingTimestamp is '-1' (Kafka's timestamps begin with 1970)"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": -2}}'}, "orders-0 is -2, not a whole number from 0"),
-        ({"startingOffsetsByTimestamp": '{"orders": {"0": "noon"}}'}, "orders-0 is 'noon': Invalid isoformat"),
-        ({"startingOffsetsByTimestamp": "5"}, "not a JSON object of topics"),
-        ({"startingOffsetsByTimestampStrategy": "earliest"}, "allowed: error, latest"),
-        (
-            {"startingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
-            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] startingOffsetsByTimestamp is "
-            '\'{"bills": {"0": 1}}\', which does not fit: orders is missing, although subscribe names it.',
-        ),
-        (
-            {"endingOffsetsByTimestamp": '{"bills": {"0": 1}}'},
-            "[KAFKA_TIMESTAMP_OFFSET_DOES_NOT_MATCH_ASSIGNED] endingOffsetsByTimestamp is ",
-        ),
-        (
-            {"startingTimestamp": "5", "endingTimestamp": "4"},
-            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingTimestamp is '4', which does not fit: the end 4 "
-            "is before the start 5.",
-        ),
-        (
-            {"startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 4}}'},
-            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsetsByTimestamp is ",
-        ),
-        (
-            {
-                "startingOffsetsByTimestamp": '{"orders": {"0": 5}}',
-                "endingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 5}}',
-            },
-            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_START_OFFSET_AND_END_OFFSET] endingOffsetsByTimestamp is ",
-        ),
-        (
-            {"startingOffsets": '{"orders": {"0": 5}}', "endingOffsets": '{"orders": {"0": 4}}'},
-            "[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] endingOffsets is ",
-        ),
-    ],
-)
-def test_invalid_timestamps_are_refused(options: dict[str, str], message: str) -> None:
-    assert message in refusal({"subscribe": "orders", **options}, streaming=False)
-
-
-def test_timestamp_and_offsets_are_not_compared() -> None:
-    options = batch(startingTimestamp="5", endingOffsets='{"orders": {"0": 3}}')
-    assert options.end == {"orders": {0: 3}}
