@@ -98,22 +98,14 @@ def _member(run: Run, group: str, **properties: str) -> Iterator[KafkaConsumer]:
 
 
 def _topics(run: Run) -> None:
-    run.example("pykafka topics create orders --partitions 6 --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka topics create payments --config cleanup.policy=compact --config segment.ms=3600000")
+    run.examples_of("topics create")
     for name in ("orders-test", "orders-upper", "orders-dlq", "doctor-test", "perf-test"):
         run.kafka.create_topic(name, 2)
     run.kafka.create_topic("orders-copy", 12)
     run.kafka.create_topic("payments-test", 1)
     run.test_cluster.create_topic("orders", 12)
     _produce(run, "orders", 3_000, 2)
-    run.example("pykafka topics alter orders --partitions 12", shown=True)
-    run.example("pykafka topics alter orders --config retention.ms=86400000 --delete-config cleanup.policy")
-    run.example("pykafka topics list --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka topics list --internal -o json")
-    run.example("pykafka topics describe orders payments", shown=True)
-    run.example("pykafka topics describe orders --all-configs -o yaml")
-    run.example("pykafka topics analyze orders", shown=True)
-    run.example("pykafka topics analyze orders --last 100000 -o csv")
+    run.examples_of("topics alter", "topics list", "topics describe", "topics analyze")
     run.example("pykafka topics trim orders --before 2026-01-31T06:00:00Z", shown=True)
 
 
@@ -144,12 +136,10 @@ def _schemas(run: Run) -> None:
     with Producer(run.properties) as producer:
         producer.send("orders-proto", b"\x08\x07\x12\x02DE")
     run.example("pykafka consume orders-proto -e --decode --value-schema order.proto --value-format protobuf")
-    run.example("pykafka registry subjects --schema-registry http://registry:8081", shown=True)
-    run.example("pykafka registry subjects orders-avro-value --versions -o csv")
+    run.examples_of("registry subjects")
     run.example("pykafka registry schema orders-avro-value")
     run.example("pykafka registry schema --id 1 -o json", shown=True)
-    run.example("pykafka registry check orders-avro-value order.avsc", shown=True)
-    run.example("pykafka registry check orders-avro-value order.avsc -o json")
+    run.examples_of("registry check")
     run.kafka.create_topic("shop-events")
     with Producer(run.properties) as producer:
         for name in ("Order", "Refund"):
@@ -164,9 +154,7 @@ def _groups(run: Run) -> None:
     _commit(run, "payments-etl", {("payments", 0): 0})
     for name in ("orders-test", "payments-test"):
         _commit(run, name, {("orders", 0): 1})
-    run.example("pykafka groups list --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka groups list --state Empty --state Dead --output csv")
-    run.example("pykafka groups list --all")
+    run.examples_of("groups list")
     run.example("pykafka groups describe orders-etl --bootstrap-server broker-1:9092", shown=True)
     run.example("pykafka groups describe orders-etl --output json")
     run.example("pykafka groups lag orders-etl payments-etl", shown=True)
@@ -199,12 +187,7 @@ def _transactions(run: Run) -> None:
         producer.send("orders-upper", b"x", partition=number)
         producer.send("orders", b"x", partition=number)
         producer.flush()
-    run.example("pykafka txn list --state Ongoing --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka txn list --prefix orders-etl --running-longer-than 15m --output csv")
-    run.example("pykafka txn describe orders-etl-0 --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka txn describe orders-etl-0 orders-etl-1 --output json")
-    run.example("pykafka txn hanging orders --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka txn hanging orders orders-upper:0,1 -o json")
+    run.examples_of("txn list", "txn describe", "txn hanging")
     run.example("pykafka txn abort orders-etl-0 orders-etl-1 --bootstrap-server broker-1:9092")
     run.example("pykafka txn abort orders-etl-0 --execute", shown=True)
     # No transaction is open there.
@@ -217,8 +200,7 @@ def _settings(run: Run) -> None:
     run.example(f"pykafka configs set broker 1 --secret {secret} --dry-run")
     run.example("pykafka configs describe topic orders --setting retention.ms --documentation -o yaml", shown=True)
     run.example("pykafka configs describe broker 1 default")
-    run.example("pykafka configs list", shown=True)
-    run.example("pykafka configs list --type client-metrics --type group -o json")
+    run.examples_of("configs list")
     run.example("pykafka configs delete topic orders retention.ms", typed="y\n", shown=True)
     run.example("pykafka configs delete broker default log.cleaner.threads --yes")
 
@@ -241,8 +223,7 @@ def _security(run: Run) -> None:
     run.example("pykafka users delete alice bob --mechanism SCRAM-SHA-256 --yes")
     run.until_gone("pykafka users list", "SCRAM-SHA-256")
     run.example("pykafka users delete alice", typed="y\n", shown=True)
-    run.example("pykafka quotas set --user alice producer_byte_rate=1048576 consumer_byte_rate=2097152", shown=True)
-    run.example("pykafka quotas set --client-id-default request_percentage=200")
+    run.examples_of("quotas set")
     run.shown_once("pykafka quotas list", "request_percentage")
     run.example("pykafka quotas list --user alice -o json")
     run.example("pykafka quotas delete --user alice producer_byte_rate --yes")
@@ -251,16 +232,9 @@ def _security(run: Run) -> None:
 
 
 def _cluster(run: Run) -> None:
-    run.example("pykafka cluster describe", shown=True)
-    run.example("pykafka cluster describe --fenced -o json")
-    run.example("pykafka cluster features", shown=True)
-    run.example("pykafka cluster features --broker 1 -o csv")
-    run.example("pykafka cluster quorum", shown=True)
-    run.example("pykafka cluster quorum -o yaml")
-    run.example("pykafka cluster log-dirs", shown=True)
-    run.example("pykafka cluster log-dirs --broker 1 --replicas -o csv")
-    run.example("pykafka cluster set-features transaction.version=2", shown=True)
-    run.example("pykafka cluster set-features group.version=1 --execute")
+    run.examples_of(
+        "cluster describe", "cluster features", "cluster quorum", "cluster log-dirs", "cluster set-features"
+    )
 
 
 def _copies(run: Run) -> None:
@@ -269,8 +243,7 @@ def _copies(run: Run) -> None:
         "pykafka copy orders orders --to-bootstrap-server test-broker-1:9092 --keep-partitions --follow", follows=True
     )
     _produce(run, "orders-dlq", 3, 1, {"__connect.errors.topic": b"orders"})
-    run.example("pykafka replay orders-dlq", shown=True)
-    run.example("pykafka replay orders-dlq --group orders-dlq-replay --execute")
+    run.examples_of("replay")
 
 
 def _checkpoint(run: Run) -> None:
@@ -282,29 +255,16 @@ def _checkpoint(run: Run) -> None:
         offsets = json.dumps({"orders": {"0": end, "1": end + 50}})
         (folder / "offsets" / str(number)).write_text(f'v1\n{{"batchTimestampMs":{_TIME_MS}}}\n{offsets}')
         (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
-    run.example("pykafka checkpoint inspect /checkpoints/orders-upper", shown=True)
-    run.example("pykafka checkpoint inspect /checkpoints/orders-upper --batch 17 --partitions -o csv")
-    run.example("pykafka checkpoint diff /checkpoints/orders-upper --group orders-etl", shown=True)
-    run.example("pykafka checkpoint diff /checkpoints/orders-upper --all -o json")
+    run.examples_of("checkpoint inspect", "checkpoint diff")
 
 
 def _others(run: Run) -> None:
-    run.example("pykafka doctor --bootstrap-server broker-1:9092", shown=True)
-    run.example("pykafka doctor --command-config prod.properties --topic orders --group orders-etl --write doctor-test")
-    run.example("pykafka perf produce perf-test -n 100000 --record-size 100", shown=True)
-    run.example("pykafka perf produce perf-test -n 10000 --throughput 5000 -X acks=1 -X compression.type=lz4")
-    run.example("pykafka perf consume perf-test -n 100000", shown=True)
-    run.example("pykafka perf consume perf-test -n 100000 -X fetch.max.bytes=10485760 -g perf-check")
-    run.example("pykafka fake --port 19092 --topic orders:3", shown=True, follows=True)
-    run.example("pykafka fake --port 19092 --brokers 3 --set default.replication.factor=3", follows=True)
+    run.examples_of("doctor", "perf produce", "perf consume")
+    run.examples_of("fake", follows=True)
     run.example("pykafka profile use prod", shown=True)
-    run.example("pykafka profile list", shown=True)
-    run.example("pykafka profile list -o json")
-    run.example("pykafka profile show", shown=True)
-    run.example("pykafka profile show prod -o yaml")
+    run.examples_of("profile list", "profile show")
     run.example("pykafka profile use --none")
-    run.example('eval "$(pykafka completion bash)"', shown=True)
-    run.example("pykafka completion fish > ~/.config/fish/completions/pykafka.fish")
+    run.examples_of("completion")
 
 
 def _deletion(run: Run) -> None:

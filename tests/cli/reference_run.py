@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.reference_page import every_command, shortened
+from tests.cli.reference_page import every_command, examples, shortened
 from tests.support.background import background
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
@@ -34,20 +34,11 @@ _FOLLOWS_S = 1.5
 class Run:
     """A run of the examples.
 
-    Attributes
-    ----------
-    kafka : LocalKafka
-        `broker-1` of the examples.
-    test_cluster : FakeKafka
-        `test-broker-1` of the examples.
-    folder : Path
-        Folder of the files that the examples name.
-    opened : ExitStack
-        Producers that stay open until the end of the run.
-    outputs : dict
-        The last shown example and its output, by command.
-    tried : set of str
-        The examples that have run.
+    `kafka`, `test_cluster`: `broker-1` and `test-broker-1` of the examples.
+    `folder`: has the files that the examples name.
+    `opened`: producers that stay open until the end of the run.
+    `outputs`: the last shown example and its output, by command.
+    `tried`: the examples that have run.
     """
 
     kafka: LocalKafka
@@ -74,6 +65,13 @@ class Run:
             "/run/secrets/": f"{self.folder}/secrets/",
         }
 
+    def examples_of(self, *paths: str, follows: bool = False) -> None:
+        """Run all examples in the help of these commands, the first of each for the page."""
+        commands = dict(every_command())
+        for path in paths:
+            for number, line in enumerate(examples(commands[path])):
+                self.example(line, shown=number == 0, follows=follows)
+
     def shown_once(self, line: str, changed: str) -> None:
         """Run an example for the page once its output contains `changed`: brokers apply changes with a delay."""
         wait_until(lambda: changed in _output(line))
@@ -84,20 +82,11 @@ class Run:
         wait_until(lambda: deleted not in _output(line))
 
     def example(self, line: str, *, shown: bool = False, code: int = 0, typed: str = "", follows: bool = False) -> None:
-        """Run an example, and check its exit code.
+        """Run an example as in the command's help, and check its exit code.
 
-        Parameters
-        ----------
-        line : str
-            The example as in the command's help.
-        shown : bool
-            Keep the output for the page.
-        code : int
-            Expected exit code.
-        typed : str
-            Standard input.
-        follows : bool
-            The command runs until Ctrl-C.
+        `shown`: keep the output for the page.
+        `typed`: standard input.
+        `follows`: the command runs until Ctrl-C.
         """
         actual = line
         for name, place in self.places.items():
