@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.reader_schemas import with_schemas
 from spark_kafka_source.functions import encode_values
 from spark_kafka_source.options.parsing import parse_sink_options, parse_source_options
+from spark_kafka_source.options.table import SinkOptions
 from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
@@ -51,7 +52,21 @@ ORDER_TYPE = pa.struct([("id", pa.int64()), ("lines", pa.list_(pa.string()))])
 REASON = pa.struct([("reason", pa.string())])
 # The column `value` in tests that make rows themselves.
 VALUE = pa.struct([("Order", ORDER_TYPE), ("Refund", REASON)])
+BY_SUBJECT = {"valueTypes": "", "valueSubject": "shop.Order,shop.Refund"}
 Rows = Sequence[tuple[Any, str | None]]
+
+
+def sink_options(registry: FakeSchemaRegistry, options: Mapping[str, str]) -> SinkOptions:
+    """Return the options of a sink of orders and refunds, with these; an empty text leaves one out."""
+    complete = {
+        "kafka.bootstrap.servers": "unused:9092",
+        "topic": "copies",
+        "valueFormat": "confluent-avro",
+        "valueTypes": "shop.Order,shop.Refund",
+        "schema.registry.url": registry.url,
+        **options,
+    }
+    return parse_sink_options({name: text for name, text in complete.items() if text})
 
 
 def spark_struct(kind: pa.DataType) -> StructType:
@@ -183,16 +198,9 @@ def test_local_names_that_collide_are_written_out(fake: FakeKafka, avro: Seriali
 def test_schemas_of_fields_are_registered_with_the_names_of_their_types(
     registry: FakeSchemaRegistry, client: SchemaRegistryClient, fake: FakeKafka, format: str
 ) -> None:
-    options = parse_sink_options(
-        {
-            "kafka.bootstrap.servers": fake.bootstrap_servers,
-            "topic": "copies",
-            "valueFormat": format,
-            "valueTypes": "com.shop.Order,com.shop.Refund",
-            "schema.registry.url": registry.url,
-            "schema.registry.auto.register.schemas": "true",
-        }
-    )
+    common = {"kafka.bootstrap.servers": fake.bootstrap_servers, "schema.registry.url": registry.url}
+    types = {"valueFormat": format, "valueTypes": "com.shop.Order,com.shop.Refund"}
+    options = sink_options(registry, {**common, **types, "schema.registry.auto.register.schemas": "true"})
     schema = StructType().add("value", spark_struct(VALUE))
     for _ in range(2):  # the second time with the registered schemas
         writer = KafkaBatchWriter(options, schema, overwrite=False)
@@ -201,11 +209,8 @@ def test_schemas_of_fields_are_registered_with_the_names_of_their_types(
         writer.write(iter([pa.record_batch({"value": value})]))
     assert client.get_subjects() == ["copies-com.shop.Order", "copies-com.shop.Refund"]
     assert [len(client.get_versions(subject)) for subject in client.get_subjects()] == [1, 1]
-    common = {"kafka.bootstrap.servers": fake.bootstrap_servers, "schema.registry.url": registry.url}
-    types = {"valueFormat": format, "valueTypes": "com.shop.Order,com.shop.Refund", "columns": "value,valueType"}
-    reader = KafkaBatchReader(
-        with_schemas(parse_source_options({**common, **types, "subscribe": "copies"}, streaming=False))
-    )
+    reading = {**common, **types, "subscribe": "copies", "columns": "value,valueType"}
+    reader = KafkaBatchReader(with_schemas(parse_source_options(reading, streaming=False)))
     rows = [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
     assert rows == [
         {"value": {"Order": {"id": 1, "lines": ["a"]}, "Refund": None}, "valueType": "Order"},
@@ -223,19 +228,12 @@ def encode(registry: FakeSchemaRegistry) -> Callable[..., list[bytes | None]]:
     """Return `encode(rows, with_types)`: the values of rows of `value` and `valueType`, of a batch that is a slice."""
     for schema in (ORDER, REFUND):
         registry.register(f"{schema['namespace']}.{schema['name']}", json.dumps(schema))
-    options = {
-        "kafka.bootstrap.servers": "unused:9092",
-        "topic": "copies",
-        "valueFormat": "confluent-avro",
-        "valueTypes": "shop.Order,shop.Refund",
-        "valueSubjectNameStrategy": "RecordNameStrategy",
-        "schema.registry.url": registry.url,
-    }
+    options = sink_options(registry, {"valueSubjectNameStrategy": "RecordNameStrategy"})
 
     def values(rows: Rows, with_types: bool = True) -> list[bytes | None]:
         frame = StructType().add("value", spark_struct(VALUE))
         frame = frame.add("valueType", "string") if with_types else frame
-        plan = plan_sink(frame, "copies", (writer_schema(parse_sink_options(options), "value", spark_struct(VALUE)),))
+        plan = plan_sink(frame, "copies", (writer_schema(options, "value", spark_struct(VALUE)),))
         first: Rows = [(BOTH, "Login")]
         columns = {
             "value": pa.array([value for value, _ in [*first, *rows]], VALUE),
@@ -311,17 +309,8 @@ def test_values_below_a_null_are_not_written() -> None:
 def test_wrong_options_are_refused_by_name(registry: FakeSchemaRegistry, options: dict[str, str], problem: str) -> None:
     for subject, text in (("shop.Order", json.dumps(ORDER)), ("again", json.dumps(ORDER)), ("nameless", '"long"')):
         registry.register(subject, text)
-    complete = {
-        "kafka.bootstrap.servers": "unused:9092",
-        "topic": "copies",
-        "valueFormat": "confluent-avro",
-        "valueTypes": "shop.Order,shop.Refund",
-        "schema.registry.url": registry.url,
-        **options,
-    }
-    texts = {name: text for name, text in complete.items() if text}
     with pytest.raises(KafkaError, match=problem):
-        writer_schema(parse_sink_options(texts), "value", spark_struct(VALUE))
+        writer_schema(sink_options(registry, options), "value", spark_struct(VALUE))
 
 
 @pytest.mark.parametrize(
@@ -337,29 +326,15 @@ def test_columns_that_are_no_struct_of_the_types_are_refused(
 ) -> None:
     registry.register("shop.Order", json.dumps(ORDER))
     registry.register("shop.Refund", json.dumps(REFUND))
-    options = {
-        "kafka.bootstrap.servers": "unused:9092",
-        "topic": "copies",
-        "valueFormat": "confluent-avro",
-        "valueSubject": "shop.Order,shop.Refund",
-        "schema.registry.url": registry.url,
-    }
     column = spark_struct(pa.struct(fields)) if fields else StringType()
     with pytest.raises(ConfigurationError, match=f"the column value cannot be written: .*{problem}"):
-        writer_schema(parse_sink_options(options), "value", column)
+        writer_schema(sink_options(registry, BY_SUBJECT), "value", column)
 
 
 def test_encoded_columns_of_other_sinks_are_those_of_the_sink(
     registry: FakeSchemaRegistry, encode: Callable[..., Any]
 ) -> None:
-    options = parse_sink_options(
-        {
-            "kafka.bootstrap.servers": "unused:9092",
-            "valueFormat": "confluent-avro",
-            "valueSubject": "shop.Order,shop.Refund",
-            "schema.registry.url": registry.url,
-        }
-    )
+    options = sink_options(registry, {**BY_SUBJECT, "topic": ""})
     rows = [(ONE, "Order"), (None, None), ({**NONE, "Refund": {"reason": "late"}}, "Refund")]
     column = pa.array([value for value, _ in rows], VALUE)
     assert encode_values(writer_schema(options, "value", None), column).to_pylist() == encode(rows)
