@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -48,14 +46,8 @@ class Missing(Exception):
 class Place:
     """One deployment of one Spark.
 
-    Attributes
-    ----------
-    spark_home : Path
-        The folder `pyspark`, with `bin` and `jars`.
-    folder : Path
-        For files and logs of this deployment.
-    environment : dict of str to str
-        Environment variables of Spark's processes.
+    `spark_home`: the folder `pyspark`, with `bin` and `jars`.
+    `folder`: for files and logs of this deployment.
     """
 
     spark: str
@@ -71,21 +63,9 @@ class Place:
     @contextlib.contextmanager
     def process(self, name: str, command: list[str], **variables: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command, with its output in a file; afterwards kill it and its children."""
-        with self.log(name).open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                env={**self.environment, **variables},
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        try:
-            yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        environment = {**self.environment, **variables}
+        with self.log(name).open("ab") as log, environments.process(command, environment, self.folder, log, log) as run:
+            yield run
 
     def log(self, name: str) -> Path:
         """Return the file with the output of a process."""
@@ -165,13 +145,12 @@ DEPLOYMENTS: dict[str, Callable[[Place], AbstractContextManager[Start]]] = {
 
 def run(wheel: Path, spark: str, folder: Path, bootstrap: str) -> Run:
     """Run the job in each deployment of a Spark, with the newest packages."""
-    interpreter = shutil.which(f"python{PYTHON}")
-    if interpreter is None or not environments.works(interpreter):
+    interpreter = environments.interpreter(PYTHON)
+    if interpreter is None:
         return Run(spark, PYTHON, skipped=f"no Python {PYTHON} on the PATH")
     home = environments.spark_home(spark)
     requirements = environments.packages(spark, PYTHON, oldest=False) + environments.extras(home, LIBRARIES)
-    python = environments.make_environment(folder, interpreter, home, requirements)
-    environments.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
+    python = environments.make_environment(folder, interpreter, home, requirements, wheel)
     started = Run(spark, PYTHON, environments.versions(python))
     for name, deployment in DEPLOYMENTS.items():
         began_s = time.monotonic()

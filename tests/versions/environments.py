@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "versions"
@@ -29,9 +32,25 @@ def build_wheel() -> Path:
     return wheel
 
 
-def works(interpreter: str) -> bool:
-    """Return True if it starts: a pyenv shim may have no Python behind it."""
-    return subprocess.run([interpreter, "-c", ""], capture_output=True, check=False).returncode == 0
+def interpreter(python: str) -> str | None:
+    """Return a Python of the PATH that starts: a pyenv shim may have none behind it."""
+    path = shutil.which(f"python{python}")
+    works = path is not None and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    return path if works else None
+
+
+@contextlib.contextmanager
+def process(
+    command: list[str], environment: dict[str, str], folder: Path, out: IO[bytes], log: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a folder; afterwards kill it and its children."""
+    running = subprocess.Popen(command, stdout=out, stderr=log, env=environment, cwd=folder, start_new_session=True)
+    try:
+        yield running
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
 
 
 def spark_home(spark: str) -> Path:
@@ -61,17 +80,17 @@ def extras(home: Path, names: Iterable[str]) -> list[str]:
     return sorted({requirement for requirement, name in optional if name in names})
 
 
-def make_environment(folder: Path, interpreter: str, spark: Path, requirements: list[str]) -> Path:
+def make_environment(folder: Path, interpreter: str, spark: Path, requirements: list[str], wheel: Path) -> Path:
     """Make an environment with these packages and an unpacked PySpark, if it is not there; return its Python."""
     binary, stamp = folder / "bin" / "python", folder / "requirements.txt"
-    if stamp.exists() and stamp.read_text() == "\n".join(requirements):
-        return binary
-    shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
-    pip(binary, "install", "--only-binary", ":all:", *requirements)
-    (site,) = (folder / "lib").glob("python3*/site-packages")
-    (site / "spark.pth").write_text(f"{spark}\n")
-    stamp.write_text("\n".join(requirements))
+    if not stamp.exists() or stamp.read_text() != "\n".join(requirements):
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
+        pip(binary, "install", "--only-binary", ":all:", *requirements)
+        (site,) = (folder / "lib").glob("python3*/site-packages")
+        (site / "spark.pth").write_text(f"{spark}\n")
+        stamp.write_text("\n".join(requirements))
+    pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
     return binary
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -19,51 +17,28 @@ LIMIT_S = 3_600
 
 
 def run(wheel: Path, spark: str, python: str, folder: Path, bootstrap: str, *, oldest: bool) -> Run:
-    """Run the jobs with one Spark and one Python, and kill them after an hour.
+    """Run the jobs with one Spark and one Python, and kill them after an hour; return the result of each that ended.
 
-    Parameters
-    ----------
-    wheel : Path
-        The wheel under test.
-    spark, python : str
-        Versions, such as 4.0.5 and 3.12.
-    folder : Path
-        Folder of the environment, the jobs' files, `stdout.log` and `stderr.log`.
-    bootstrap : str
-        The broker, as `host:port`.
-    oldest : bool
-        Install the oldest allowed versions of other packages, not the newest.
-
-    Returns
-    -------
-    Run
-        The result of each job that ended; with `skipped` if the Python is missing or not declared by this Spark.
+    `folder`: has the environment, the jobs' files, `stdout.log` and `stderr.log`.
+    `oldest`: install the oldest allowed versions of other packages, not the newest.
     """
-    interpreter = shutil.which(f"python{python}")
-    if interpreter is None or not environments.works(interpreter):
+    interpreter = environments.interpreter(python)
+    if interpreter is None:
         return Run(spark, python, skipped=f"no Python {python} on the PATH")
     home = environments.spark_home(spark)
     (metadata,) = home.glob("pyspark-*.dist-info/METADATA")
     if f"Classifier: Programming Language :: Python :: {python}\n" not in metadata.read_text():
         return Run(spark, python, skipped=f"Spark {spark} does not declare Python {python}")
     requirements = environments.packages(spark, python, oldest=oldest)
-    binary = environments.make_environment(folder, interpreter, home, requirements)
-    environments.pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
+    binary = environments.make_environment(folder, interpreter, home, requirements, wheel)
     result = Run(spark, python, environments.versions(binary))
     work = folder / f"v{spark}-{python}-{int(time.time())}"
     work.mkdir()
     command = [str(binary), str(JOBS), bootstrap, str(work)]
     with (folder / "stderr.log").open("wb") as log, (folder / "stdout.log").open("wb+") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=log, env=environments.variables(binary), cwd=work, start_new_session=True
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LIMIT_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        running = environments.process(command, environments.variables(binary), work, out, log)
+        with running as process, contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT_S)
         out.seek(0)
         for line in out.read().decode().splitlines():
             if line.startswith('{"job"'):

@@ -34,14 +34,9 @@ DEPLOYMENTS = {
 class Run:
     """The result of the jobs with one Spark and one Python.
 
-    Attributes
-    ----------
-    packages : dict of str to str
-        Installed versions of pyarrow, NumPy and pandas.
-    jobs : dict
-        By name: what the job observed, its error, or why this Spark does not have it.
-    skipped : str
-        The reason, if there was nothing to run.
+    `packages`: installed versions of pyarrow, NumPy and pandas.
+    `jobs`: by name, what the job observed, its error, or why this Spark does not have it.
+    `skipped`: the reason, if there was nothing to run.
     """
 
     spark: str

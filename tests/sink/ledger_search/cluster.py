@@ -32,17 +32,10 @@ Frozen = tuple[Any, ...]
 class Settled:
     """A state of the cluster with all markers written.
 
-    Attributes
-    ----------
-    visible : frozenset of (int, int)
-        Batch and task of the visible rows.
-    batch : int
-        The decided batch.
-    lost : frozenset of int
-        Tasks whose decided transaction is neither open nor committed.
-    still_open : list of str
-        Open transactions.
-    violation : str or None
+    `visible`: batch and task of the visible rows.
+    `batch`: the decided batch.
+    `lost`: tasks whose decided transaction is neither open nor committed.
+    `still_open`: open transactions.
     """
 
     visible: frozenset[tuple[int, int]]
@@ -66,13 +59,7 @@ _NOT_YET = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTABLE_OFFSET_COMMIT)
 
 
 class SearchCluster:
-    """One broker whose state can be read and set as a value.
-
-    Parameters
-    ----------
-    transaction_version : int
-        2 since KIP-890.
-    """
+    """One broker whose state can be read and set as a value; `transaction_version` is 2 since KIP-890."""
 
     def __init__(self, transaction_version: int) -> None:
         self._cluster = Cluster(1, clock=ManualClock(), settings={"transaction.version": str(transaction_version)})

@@ -26,31 +26,17 @@ from tests.sink.ledger_search.product import QUERY, SearchProducer
 class Configuration:
     """The bounds of a search.
 
-    Attributes
-    ----------
-    tasks : int
-        Tasks of a batch; each has one row.
-    empty_tasks : frozenset of int
-        Tasks without rows.
-    attempts : int
-        Attempts of a task in one start; another one begins when Spark has lost one that still runs, or one has failed.
-    starts : int
-        Starts of the query, at most two. The second one begins at any time, also beside the first.
-    batches : int
-        Batches of a start.
-    lost_attempts, lost_replies, late_requests, timeouts, crashes : int
-        The most faults of each kind in a run. A late request takes effect at any time after its sender has given up
-        waiting. A crash ends a driver between two steps.
-    transaction_version : int
-    empty_retries : bool
-        Only the first attempt of a task has rows, as with a source whose rows change.
-    known_gap : bool
-        Accept that a late attempt aborts a decided transaction: docs/decisions/0026-takeover.md.
-    merge : bool
-        Merge processes with equal local states; False only to check that this changes no result.
-    refusals : int
-        The most refused writes of the ledger. Two writers could fence each other forever; in fact, they wait longer
-        each time. A state beyond the limit is not followed further, and counts as `cut`.
+    `tasks`: tasks of a batch; each has one row.
+    `attempts`: attempts of a task in one start; another one begins when Spark has lost one that still runs, or one has
+    failed.
+    `starts`: starts of the query, at most two. The second one begins at any time, also beside the first.
+    `lost_attempts`, `lost_replies`, `late_requests`, `timeouts`, `crashes`: the most faults of each kind in a run. A
+    late request takes effect any time after its sender has given up waiting. A crash ends a driver between two steps.
+    `empty_retries`: only the first attempt of a task has rows, as with a source whose rows change.
+    `known_gap`: accept that a late attempt aborts a decided transaction: docs/decisions/0026-takeover.md.
+    `merge`: merge processes with equal local states; False only to check that this changes no result.
+    `refusals`: the most refused writes of the ledger. Two writers could fence each other forever; in fact, they wait
+    longer each time. A state beyond the limit is not followed further, and counts as `cut`.
     """
 
     tasks: int = 2

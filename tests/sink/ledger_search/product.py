@@ -283,14 +283,9 @@ Outcome = Request | PreparedWrite | bool | KafkaError
 def run(
     process: Task | Driver, replies: Sequence[dict[str, Any] | None], transaction_version: int
 ) -> tuple[Outcome, Hashable]:
-    """Run a process with its replies so far.
+    """Run a process with its replies so far; return its next request, its result, or its error.
 
-    Returns
-    -------
-    outcome : Request, PreparedWrite, bool or KafkaError
-        Its next request, its result, or its error.
-    local_state : hashable
-        Equal for processes that continue equally.
+    The second value is equal for processes that continue equally.
     """
     channel = Replies(replies)
     client = SearchClient(channel, transaction_version)
