@@ -241,24 +241,18 @@ def test_values_are_decoded_by_the_schema_of_a_file(
     assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
 
 
+FROM_FILE = "--decode --value-schema {file}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--decode --value-format avro", "--value-schema and --value-format need each other"),
-        ("--decode --value-schema {file}", "--value-schema and --value-format need each other"),
-        (
-            "--decode --value-schema {file} --value-format json --value-message A",
-            "--value-message needs --value-format protobuf",
-        ),
-        ("--decode --value-schema {file} --value-format avro", "--value-schema: the Avro schema is not JSON"),
-        (
-            "--decode --value-schema {file} --value-format protobuf --value-message B",
-            "--value-schema: the Protobuf schema has no",
-        ),
-        (
-            "--decode --value-schema {file} --value-format protobuf --subject s",
-            "--subject has no effect with --value-schema",
-        ),
+        (FROM_FILE, "--value-schema and --value-format need each other"),
+        (f"{FROM_FILE} --value-format json --value-message A", "--value-message needs --value-format protobuf"),
+        (f"{FROM_FILE} --value-format avro", "--value-schema: the Avro schema is not JSON"),
+        (f"{FROM_FILE} --value-format protobuf --value-message B", "--value-schema: the Protobuf schema has no"),
+        (f"{FROM_FILE} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
         ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
         ("--value-schema {file} --value-format protobuf", "The options of schemas and types need --decode"),
     ],

@@ -11,6 +11,10 @@ from spark_kafka_source.options.parsing import parse_source_options
 
 AVRO = {"valueFormat": "confluent-avro", "schema.registry.url": "http://registry:8081"}
 TYPES = {**AVRO, "valueTypes": "shop.Order"}
+ORDERS = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
+DEAD_LETTERS = {"onDecodeError": "dead-letter", "deadLetterTopic": "dead"}
+NOT_READ = "onUnknownType has no effect: neither columns nor filter names value"
+NOT_DECODED = "onDecodeError has no effect: neither columns nor filter names a column that is decoded"
 
 
 @pytest.mark.parametrize(
@@ -35,39 +39,23 @@ TYPES = {**AVRO, "valueTypes": "shop.Order"}
             {**AVRO, "schema.registry.auto.register.schemas": "true"},
             "schema.registry.auto.register.schemas has no effect: it is an option of writes",
         ),
-        (
-            {**TYPES, "columns": "valueType,offset", "onUnknownType": "skip"},
-            "onUnknownType has no effect: neither columns nor filter names value",
-        ),
-        (
-            {**TYPES, "columns": "offset", "filter": "valueType = 'Order'", "onUnknownType": "null"},
-            "onUnknownType has no effect: neither columns nor filter names value",
-        ),
-        (
-            {**AVRO, "columns": "offset", "filter": "offset > 0", "onDecodeError": "null"},
-            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
-        ),
-        (
-            {**AVRO, "columns": "key", "onDecodeError": "null"},
-            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
-        ),
-        (
-            {**AVRO, "columns": "offset", "onDecodeError": "dead-letter", "deadLetterTopic": "dead"},
-            "onDecodeError has no effect: neither columns nor filter names a column that is decoded",
-        ),
+        ({**TYPES, "columns": "valueType,offset", "onUnknownType": "skip"}, NOT_READ),
+        ({**TYPES, "columns": "offset", "filter": "valueType = 'Order'", "onUnknownType": "null"}, NOT_READ),
+        ({**AVRO, "columns": "offset", "filter": "offset > 0", "onDecodeError": "null"}, NOT_DECODED),
+        ({**AVRO, "columns": "key", "onDecodeError": "null"}, NOT_DECODED),
+        ({**AVRO, "columns": "offset", **DEAD_LETTERS}, NOT_DECODED),
     ],
 )
 def test_option_without_effect_is_a_warning(
     options: dict[str, str], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
     at_a_time = {"startingTimestamp": "5", "kafka.group.id": "etl"}
     with caplog.at_level(logging.WARNING):
-        parse_source_options({**topics, **options}, streaming=True)
+        parse_source_options({**ORDERS, **options}, streaming=True)
         (message,) = caplog.messages
         assert warning in message
         caplog.clear()
-        parse_source_options({**topics, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
+        parse_source_options({**ORDERS, **at_a_time, "startingOffsetsByTimestampStrategy": "latest"}, streaming=True)
         assert caplog.text == ""
 
 
@@ -83,8 +71,7 @@ def test_option_without_effect_is_a_warning(
 def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
     options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
-    parse_source_options({**topics, **TYPES, **options}, streaming=True)
+    parse_source_options({**ORDERS, **TYPES, **options}, streaming=True)
     assert caplog.text == ""
 
 
@@ -105,13 +92,12 @@ def test_option_for_values_that_columns_or_filter_decode_has_no_warning(
     ],
 )
 def test_dead_letters_are_written_if_the_action_has_an_effect(options: dict[str, str], may_write: bool) -> None:
-    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders", "deadLetterTopic": "dead"}
-    assert parse_source_options({**topics, **options}, streaming=True).writes_dead_letters == may_write
+    settings = {**ORDERS, "deadLetterTopic": "dead", **options}
+    assert parse_source_options(settings, streaming=True).writes_dead_letters == may_write
 
 
 def test_dead_letter_topic_is_required_only_if_the_action_has_an_effect() -> None:
-    topics = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders", "columns": "offset"}
-    options = {**topics, **AVRO, "onDecodeError": "dead-letter"}
+    options = {**ORDERS, "columns": "offset", **AVRO, "onDecodeError": "dead-letter"}
     parse_source_options({**options, "filter": "offset > 0"}, streaming=True)
     with pytest.raises(ConfigurationError, match="onDecodeError is dead-letter, but there is no deadLetterTopic"):
         parse_source_options({**options, "filter": "value.id > 0"}, streaming=True)

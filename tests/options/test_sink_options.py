@@ -92,10 +92,7 @@ def test_option_without_effect_on_types_is_a_warning(
         ({"topic": "a b"}, "topic is 'a b' ('a b' is no topic name"),
         ({"topic": ""}, "topic is ''"),
         ({"kafka.transactional.id": "x"}, "use deliveryGuarantee=exactly-once and transactionalIdPrefix"),
-        (
-            {"valueUnionNames": "types"},
-            "is an option of streaming reads and batch reads, not of writes",
-        ),
+        ({"valueUnionNames": "types"}, "is an option of streaming reads and batch reads, not of writes"),
     ],
 )
 def test_unsupported_sink_options_are_refused(options: dict[str, str], message: str) -> None:

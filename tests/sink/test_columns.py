@@ -192,11 +192,7 @@ class TestTopics:
             for written in by_topic
             if written.partitions is not None
         }
-        assert rows == {
-            "b": ([b"b0", b"b2", b"b5"], [0, 2, 5]),
-            "a": ([b"a1", b"a4"], [None, 4]),
-            "c": ([b"c3"], [3]),
-        }
+        assert rows == {"b": ([b"b0", b"b2", b"b5"], [0, 2, 5]), "a": ([b"a1", b"a4"], [None, 4]), "c": ([b"c3"], [3])}
 
     def test_sliced_batch_is_split_like_whole_batch(self) -> None:
         batch = pa.record_batch({"topic": ["x", "a", "b", "a"], "value": ["0", "1", "2", "3"]}).slice(1)

@@ -28,16 +28,9 @@ SCHEMA = (
 
 def test_rows_give_same_columns_as_arrow_batches() -> None:
     moment = datetime(2024, 2, 29, 12, 30, 15, 123_456)
+    headers = [Row(key="h", value=bytearray(b"1")), Row(key="h", value=None)]
     rows = [
-        Row(
-            "x",
-            "a",
-            bytearray(b"\xff"),
-            [Row(key="h", value=bytearray(b"1")), Row(key="h", value=None)],
-            "t",
-            2,
-            moment,
-        ),
+        Row("x", "a", bytearray(b"\xff"), headers, "t", 2, moment),
         Row("y", None, None, None, "t", None, None),
     ]
     plan = plan_sink(SCHEMA, None)
@@ -87,9 +80,7 @@ def written_micros(values: list[datetime]) -> list[int]:
 
 
 @pytest.mark.usefixtures("_in_berlin")
-def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(caplog: pytest.LogCaptureFixture) -> None:
     moments = [BEFORE_BOTH_HOURS + timedelta(minutes=30 * half, microseconds=7) for half in range(8)]
     values = [datetime.fromtimestamp(moment.timestamp()) for moment in moments]
     remembered = [value for value in values if value.hour != 2 or value.fold]
@@ -99,9 +90,7 @@ def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(
 
 
 @pytest.mark.usefixtures("_in_berlin")
-def test_timestamp_in_repeated_hour_warns_if_ambiguous(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_timestamp_in_repeated_hour_warns_if_ambiguous(caplog: pytest.LogCaptureFixture) -> None:
     first, second = (BEFORE_BOTH_HOURS + timedelta(hours=hours) for hours in (1.5, 2.5))
     as_pyspark_4_0_does = [moment.astimezone().replace(tzinfo=None) for moment in (first, second)]
     assert written_micros(as_pyspark_4_0_does) == [round(first.timestamp() * 1e6)] * 2

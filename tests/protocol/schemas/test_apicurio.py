@@ -42,23 +42,14 @@ APICURIO_REPLIES: dict[str, Any] = {
 }  # fmt: skip
 APICURIO_ERRORS = {
     "GET /schemas/ids/99": (404, 40403, "No content with id/hash 'contentId-99' was found."),
-    "GET /subjects/bills-value/versions/latest": (
-        404,
-        40401,
-        "No artifact with ID 'bills-value' in group 'null' was found.",
-    ),
-    "GET /subjects/parcels-value/versions/5": (
-        404,
-        40402,
-        "No version '5' found for artifact with ID 'parcels-value' in group 'null'.",
-    ),
+    "GET /subjects/bills-value/versions/latest":
+        (404, 40401, "No artifact with ID 'bills-value' in group 'null' was found."),
+    "GET /subjects/parcels-value/versions/5":
+        (404, 40402, "No version '5' found for artifact with ID 'parcels-value' in group 'null'."),
     # It does not resolve references for this check.
-    "POST /compatibility/subjects/parcels-value/versions": (
-        422,
-        42201,
-        "Could not execute compatibility rule on invalid Avro schema",
-    ),
-}
+    "POST /compatibility/subjects/parcels-value/versions":
+        (422, 42201, "Could not execute compatibility rule on invalid Avro schema"),
+}  # fmt: skip
 
 
 @pytest.fixture
