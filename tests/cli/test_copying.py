@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -295,14 +295,7 @@ def test_copy_of_a_topic_to_itself_is_refused_by_another_address_of_the_cluster(
 
 def test_copy_to_unreachable_cluster_ends_at_the_time_limit(fake: FakeKafka) -> None:
     began_s = time.monotonic()
-    with listening() as address:
-        second = ("--to-bootstrap-server", address, "--timeout", "2s")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and never replies
+        second = ("--to-bootstrap-server", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "2s")
         assert invoke_at(fake, "copy", "orders", "orders-copy", *second, code=1).stderr.count("\n") == 1
     assert time.monotonic() - began_s < 20
-
-
-@contextmanager
-def listening() -> Iterator[str]:
-    """Yield an address that accepts connections and never replies."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"

@@ -70,44 +70,39 @@ def test_takeover_by_many_concurrent_tasks_is_done_by_few(
 
 # -- the back-off of one task, with a manual clock ----------------------------------------------------
 
-IDLE, BUSY = (LedgerProducer(TransactionalIdentity("query", 1, epoch), epoch == 0) for epoch in (0, 1))
+
+def producer(epoch: int, is_idle: bool) -> LedgerProducer:
+    return LedgerProducer(TransactionalIdentity("query", 1, epoch), is_idle)
 
 
-def waited_s(clock: ManualClock, *replies: LedgerProducer) -> float:
-    """Return how long a task waits. `replies` describe the ledger's producer, in order; the last one repeats."""
-    remaining_replies = iter(replies)
-    backoff = TakeoverBackoff(lambda: next(remaining_replies, replies[-1]), Deadline.after_ms(60_000, clock))
+IDLE, BUSY = producer(0, True), producer(1, False)
+
+
+@pytest.mark.parametrize(
+    ("replies", "least_s", "most_s"),
+    [
+        pytest.param([IDLE], 0, 0.1, id="no competitor"),
+        pytest.param([BUSY], 0.5, 1.1, id="another task takes over"),
+        pytest.param([IDLE, BUSY], 0.5, 1.3, id="another task begins to take over"),
+        # Since KIP-890 each decision bumps the epoch; between decisions the producer has no open transaction.
+        pytest.param([producer(n, True) for n in range(5)], 0, 0.1, id="a driver that still decides batches"),
+        pytest.param(
+            [producer(n, False) for n in range(5)], 0.5 + 1 + 2 + 4 + 8.0001, 60, id="one task after the other"
+        ),
+    ],
+)
+def test_task_waits_while_others_take_over(replies: list[LedgerProducer], least_s: float, most_s: float) -> None:
+    """`replies` describe the ledger's producer, in order; the last one repeats."""
+    clock, remaining = ManualClock(), iter(replies)
+    backoff = TakeoverBackoff(lambda: next(remaining, replies[-1]), Deadline.after_ms(60_000, clock))
     while not backoff.is_due():
         backoff.wait()
-    return clock.at_s
-
-
-def test_task_takes_over_at_once_without_competitor() -> None:
-    assert waited_s(ManualClock(), IDLE) <= 0.1
-
-
-def test_task_waits_a_limited_time_for_takeover_by_another() -> None:
-    assert 0.5 <= waited_s(ManualClock(), BUSY) <= 1.1
-    assert 0.5 <= waited_s(ManualClock(), IDLE, BUSY) <= 1.3
-
-
-def test_task_takes_over_from_driver_that_still_decides_batches() -> None:
-    """Since KIP-890 each decision bumps the epoch; between decisions the producer has no open transaction."""
-    decided = [LedgerProducer(TransactionalIdentity("query", 1, epoch), True) for epoch in range(5)]
-    assert waited_s(ManualClock(), *decided) <= 0.1
-
-
-def test_task_waits_longer_for_each_competing_task() -> None:
-    producers = [LedgerProducer(TransactionalIdentity("query", 1, epoch), False) for epoch in range(5)]
-    assert waited_s(ManualClock(), *producers) > 0.5 + 1 + 2 + 4 + 8
+    assert least_s <= clock.at_s <= most_s
 
 
 def test_task_waiting_for_others_fails_at_deadline() -> None:
     clock = ManualClock()
-    backoff = TakeoverBackoff(
-        lambda: LedgerProducer(TransactionalIdentity("query", 1, int(clock.at_s * 1000)), False),
-        Deadline.after_ms(5_000, clock),
-    )
+    backoff = TakeoverBackoff(lambda: producer(int(clock.at_s * 1000), False), Deadline.after_ms(5_000, clock))
     while not backoff.is_due() and clock.at_s < 5:
         backoff.wait()
     with pytest.raises(DeadlineExceeded, match="another task of this start"):
