@@ -166,21 +166,6 @@ def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSch
         assert table.column("key").to_pylist() == [b"k"] * 3
 
 
-def test_decoding_by_a_subject_with_rules_is_refused(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    rule = {"name": "hidePII", "kind": "TRANSFORM", "mode": "WRITEREAD", "type": "ENCRYPT"}
-    registry.register(SUBJECT, json.dumps(NEWER), rule_set={"domainRules": [rule]})
-    refused = consume(fake, registry, "valid", "--decode", code=2)
-    assert "version 3 of the subject orders-value has rules that are not applied here" in refused.stderr
-
-
-def test_keys_are_decoded_by_their_own_subject(empty: FakeKafka, registry: FakeSchemaRegistry) -> None:
-    ids = registry.register("other-key", '"long"'), registry.register("other-value", '"string"')
-    empty.produce("other", framed(ids[1], b"\6abc"), key=framed(ids[0], b"\x0e"))
-    decode = ("--decode-key", "-f", r"%k %v\n")
-    result = invoke_at(empty, "consume", "other", "-e", *decode, SCHEMA_REGISTRY_URL=registry.url)
-    assert result.stdout == '7 "abc"\n'
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [

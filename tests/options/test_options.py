@@ -52,12 +52,6 @@ def test_names_are_case_insensitive() -> None:
     assert (options.subscribe, options.max_offsets_per_trigger, options.consumer.group_id) == (("t",), 5, "Etl")
 
 
-def test_kafka_properties_reach_client_and_consumer() -> None:
-    options = stream(kafka_client_id="me", kafka_isolation_level="read_committed")
-    assert options.client.client_id == "me"
-    assert options.consumer.isolation_level == "read_committed"
-
-
 def test_options_pickle_and_are_compared_by_value() -> None:
     settings = {**BROKERS, "subscribePattern": "o.*", "startingOffsets": '{"orders": {"0": 1}}'}
     options = parse_source_options(settings, streaming=True)

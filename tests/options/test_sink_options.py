@@ -16,11 +16,6 @@ def test_sink_requires_acknowledgements_by_default() -> None:
     assert (options.producer.acks, options.producer.enable_idempotence) == (-1, True)
 
 
-def test_kafka_properties_reach_the_producer() -> None:
-    options = sink(kafka_compression_type="zstd", kafka_linger_ms="5")
-    assert (options.producer.compression_type, options.producer.linger_ms) == ("zstd", 5)
-
-
 @pytest.mark.parametrize(
     ("java", "name"), [("internals.DefaultPartitioner", "murmur2"), ("RoundRobinPartitioner", "round_robin")]
 )

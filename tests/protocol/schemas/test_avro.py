@@ -18,7 +18,7 @@ from protocol.records.arrow_numpy import to_arrow
 from protocol.schemas.avro_columns import ArrayReader
 from protocol.schemas.avro_default import zigzag_varint
 from protocol.schemas.avro_encode import encoder
-from protocol.schemas.avro_resolution import AvroDecoder, select_fields
+from protocol.schemas.avro_resolution import AvroDecoder
 from protocol.schemas.avro_schema import arrow_type
 from protocol.schemas.decoding import InvalidRows, read_valid
 from protocol.schemas.encoding import encode
@@ -307,18 +307,6 @@ def test_decimal_may_become_wider() -> None:
     samples = Samples(1)
     values = [{"a": samples.value(money(6, 2))} for _ in range(20)]
     assert read(record(("a", money(6, 2))), values, record(("a", money(20, 2)))).to_pylist() == values
-
-
-def test_selected_fields_are_read_alone() -> None:
-    schema = record(("a", "int"), ("b", ["null", "string"]), ("c", LINES), ("d", "double"))
-    parsed = parse(schema)
-    samples = Samples(2)
-    values = [samples.value(schema) for _ in range(10)]
-    column, _, invalid = AvroDecoder(parsed, select_fields(parsed, ["d", "b"])).decode(*bounds(encoded(schema, values)))
-    assert invalid == []
-    assert column.to_pylist() == [{"b": value["b"], "d": value["d"]} for value in values]
-    with pytest.raises(ConfigurationError, match="the schema has no field e; it has a, b, c, d"):
-        select_fields(parsed, ["e"])
 
 
 # -- writing ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from protocol.errors import ConfigurationError
 from protocol.schemas.json_schema import arrow_type, parse_json_schema
-from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder, choose_schema
 from protocol.testing.schema_registry import FakeSchemaRegistry
@@ -215,8 +214,3 @@ def test_schema_of_spark_may_take_the_place_of_the_registered_one(
     assert decoded(ColumnDecoder(reader, registry), [value]) == ([{"city": "Kiel", "zip": None}], [])
     with pytest.raises(ConfigurationError, match="has no field street; it has city"):
         choose_schema("confluent-json", registry, "a-value", fields=("street",))
-
-
-def test_json_schema_may_be_given_for_plain_json() -> None:
-    decoder = ColumnDecoder(ReaderSchema("json", json.dumps({**ADDRESS, "properties": {"a": INTEGER}})))
-    assert decoded(decoder, [b'{"a": 1}']) == ([{"a": 1}], [])

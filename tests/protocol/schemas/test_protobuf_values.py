@@ -181,15 +181,6 @@ def test_imported_messages_are_read(serialize: Serialize, registry: SchemaRegist
     assert decode(registry, serialize(message)) == ([{"to": {"city": "Kiel"}, "at": at}], [])
 
 
-def test_text_of_a_registry_is_parsed(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
-    server.register("address", IMPORTED, "PROTOBUF")
-    references = [{"name": "a.proto", "subject": "address", "version": 1}]
-    text = IMPORTING.replace("to = 1;", "to = 1; optional int32 n = 2;")
-    schema_id = server.register(SUBJECT, text, "PROTOBUF", references)
-    value = struct.pack(">bI", 0, schema_id) + b"\0\x0a\x06\x0a\x04Kiel\x10\0"
-    assert decode(registry, value) == ([{"to": {"city": "Kiel"}, "n": 0}], [])
-
-
 @pytest.mark.parametrize("to_header", [header_schema_id_serializer, id_to_header])
 def test_number_of_the_message_is_read_behind_a_guid_or_an_id_in_a_header(
     serialize: Serialize, registry: SchemaRegistry, server: FakeSchemaRegistry, to_header: Any
@@ -226,12 +217,6 @@ def test_messages_in_headers_that_differ_in_each_record_are_neither_parsed_nor_k
     assert {"does not have" in failure.reason for failure in invalid} == {True}
     assert len(parsed) <= 1
     assert len(records._decoders) <= 8
-
-
-def test_missing_message_is_refused(serialize: Serialize, registry: SchemaRegistry) -> None:
-    serialize(FIRST(id=1))
-    with pytest.raises(ConfigurationError, match="has no message Bill; it has shop"):
-        decode(registry, message="Bill")
 
 
 @pytest.mark.parametrize("name", ["Address", "shop.Address", "google.protobuf.Timestamp", "Order.TagsEntry"])

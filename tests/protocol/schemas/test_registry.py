@@ -221,21 +221,6 @@ def test_passing_failures_are_retried_and_the_next_address_is_asked(server: Fake
     assert server.requests == ["POST /subjects/a/versions"] * 3 + ["GET /schemas/ids/1"] * 2
 
 
-def test_registry_that_does_not_respond_is_named_without_secrets(server: FakeSchemaRegistry) -> None:
-    server.stop()
-    registry = client(server.url, basic_auth_user_info="me:hunter2")
-    with pytest.raises(RegistryFailed, match=r"for the subjects: 127.0.0.1:\d+: .* Check schema\.registry\.url"):
-        registry.subjects()
-
-
-def test_silent_registry_fails_at_its_deadline() -> None:
-    with Endpoint() as silent:
-        registry = client(silent.url.partition("/token")[0], request_timeout_ms=200, max_retries=0)
-        # The server knows no POST path; without an answer prepared it is silent.
-        with pytest.raises(RegistryFailed, match="no complete response in time"):
-            registry.register("a", RegisteredSchema(ORDER))
-
-
 def test_user_is_sent_and_wrong_one_is_refused_with_the_property() -> None:
     with FakeSchemaRegistry(user_info="me:hunter2") as server:
         assert client(server.url, basic_auth_user_info="me:hunter2").subjects() == []

@@ -102,18 +102,6 @@ def test_rules_that_change_values_are_refused(rules: dict[str, Any], refused_use
             refuse_rules(parse_rules(rules), (use,), "version 1")
 
 
-def test_reading_refuses_the_rules_of_the_version_with_names_and_remedy(
-    server: FakeSchemaRegistry, registry: SchemaRegistry
-) -> None:
-    server.register(SUBJECT, SECOND, rule_set=rule_set())
-    with pytest.raises(
-        ConfigurationError,
-        match=r"^version 1 of the subject orders-value has rules .*: hidePII \(domainRules, kind TRANSFORM, type "
-        r"ENCRYPT, mode WRITEREAD\). Disable the rule in the registry, or use the format binary and ",
-    ):
-        choose_schema("confluent-avro", registry, SUBJECT)
-
-
 def test_rule_that_only_validates_is_a_warning(server: FakeSchemaRegistry, registry: SchemaRegistry) -> None:
     server.register(SUBJECT, SECOND, rule_set=rule_set(**CHECK))
     with deferred_warnings() as warnings:

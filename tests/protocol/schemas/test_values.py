@@ -69,12 +69,6 @@ def test_values_of_all_versions_are_resolved_to_the_readers(serialize: Serialize
     assert decode(registry, *values) == ([row and dict(zip(names, row, strict=True)) for row in rows], [])
 
 
-def test_slice_of_a_column_is_decoded(serialize: Serialize, registry: SchemaRegistry) -> None:
-    values = pa.array([None, *(serialize(FIRST, {"id": number}) for number in range(10)), None])
-    rows, invalid = decoder("confluent-avro", registry).decode(values.slice(3, 6))
-    assert (rows.field(0).to_pylist(), invalid) == ([2, 3, 4, 5, 6, 7], [])
-
-
 def test_invalid_values_are_null_and_reported(serialize: Serialize, registry: SchemaRegistry) -> None:
     good = serialize(SECOND, {"id": 7, "note": "x"})
     no_ids = b"", b"\0\0\0", b'{"id": 7}', b"\0\xff\xff\xff\xff\2"
@@ -212,12 +206,6 @@ def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: Fak
 def test_invalid_value_without_schema_id_points_to_the_writers_schema(schema: ReaderSchema, value: bytes) -> None:
     _, (error,) = decoded(ColumnDecoder(schema), [value])
     assert error.endswith("a length that exceeds the value; the schema probably differs from the writer's")
-
-
-def test_other_type_of_schema_is_refused(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
-    server.register(SUBJECT, "{}", "JSON")
-    with pytest.raises(ConfigurationError, match="orders-value has a schema of the type JSON, which confluent-avro"):
-        decoder("confluent-avro", registry)
 
 
 def test_columns_are_decoded_and_encoded_without_pandas() -> None:
