@@ -195,17 +195,9 @@ def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: Fak
     assert decode(registry, struct.pack(">bI", 0, schema_id) + b"\x08Kiel") == ([{"to": {"city": "Kiel"}}], [])
 
 
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        (ReaderSchema("avro", '"string"'), b"\x08ab"),
-        (ReaderSchema("protobuf", 'syntax = "proto3"; message M { string a = 1; }'), b"\x0a\x08ab"),
-    ],
-    ids=["avro", "protobuf"],
-)
-def test_invalid_value_without_schema_id_points_to_the_writers_schema(schema: ReaderSchema, value: bytes) -> None:
-    _, (error,) = decoded(ColumnDecoder(schema), [value])
-    assert error.endswith("a length that exceeds the value; the schema probably differs from the writer's")
+def test_invalid_value_without_schema_id_points_to_the_writers_schema() -> None:
+    _, (error,) = decoded(ColumnDecoder(ReaderSchema("avro", '"string"')), [b"\x08ab"])
+    assert error == "a length that exceeds the value; the schema probably differs from the writer's"
 
 
 def test_columns_are_decoded_and_encoded_without_pandas() -> None:
