@@ -202,15 +202,3 @@ def test_values_of_confluents_serializer_are_read(server: FakeSchemaRegistry, re
         ],
         ["it does not begin with a zero byte and a schema id"],
     )
-
-
-def test_schema_of_spark_may_take_the_place_of_the_registered_one(
-    server: FakeSchemaRegistry, registry: SchemaRegistry
-) -> None:
-    client = SchemaRegistryClient({"url": server.url})
-    serializer = JSONSerializer(json.dumps(ADDRESS), client)
-    value = serializer({"city": "Kiel"}, SerializationContext("a", MessageField.VALUE))
-    reader = choose_schema("confluent-json", registry, "a-value", text="city STRING, zip INT")
-    assert decoded(ColumnDecoder(reader, registry), [value]) == ([{"city": "Kiel", "zip": None}], [])
-    with pytest.raises(ConfigurationError, match="has no field street; it has city"):
-        choose_schema("confluent-json", registry, "a-value", fields=("street",))
