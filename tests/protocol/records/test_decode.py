@@ -161,19 +161,6 @@ def test_two_partitions_are_decoded_in_turns() -> None:
     assert observed == [{b"a" * 50}, {b"b" * 50}]
 
 
-def test_log_append_time_applies_to_the_whole_batch() -> None:
-    records = [Record(timestamp_delta=5), Record(offset_delta=1, timestamp_delta=-5)]
-    batches = follow([Batch(records, flags=LOG_APPEND_TIME, max_timestamp=77), Batch(records, first_timestamp=100)])
-    times = [(row["timestamp_ms"], row["timestamp_type"]) for row in rows(written(batches))]
-    assert times == [(77, 1), (77, 1), (105, 0), (95, 0)]
-
-
-def test_compaction_gap_is_no_record() -> None:
-    batch = Batch([Record(b"a"), Record(b"b", offset_delta=700)], last_offset_delta=1_999)
-    assert read_batch_headers(write_batch(batch)).next_offset == 2_000
-    assert [row["offset"] for row in rows(write_batch(batch))] == [0, 700]
-
-
 def test_record_outside_its_batch_is_corrupt() -> None:
     for delta in (-1, 11):
         with pytest.raises(Corrupt, match=r"orders-3.*offset 50"):

@@ -177,28 +177,26 @@ def test_record_batch_above_2_gib_is_refused_with_the_option(monkeypatch: pytest
     assert refused.value.settings == {"batch.size"}
 
 
+def huge(*ends: int) -> pa.Array:
+    """Return values that end at these bytes, in memory that is never touched."""
+    offsets, data = np.array([0, *ends], np.int64), np.zeros(ends[-1], np.uint8)
+    return pa.Array.from_buffers(pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
 def test_column_above_2_gib_is_refused() -> None:
-    size_bytes = 2**31 + 16
-    offsets, data = np.array([0, 2**30, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
-    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    columns = pa.RecordBatch.from_arrays([huge(2**30, 2**31 + 16)], names=["value"])
     with pytest.raises(UsageError, match="column value has more than 2 GiB: send fewer rows"):
-        record_columns(pa.RecordBatch.from_arrays([values], names=["value"]), 0)
+        record_columns(columns, 0)
 
 
 def test_slice_behind_2_gib_of_a_column_is_written() -> None:
     """As of `Table.to_batches`, and of a caller who sends fewer rows in a call."""
-    size_bytes = 2**31 + 16
-    offsets, data = np.array([0, 2**31, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
-    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    rows = record_columns(pa.RecordBatch.from_arrays([values.slice(1)], names=["value"]), 0)
-    assert rows.column("value").to_pylist() == [bytes(16)]
+    columns = pa.RecordBatch.from_arrays([huge(2**31, 2**31 + 16).slice(1)], names=["value"])
+    assert record_columns(columns, 0).column("value").to_pylist() == [bytes(16)]
 
 
 def test_slice_behind_2_gib_of_headers_is_written() -> None:
-    size_bytes = 2**31 + 4
-    offsets, data = np.array([0, 2**31, size_bytes], np.int64), np.zeros(size_bytes, np.uint8)  # memory never touched
-    values = pa.Array.from_buffers(pa.large_binary(), 2, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    header = pa.StructArray.from_arrays([pa.array(["a", "b"]), values], names=["key", "value"])
+    header = pa.StructArray.from_arrays([pa.array(["a", "b"]), huge(2**31, 2**31 + 4)], names=["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), header)
     columns = pa.RecordBatch.from_arrays([pa.array([b"1", b"2"]), headers], names=["value", "headers"])
     rows = record_columns(columns.slice(1), 0)

@@ -15,10 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from protocol.config import parse_consumer
 from protocol.errors import Corrupt, DecompressedTooLarge, ProtocolError
-from protocol.fetch.fetch_position import FetchPosition
-from protocol.position import Position
 from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
@@ -137,15 +134,6 @@ def test_each_message_counts_as_a_batch(magic: int) -> None:
     assert bytes(records.batch(1)) == write(wrapper)
 
 
-@BOTH
-@pytest.mark.parametrize("codec", PACKED)
-def test_compressed_message_sets_are_read(codec: str, magic: int) -> None:
-    first, second = some(magic), some(magic, 200, count=90)
-    log = write(wrap(first, codec)) + write(wrap(second, codec))
-    assert read(log) == [message.row() for message in first + second]
-    assert read_batch_headers(log).next_offset == 291
-
-
 @given(
     st.lists(st.tuples(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=200)), min_size=1),
     st.sampled_from([0, 1]),
@@ -253,22 +241,6 @@ def test_truncated_message_reports_its_size(magic: int) -> None:
         assert [row["offset"] for row in read(complete + cut[:length])] == [7]
 
 
-@BOTH
-def test_partial_message_grows_the_fetch_until_it_fits(magic: int) -> None:
-    message = write(Message(3, bytes(1 << 20), magic=magic))
-    partition = FetchPosition("orders", 3, Position(3), parse_consumer({}), until=Position(4))
-    remainder = {"error_code": 0, "high_watermark": 4, "last_stable_offset": 4, "log_start_offset": 0}
-    requested: list[int] = []
-    while not partition.done:
-        requested.append(partition.fetch_bytes())
-        assert len(requested) < 8
-        records = message[: requested[-1]]
-        row = {**remainder, "records": records, "aborted_transactions": None, "preferred_read_replica": -1}
-        partition.handle_response(row, "broker 1")
-    assert requested[-1] >= len(message) > requested[0]
-    assert partition.position.leader_epoch == -1
-
-
 # -- invalid messages -----------------------------------------------------------------------------
 
 
@@ -346,15 +318,6 @@ def test_wrapper_after_a_later_message_hides_no_row() -> None:
     log = [Message(offset, b"a", None, 1) for offset in (0, 12)]
     wrapper = wrap([Message(offset, b"a", None, 1) for offset in range(1, 11)], "gzip")
     assert [row["offset"] for row in read(written([*log, wrapper]), 0, 10)] == list(range(10))
-
-
-@BOTH
-@pytest.mark.parametrize("size", [-(2**31), -1, 0, 4, 13])
-def test_size_below_the_header_is_corrupt(magic: int, size: int) -> None:
-    log = struct.pack(">qiIb", 7, size, 0, magic) + bytes(100)
-    assert len(read_batch_headers(write(Message(3)) + log)) == 1
-    with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {size} bytes"):
-        read_batch_headers(log, where="orders-3")
 
 
 @pytest.mark.parametrize("offset", [-5, 2**63 - 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import product
 
 import pytest
 
@@ -39,9 +40,11 @@ def test_truncated_batch_reports_its_size() -> None:
         assert read_batch_headers(complete + cut[:length]).partial_bytes == 61
 
 
-@pytest.mark.parametrize("length", [-(2**31), -1, 0, 13, 48])
-def test_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
-    log = struct.pack(">qi", 7, length) + bytes([0, 0, 0, 0, 2]) + bytes(100)
+@pytest.mark.parametrize(("magic", "length"), [*product([0, 1, 2], [-(2**31), -1, 0, 4, 13]), (2, 48)])
+def test_batch_shorter_than_its_header_is_corrupt(magic: int, length: int) -> None:
+    """In magic 0 and 1, a batch is a message."""
+    log = struct.pack(">qiIb", 7, length, 0, magic) + bytes(100)
+    assert len(read_batch_headers(write_batch(sequence([b"a"])) + log)) == 1
     with pytest.raises(Corrupt, match=f"orders-3: the record batch at offset 7 announces {length} bytes"):
         read_batch_headers(log, where="orders-3")
 

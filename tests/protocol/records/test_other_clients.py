@@ -41,22 +41,12 @@ def some_rows(count: int) -> list[Row]:
     ]
 
 
-def header_pairs(row: Row) -> list[tuple[str, bytes | None]]:
-    return [(header["key"], header["value"]) for header in row["headers"] or []]
-
-
-def written_by_aiokafka(rows: list[Row], codec: str) -> bytes:
-    builder = AiokafkaBuilder(2, NUMBERS[codec], 1, 99, 3, 12, 1 << 30)
+def written_by(builder: type, rows: list[Row], codec: str) -> bytes:
+    batch = builder(2, NUMBERS[codec], 1, 99, 3, 12, 1 << 30)
     for i, row in enumerate(rows):
-        builder.append(i, row["timestamp_ms"], row["key"], row["value"], header_pairs(row))
-    return bytes(builder.build())
-
-
-def written_by_kafka_python(rows: list[Row], codec: str) -> bytes:
-    builder = KafkaPythonBuilder(2, NUMBERS[codec], 1, 99, 3, 12, 1 << 30)
-    for i, row in enumerate(rows):
-        builder.append(i, row["timestamp_ms"], row["key"], row["value"], header_pairs(row))
-    return bytes(builder.build())
+        headers = [(header["key"], header["value"]) for header in row["headers"] or []]
+        batch.append(i, row["timestamp_ms"], row["key"], row["value"], headers)
+    return bytes(batch.build())
 
 
 def read_by(reader: Callable[[bytes], Any], batch: bytes) -> list[Row]:
@@ -73,7 +63,7 @@ def read_by(reader: Callable[[bytes], Any], batch: bytes) -> list[Row]:
     ]
 
 
-WRITERS = {"aiokafka": written_by_aiokafka, "kafka-python": written_by_kafka_python}
+WRITERS = {"aiokafka": AiokafkaBuilder, "kafka-python": KafkaPythonBuilder}
 READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-python": KafkaPythonBatch}
 
 
@@ -81,7 +71,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {"aiokafka": AiokafkaBatch, "kafka-
 @pytest.mark.parametrize(("client", "codec"), AIOKAFKA + KAFKA_PYTHON)
 def test_records_of_other_clients_are_read(client: str, codec: str, count: int) -> None:
     some = some_rows(count)
-    log = WRITERS[client](some, codec)
+    log = written_by(WRITERS[client], some, codec)
     records = read_batch_headers(log)
     assert (records.next_offset, records.headers["producer_id"][0]) == (count, 99)
     assert rows(log, columns=SCHEMA.names) == some

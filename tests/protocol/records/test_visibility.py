@@ -29,29 +29,6 @@ def transactional(text: bytes, base_offset: int, producer_id: int) -> Batch:
     return sequence([text], base_offset=base_offset, flags=TRANSACTIONAL, producer_id=producer_id)
 
 
-INTERLEAVED = [
-    transactional(b"a1", 0, producer_id=1),
-    transactional(b"b1", 1, producer_id=2),
-    sequence([b"plain"], base_offset=2),
-    marker(3, 1, commit=False),
-    transactional(b"a2", 4, producer_id=1),
-    marker(5, 2, commit=True),
-    transactional(b"b2", 6, producer_id=2),
-    marker(7, 1, commit=True),
-    marker(8, 2, commit=False),
-]
-ABORTED = [{"producer_id": 1, "first_offset": 0}, {"producer_id": 2, "first_offset": 6}]
-
-
-def test_aborted_transactions_are_dropped_up_to_their_marker() -> None:
-    assert values(INTERLEAVED, ABORTED) == [b"b1", b"plain", b"a2"]
-
-
-def test_abort_without_data_and_second_marker_have_no_effect() -> None:
-    log = [marker(0, 7, commit=False), marker(1, 7, commit=False), transactional(b"kept", 2, producer_id=7)]
-    assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"kept"]
-
-
 def test_plain_batch_of_a_producer_with_an_aborted_transaction_is_kept() -> None:
     log = [sequence([b"plain"], producer_id=7), transactional(b"dropped", 1, 7), marker(2, 7, commit=False)]
     assert values(log, [{"producer_id": 7, "first_offset": 0}]) == [b"plain"]
