@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import TopicPartition
 
 from protocol.cluster.client import Client
 from protocol.fetch.log_offsets import Range
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import TopicFactory
-from tests.protocol.fetch.consuming import client_of, produce, ranges_of, reader, rows_of, skip_recreated
+from tests.protocol.fetch.consuming import client_of, produce, reader, rows_of, skip_recreated
 from tests.support import awkward_topics
 from tests.support.log_segments import stored_batches
 from tests.support.topic_changes import recreate
 from tests.support.topic_writers import Topic
+from tests.support.whole_rows import rows_of_librdkafka, rows_of_ours
 
 
 def test_topic_recreated_after_planning_is_skipped_at_any_length(kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -94,34 +94,6 @@ def test_ranges_without_visible_rows_end_at_once(
 def test_compacted_logs_are_read_as_by_librdkafka(
     compacted: tuple[Client, str, str], kafka1: LocalKafka, isolation_level: str
 ) -> None:
-    client, gaps, controls = compacted
-    for name, partitions in ((gaps, 3), (controls, 1)):
-        ranges = ranges_of(client, name, partitions)
-        result = rows_of(reader(client, ranges, {"isolation.level": isolation_level}))
-        rows = sorted((source_range.partition, *row) for source_range, read in result.items() for row in read)
-        assert rows == _by_librdkafka(kafka1, ranges, isolation_level)
-
-
-def _by_librdkafka(kafka: LocalKafka, ranges: Sequence[Range], isolation_level: str) -> list[tuple[int, int, bytes]]:
-    from confluent_kafka import Consumer, KafkaError
-
-    settings = {"group.id": "x", "enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "isolation.level": isolation_level, **settings})
-    consumer.assign(
-        [
-            TopicPartition(source_range.topic, source_range.partition, source_range.from_offset)
-            for source_range in ranges
-        ]
-    )
-    rows, ended = [], set()
-    try:
-        while len(ended) < len(ranges):
-            for message in consumer.consume(1_000, timeout=0.2):
-                if message.error() is None:
-                    rows.append((message.partition(), message.offset(), message.value()))
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    ended.add(message.partition())
-    finally:
-        consumer.close()
-    return sorted(rows)
+    _, gaps, controls = compacted
+    partitions = [*((gaps, number) for number in range(3)), (controls, 0)]
+    assert rows_of_ours(kafka1, partitions, isolation_level) == rows_of_librdkafka(kafka1, partitions, isolation_level)

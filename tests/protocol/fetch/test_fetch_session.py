@@ -39,33 +39,6 @@ def session() -> FetchSession:
     return session
 
 
-def test_first_request_is_full() -> None:
-    session = FetchSession()
-    fields = session.request(wanted(0, 1, 2), by_id=True)
-    assert (fields["session_id"], fields["session_epoch"]) == (0, 0)
-    assert fields["topics"] == [{"topic_id": ORDERS, "partitions": [row(0), row(1), row(2)]}]
-    assert session.full
-
-
-def test_later_request_has_only_changes(session: FetchSession) -> None:
-    fields = session.request({**wanted(0, 2), **wanted(1, offset=5)}, by_id=True)
-    assert (fields["session_id"], fields["session_epoch"]) == (7, 1)
-    assert (named(fields), forgotten(fields)) == ([1], [])
-    session.accept(ErrorCode.NONE, 7)
-    fields = session.request({**wanted(0, 2), **wanted(1, offset=5)}, by_id=True)
-    assert (fields["session_epoch"], fields["topics"]) == (2, [])
-    assert not session.full
-
-
-def test_removed_partition_is_forgotten_and_may_return(session: FetchSession) -> None:
-    fields = session.request(wanted(0, 2), by_id=True)
-    assert (named(fields), forgotten(fields)) == ([], [1])
-    assert fields["forgotten_topics_data"] == [{"topic_id": ORDERS, "partitions": [1]}]
-    session.accept(ErrorCode.NONE, 7)
-    fields = session.request(wanted(0, 1, 2), by_id=True)
-    assert (named(fields), forgotten(fields)) == ([1], [])
-
-
 def test_session_epoch_wraps_to_1(session: FetchSession) -> None:
     session._epoch = 2**31 - 1
     assert session.request(wanted(0), by_id=True)["session_epoch"] == 2**31 - 1
@@ -91,13 +64,6 @@ def test_request_after_an_error_is_full_and_ends_the_old_session(
     fields = session.request(wanted(0, 1, 2, offset=9), by_id=True)
     assert (fields["session_id"], fields["session_epoch"]) == (session_id, 0)
     assert (named(fields), forgotten(fields)) == ([0, 1, 2], [])
-
-
-def test_request_after_a_lost_reply_is_full(session: FetchSession) -> None:
-    session.request(wanted(0, 1), by_id=True)
-    session.restart()
-    fields = session.request(wanted(0, 1), by_id=True)
-    assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 0, [0, 1])
 
 
 def test_requests_to_a_broker_without_sessions_are_full() -> None:

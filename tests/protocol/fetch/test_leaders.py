@@ -48,17 +48,6 @@ def test_refused_position_behind_the_log_end_is_invalid(client: Client) -> None:
     assert (action.bounds.start, action.bounds.latest.offset) == (0, 5)
 
 
-def test_refused_position_within_the_log_is_retried(client: Client) -> None:
-    action = decided(client, routed(client, 3), REFUSED)
-    assert isinstance(action, Retry)
-    assert isinstance(action.error, BrokerError)
-    assert action.error.code == ErrorCode.OFFSET_NOT_AVAILABLE
-
-
-def test_truncated_log_is_read_from_the_truncation(client: Client) -> None:
-    assert decided(client, routed(client, 4), TRUNCATED) == InvalidPosition(TRUNCATED, 4, Position(2), str(TRUNCATED))
-
-
 @pytest.mark.parametrize(
     ("epoch_end", "context", "lost", "retained"),
     [

@@ -163,21 +163,22 @@ def test_ctrl_c_before_the_first_row_of_a_reply_loses_nothing(at: str, monkeypat
 
 
 @pytest.mark.parametrize("leave", [FetchBuffer.expire, FetchBuffer.pause])
-def test_unread_rest_of_a_reply_keeps_only_its_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
+def test_unread_replies_keep_only_their_own_bytes(leave: Callable[[FetchBuffer], bool]) -> None:
     fetches: list[CompletedFetch] = []
 
     def noted(part: CompletedFetch, where: str) -> Iterator[pa.RecordBatch]:
         fetches.append(part)
         return decoded(part, where)
 
-    stream = stream_of(fetched(0, before=1_000), decode=noted)
+    stream = stream_of(fetched(0, before=1_000), fetched(10, before=1_000), decode=noted)
     assert read(stream) == [0, 1, 2, 3, 4]
     leave(stream.buffer)
     leave(stream.buffer)
-    stream.buffer.put(fetched(10, before=1_000), 0)
+    stream.buffer.put(fetched(20, before=1_000), 0)
     stream.resume()
-    assert [offset for _ in range(2) for offset in read(stream)] == [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    assert [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in fetches[:2]] == [False, True]
+    assert [offset for _ in range(5) for offset in read(stream)] == list(range(5, 30))
+    own_bytes = [part.records.buffer.nbytes == len(part.records.buffer.obj) for part in fetches]
+    assert own_bytes == [False, True, True, True]
 
 
 def test_stream_without_replies_ahead_is_fetched_while_its_user_is_slow() -> None:

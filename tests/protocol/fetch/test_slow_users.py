@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -110,24 +109,6 @@ def test_slow_user_of_many_partitions_reads_all_of_them(
             turns[read[0].partition] += 1
             wait_until(lambda: all(stream.expired for stream in streams if stream.buffer.ahead))
     assert not dropped
-
-
-def test_unread_reply_holds_no_bytes_of_other_partitions(kafka: LocalKafka, written: Written, client: Client) -> None:
-    name = written(600, 6)
-    with consumer_of(client, {"max.processing.time.ms": 60_000}) as consumer:
-        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
-        wait_until(lambda: all(stream.buffer.ahead for stream in streams))
-        produce(kafka, name, range(600), 6)
-        wait_until(lambda: any(stream.buffer.full for stream in streams))
-        fetcher = fetcher_of(consumer)
-        with fetcher.lock:
-            fetcher.schedule.config = replace(fetcher.schedule.config, max_processing_time_ms=1)
-            for thread in fetcher._threads.values():
-                thread.work.notify()
-        wait_until(lambda: all(stream.expired for stream in streams))
-        views = [fetched.records.buffer for stream in streams for fetched in stream.buffer.ahead]
-        assert any(stream.buffer.full for stream in streams)
-        assert [len(view.obj) for view in views] == [view.nbytes for view in views]
 
 
 def read_rows(stream: PartitionConsumer, rows: int) -> list[int]:

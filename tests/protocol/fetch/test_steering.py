@@ -19,7 +19,7 @@ from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.fetch.conftest import Written
-from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, produce, read_all
+from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, read_all
 from tests.support.internals import fetcher_of
 from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
@@ -124,23 +124,6 @@ def test_reply_to_a_fetch_before_a_seek_is_dropped(kafka: LocalKafka, written: W
             stream.seek(500)
             sought.set()
             assert next(stream.messages(20_000)).offset == 500
-
-
-def test_paused_stream_is_not_fetched(kafka: LocalKafka, written: Written) -> None:
-    name = written(10)
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client, consumer_of(client) as consumer:
-        stream = consumer.consume_partition(name, 0, EARLIEST)
-        assert stream.poll(20_000) is not None
-        stream.pause()
-        # The request in flight, or about to be sent, ends; no other follows.
-        assert stream.poll(300) is None
-        wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == proxy.frame_counts["Fetch", "request"])
-        sent = proxy.frame_counts["Fetch", "request"]
-        produce(kafka, name, range(10))
-        assert stream.poll(700) is None
-        assert proxy.frame_counts["Fetch", "request"] == sent
-        stream.resume()
-        assert stream.poll(20_000) is not None
 
 
 def test_partitions_are_added_and_closed(written: Written, client: Client) -> None:
