@@ -11,7 +11,7 @@ import pytest
 
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.errors import DeadlineExceeded, TLSFailed, UnsupportedVersion
+from protocol.errors import TLSFailed, UnsupportedVersion
 from protocol.net.connection import Reply
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.records.batch_header import TRANSACTIONAL, WIRE
@@ -46,17 +46,6 @@ def headers_of(body: dict[str, Any]) -> list[Any]:
 
 
 class TestRequests:
-    def test_record_batches_have_identity_and_consecutive_sequence_numbers(self, broker: FakeKafka) -> None:
-        with producer_of(broker.bootstrap_servers, {"batch.size": 1_000}) as producer:
-            send_rows(producer, 0, 30, partition=5)
-        headers = [header for _, body in produce_requests(broker) for header in headers_of(body)]
-        ((producer_id, epoch),) = {(int(header["producer_id"]), int(header["producer_epoch"])) for header in headers}
-        assert (producer_id > 0, epoch) == (True, 0)
-        firsts = [int(header["base_sequence"]) for header in headers]
-        counts = [int(header["count"]) for header in headers]
-        assert firsts == np.cumsum([0, *counts[:-1]]).tolist()
-        assert sum(counts) == broker.log(TOPIC, 5).end_offset == 30
-
     def test_producer_without_idempotence_requests_no_producer_id(self, broker: FakeKafka) -> None:
         with producer_of(broker.bootstrap_servers, {"enable.idempotence": False}) as producer:
             send_rows(producer, 0, 3)
@@ -199,15 +188,6 @@ class TestReplies:
             for part, header in zip(body["topic_data"][0]["partition_data"], headers_of(body), strict=True)
         ]
         assert observed == [(0, 0, 0), (0, 0, 3), (0, 1, 0), (1, 0, 0)]
-
-    def test_batches_without_a_reply_until_delivery_timeout_have_an_unknown_outcome(self, broker: FakeKafka) -> None:
-        broker.handlers[PRODUCE] = lambda body, version: None
-        producer = producer_of(broker.bootstrap_servers, {"request.timeout.ms": 200, "delivery.timeout.ms": 3_000})
-        send_rows(producer, 0, 3)
-        with pytest.raises(DeadlineExceeded, match="3 records have an unknown outcome") as raised:
-            producer.flush()
-        assert raised.value.context["unknown_records"] == 3
-        assert len(produce_requests(broker)) > 1
 
 
 def test_producer_forgets_addresses_that_brokers_have_left() -> None:

@@ -26,7 +26,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from tests.protocol.producer.on_fake import TOPIC, WAIT_S, columns_of, nothing_written, values_of
 from tests.protocol.producer.producing import producer_of
-from tests.support.internals import assembler_of, pending_of, thread_of
+from tests.support.internals import pending_of, thread_of
 from tests.support.wait_until import wait_until
 
 
@@ -71,17 +71,6 @@ def test_invalid_message_is_refused_and_others_are_written(
         producer.send(**{"topic": TOPIC, "value": b"bad", **fields})
     second = producer.send(TOPIC, b"second")
     assert [first.result(WAIT_S).offset, second.result(WAIT_S).offset] == [0, 1]
-
-
-def test_failure_reported_by_futures_is_not_raised_again(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_out_of_memory(*_: object) -> None:
-        raise MemoryError("as if")
-
-    monkeypatch.setattr(assembler_of(producer), "encode", run_out_of_memory)
-    assert isinstance(producer.send(TOPIC, b"lost").exception(WAIT_S), UsageError)
-    monkeypatch.undo()
-    producer.flush()
-    assert producer.send(TOPIC, b"next").result(WAIT_S).offset == 0
 
 
 def test_value_changed_after_send_is_written_unchanged(broker: FakeKafka, producer: Producer) -> None:

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 
 from protocol.errors import UsageError
 from protocol.producer.key_hash import crc32, fnv1a, murmur2
-from protocol.producer.partitioner import Partitioner, by_crc32, by_each_key, by_fnv1a, by_murmur2
+from protocol.producer.partitioner import Partitioner, by_each_key, by_fnv1a, by_murmur2
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
 
 VECTORS = Path(__file__).parent / "vectors" / "murmur2.txt"
 
 
-def random_keys(count: int, seed: int = 1) -> list[bytes]:
-    rng = random.Random(seed)
-    lengths = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33]
-    return [rng.randbytes(rng.choice([*lengths, rng.randrange(300)])) for _ in range(count)]
-
-
 def binary(keys: list[bytes | None]) -> pa.BinaryArray:
     return pa.array(keys, pa.binary())
-
-
-def fnv1a_plain(key: bytes) -> int:
-    value = 2166136261
-    for byte in key:
-        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
-    return value
 
 
 def ones(count: int, size: int = 100) -> np.ndarray:
@@ -53,6 +38,15 @@ def test_partitions_may_be_a_column_of_a_table(chunks: list[list[int]]) -> None:
         assert sent.result()["partition"].to_pylist() == [2, 1]
 
 
+def test_producer_partitions_by_the_configured_strategy() -> None:
+    keys = [b"%d" % number for number in range(20)]
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", 7)
+        with Producer(bootstrap_servers=kafka.bootstrap_servers, partitioner_class="fnv1a") as producer:
+            sent = producer.send_columns("t", pa.RecordBatch.from_pydict({"key": keys, "value": keys}))
+        assert sent.result()["partition"].to_pylist() == by_fnv1a(binary([*keys]), 7).tolist()
+
+
 class TestHashes:
     def test_murmur2_equals_java_for_every_length(self) -> None:
         rows = [line.split(" ") for line in VECTORS.read_text().splitlines()]
@@ -60,20 +54,8 @@ class TestHashes:
         assert murmur2(keys).view(np.int32).tolist() == [int(value) for _, value, _ in rows]
         assert by_murmur2(keys, 7).tolist() == [int(partition) for _, _, partition in rows]
 
-    @pytest.mark.parametrize(
-        ("hashed", "reference"),
-        [(murmur2, lambda key: murmur2_of_kafka_python(key) & 0xFFFFFFFF), (fnv1a, fnv1a_plain), (crc32, zlib.crc32)],
-        ids=["murmur2", "fnv1a", "crc32"],
-    )
-    @pytest.mark.parametrize("long", [(), (70_003, 300_000, 40_001)], ids=["short keys", "long ones among them"])
-    def test_hash_equals_the_reference_implementation(
-        self, hashed: Callable[..., np.ndarray], reference: Callable[[bytes], int], long: tuple[int, ...]
-    ) -> None:
-        keys = [*random_keys(100 if long else 10_000), *(random.Random(2).randbytes(size) for size in long)]
-        assert hashed(binary(keys)).tolist() == [reference(key) for key in keys]
-
     def test_slice_of_an_array_is_hashed_correctly(self) -> None:
-        keys = random_keys(1_000)
+        keys = [b"%d" % number * (number % 9) for number in range(1_000)]
         assert murmur2(binary(keys).slice(123, 456)).tolist() == murmur2(binary(keys[123:579])).tolist()
 
     @pytest.mark.parametrize("hashed", [murmur2, fnv1a, crc32])
@@ -81,13 +63,6 @@ class TestHashes:
         assert hashed(binary([])).tolist() == []
         assert hashed(binary([])[:0]).tolist() == []
         assert len(set(hashed(binary([b"", b""])).tolist())) == 1
-
-    def test_known_partitions_of_the_other_strategies(self) -> None:
-        # sarama: the absolute value of the signed remainder. librdkafka: the unsigned remainder.
-        keys = random_keys(500)
-        signed = [value - 2**32 if value >= 2**31 else value for value in map(fnv1a_plain, keys)]
-        assert by_fnv1a(binary(keys), 7).tolist() == [abs(value) % 7 for value in signed]
-        assert by_crc32(binary(keys), 7).tolist() == [zlib.crc32(key) % 7 for key in keys]
 
 
 class TestRowsWithoutKey:

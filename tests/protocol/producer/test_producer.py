@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any
 
-import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, UsageError
-from protocol.producer.producer import Producer
-from protocol.producer.results import RecordMetadata
-from protocol.records.batch_header import HEADER_BYTES
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.producer.producing import HEADERS, assert_all_once_in_order, numbered, producer_of, send_numbered
-from tests.support.internals import assembler_of
+from tests.protocol.producer.producing import HEADERS, numbered, producer_of
 from tests.support.read_back import read_back
 
 
@@ -61,59 +55,6 @@ class TestRowsRead:
         assert [record.headers for record in records] == [(("a", b"1"), ("a", None)), None, None, (("ü", b""),)]
         assert [records[n].timestamp_ms for n in (0, 2, 3)] == [1_700_000_000_000, 0, 1_700_000_000_001]
         assert before_ms <= records[1].timestamp_ms <= time.time() * 1000
-
-    def test_keys_go_to_the_partitions_of_librdkafka(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        rng = random.Random(5)
-        keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(10_000)]
-        same = {"murmur2": "murmur2_random", "fnv1a": "fnv1a_random", "crc32": "consistent_random"}
-        for ours, reference in same.items():
-            name = topic(7)
-            second = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "partitioner": reference})
-            for key in keys:
-                second.produce(name, key=key, value=b"theirs")
-            assert second.flush(30) == 0
-            with producer_of(kafka.bootstrap_servers, {"batch.size": 100_000, "partitioner.class": ours}) as producer:
-                columns = {"key": pa.array(keys, pa.binary()), "value": pa.array([b"ours"] * len(keys), pa.binary())}
-                producer.send_columns(name, pa.RecordBatch.from_pydict(columns))
-            placed: dict[bytes | None, set[tuple[bytes | None, int]]] = {}
-            for record in read_back(kafka, name):
-                placed.setdefault(record.value, set()).add((record.key, record.partition))
-            assert len(placed[b"ours"]) == len(set(keys))
-            assert placed[b"ours"] == placed[b"theirs"], ours
-
-
-class TestBatching:
-    def test_memory_stays_bounded_during_continuous_sends(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(40)
-        bound = 150_000
-        most = 0
-        options = {"batch.size": 1_000_000, "buffer.memory": bound}
-        with producer_of(kafka.bootstrap_servers, options) as producer:
-            for first in range(0, 8_000, 500):
-                send_numbered(producer, name, first, 500, 40)
-                with assembler_of(producer)._lock:  # otherwise rows just being passed on may be counted twice
-                    most = max(most, producer.held_bytes)
-        # Rows are admitted by their own size; record batches, which are made meanwhile, also have headers.
-        assert 0 < most <= bound + 40 * 2 * HEADER_BYTES
-        assert_all_once_in_order(kafka, name, 8_000, 40)
-
-
-def test_synchronous_sends_return_partitions_and_offsets(kafka: LocalKafka, topic: TopicFactory) -> None:
-    name = topic(2)
-    with Producer({"bootstrap.servers": kafka.bootstrap_servers}, linger_ms=600_000) as producer:
-        first, second = (
-            producer.send_columns(name, numbered(at, 3), np.array(partitions, np.int32))
-            for at, partitions in ((0, [0, 0, 0]), (3, [1, 0, 1]))
-        )
-        third = producer.send_and_wait(name, "single", key=b"k", partition=1, timestamp_ms=5)
-        first, second = first.result(), second.result()
-    assert (first["partition"].to_pylist(), first["offset"].to_pylist()) == ([0, 0, 0], [0, 1, 2])
-    assert (second["partition"].to_pylist(), second["offset"].to_pylist()) == ([1, 0, 1], [0, 3, 1])
-    assert third == RecordMetadata(name, 1, 2, 5)
-    assert [(record.value or b"")[:9] for record in read_back(kafka, name)] == [
-        *(b"%09d" % number for number in (0, 1, 2, 4, 3, 5)),
-        b"single",
-    ]
 
 
 class TestRefusals:

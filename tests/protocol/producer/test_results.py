@@ -67,25 +67,6 @@ class TestColumns:
 
 
 class TestMessages:
-    def test_futures_of_messages_match_the_log(self, kafka: LocalKafka, topic: TopicFactory) -> None:
-        name = topic(3)
-        began_ms = int(time.time() * 1_000)
-        with producer_of(kafka.bootstrap_servers) as producer:
-            futures = {
-                b"%05d" % number: producer.send(name, b"%05d" % number, key=b"key-%d" % (number % 50))
-                for number in range(3_000)
-            }
-            results = {value: future.result(WAIT_S) for value, future in futures.items()}
-        present = in_log(kafka, name)
-        assert {
-            value: (metadata.partition, metadata.offset, metadata.timestamp_ms) for value, metadata in results.items()
-        } == present
-        assert all(began_ms <= metadata.timestamp_ms <= time.time() * 1_000 for metadata in results.values())
-        by_key: dict[bytes, set[int]] = {}
-        for value, metadata in results.items():
-            by_key.setdefault(b"%d" % (int(value) % 50), set()).add(metadata.partition)
-        assert all(len(partitions) == 1 for partitions in by_key.values())
-
     def test_fields_of_messages_are_written(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         with producer_of(kafka.bootstrap_servers) as producer:

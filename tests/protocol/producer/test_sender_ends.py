@@ -41,7 +41,7 @@ from tests.protocol.producer.on_fake import (
 from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
-from tests.support.internals import assembler_of, pending_of, sender_of, thread_of
+from tests.support.internals import assembler_of, pending_of, thread_of
 from tests.support.wait_until import wait_until
 
 
@@ -179,18 +179,6 @@ class TestClose:
         for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
             with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
                 call()
-        producer.abort()
-
-    def test_rows_waiting_when_the_sender_fails_fail_the_next_flush(
-        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
-        send_rows(producer, 0, 3)
-        fail_sender(monkeypatch)
-        sender_of(producer).wake()
-        thread_of(producer).join(WAIT_S)
-        with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
-            producer.flush()
         producer.abort()
 
     def test_fork_raises_in_the_child_and_the_parent_continues(self, broker: FakeKafka) -> None:
