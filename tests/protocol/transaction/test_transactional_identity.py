@@ -67,15 +67,6 @@ class TestFencing:
             producer.commit_transaction()
         assert visible(client) == []
 
-    def test_producer_informed_only_of_the_abort_is_fenced(
-        self, fake: FakeKafka, producer: TransactionalProducer
-    ) -> None:
-        """Since KIP-890 the coordinator replies no more than this if a newer producer has just started."""
-        begin_with(producer, 0, 10)
-        fake.refuse(END_TXN, ErrorCode.INVALID_TXN_STATE)
-        with pytest.raises(ProducerFenced, match="nothing was committed"):
-            producer.commit_transaction()
-
 
 class TestEpochExhaustion:
     """After epoch 32,766 follows another producer id."""

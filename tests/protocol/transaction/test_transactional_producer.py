@@ -66,20 +66,6 @@ def assert_next_transaction_is_visible(client: Client, producer: TransactionalPr
 
 
 class TestTransactions:
-    def test_committed_records_are_visible_and_aborted_ones_are_not(
-        self, client: Client, producer: TransactionalProducer
-    ) -> None:
-        for first in range(0, 600, 100):
-            producer.begin_transaction()
-            send_numbered(producer, "orders", first, 100, 3)
-            if first % 200:
-                producer.flush()
-                producer.abort_transaction()
-            else:
-                producer.commit_transaction()
-        expected = [number for number in range(600) if number % 200 < 100]
-        assert numbers_in(client, "orders", 3) == [[n for n in expected if n % 3 == part] for part in range(3)]
-
     def test_abort_drops_unsent_records(self, client: Client) -> None:
         producer = started(client, "etl-0", linger_ms=60_000)
         for first, end in ((0, producer.commit_transaction), (10, producer.abort_transaction), (20, None)):
@@ -310,16 +296,6 @@ class TestRecordsInFlight:
 
 
 class TestUnknownOutcomes:
-    def test_lost_end_reply_is_requested_again(
-        self, fake: FakeKafka, client: Client, producer: TransactionalProducer
-    ) -> None:
-        for first in (0, 10, 20):
-            producer.begin_transaction()
-            send_numbered(producer, "orders", first, 10, 3)
-            fake.lose_replies(END_TXN)
-            producer.commit_transaction()
-        assert visible(client) == list(range(30))
-
     def test_late_end_request_does_not_end_the_next_transaction(
         self, fake: FakeKafka, client: Client, producer: TransactionalProducer
     ) -> None:
