@@ -164,25 +164,6 @@ def test_closed_stream_is_forgotten(reading: Reading) -> None:
     assert not reading.schedule.with_replies
 
 
-def test_stream_with_its_last_reply_being_read_is_fetched(reading: Reading) -> None:
-    [slow] = reading.add()
-    reading.put(slow)
-    slow.poll_reply()
-    reading.clock.at_s = 1.0
-    assert reading.asked() == [slow]
-    assert reading.changed_streams == []
-
-
-def test_thread_may_expire_streams_of_another_broker(reading: Reading) -> None:
-    """The broker's own thread may be waiting in a Fetch."""
-    reading.add()
-    [stuck] = reading.add(1, FAR)
-    reading.put(stuck)
-    reading.clock.at_s = 1.0
-    reading.next(NEAR)
-    assert stuck.expired
-
-
 def test_wait_ends_when_the_next_stream_expires(reading: Reading) -> None:
     first, second = reading.add(2)
     reading.put(first, 2)

@@ -267,14 +267,6 @@ def test_limited_reads_cut_batches_without_a_gap() -> None:
         assert stream.position == offsets[-1] + 1
 
 
-def test_seek_drops_the_rest_of_a_cut_batch() -> None:
-    stream = stream_of(fetched(0))
-    assert read(stream, 2) == [0, 1]
-    stream.seek(40)
-    stream.buffer.put(fetched(40), 0)
-    assert read(stream) == [40, 41, 42, 43, 44]
-
-
 def test_records_of_a_reply_are_counted_without_those_before_a_seek() -> None:
     sensors = MagicMock()
     stream = stream_of(fetched(0), sensors=sensors)

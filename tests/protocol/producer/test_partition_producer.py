@@ -29,14 +29,6 @@ pytestmark = pytest.mark.soak
 
 
 class TestSending:
-    def test_first_batch_of_an_identity_is_alone_in_flight(self) -> None:
-        made = producer()
-        fill(made, 3)
-        (first,) = send_all(made)
-        assert values_of(first)[0] == 0
-        made.written(first, 0)
-        assert [values_of(batch)[0] for batch in send_all(made)] == [10, 20]
-
     def test_at_most_five_batches_are_in_flight_with_consecutive_numbers(self) -> None:
         made, sent = confirmed(7)
         assert [batch.base_sequence for batch in sent] == [10, 20, 30, 40, 50]
@@ -205,16 +197,6 @@ class TestFailures:
 
 
 class TestTooLarge:
-    def test_too_large_batch_is_split_and_keeps_sequence_numbers(self) -> None:
-        made, sent = confirmed(2)
-        refuse_first(made, sent, ErrorCode.MESSAGE_TOO_LARGE)
-        halves = send_all(made, 2.0)
-        assert [values_of(half) for half in halves] == [list(range(10, 15)), list(range(15, 20))]
-        assert [half.base_sequence for half in halves] == [10, 15]
-        for half in halves:
-            made.written(half, 10)
-        assert numbers_of_the_rest(made) == [20]
-
     def test_too_large_record_fails_alone_with_size_and_property(self) -> None:
         made, sent = confirmed(2, rows=1)
         sent[0].records = bytearray(4321)
