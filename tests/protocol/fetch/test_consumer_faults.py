@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
+from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
     SESSION_ERRORS,
     TOPIC_ID,
@@ -44,7 +46,7 @@ from tests.protocol.fetch.consuming import (
     skip_loss,
 )
 from tests.support.background import background
-from tests.support.kafka_proxy import Exchange, KafkaProxy
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
@@ -194,6 +196,25 @@ def test_lost_session_is_restarted_with_the_same_positions(kafka: LocalKafka, to
     assert max(map(max, epochs.values())) > 1
 
 
+def test_lost_replies_and_connections_lose_no_rows(kafka: LocalKafka, written: Written) -> None:
+    name = written(12_000, 6, settings={"batch.size": 2_000})
+    rng, cut = random.Random(7), list[int]()
+
+    def lose(exchange: Exchange) -> Fate:
+        if rng.random() < 0.2:
+            cut.append(exchange.number)
+            return Fate.CUT
+        return Fate.PASS
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
+        proxy.replies[FETCH] = lose
+        with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
+            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
+            rows = Rows(consumer)
+            rows.read(lambda: rows.all_at(2_000, 6))
+    assert len(cut) > 5
+
+
 def test_topic_created_later_is_read(fake: FakeKafka) -> None:
     with (
         client_of(fake.bootstrap_servers, default_api_timeout_ms=1_000) as client,
@@ -313,6 +334,16 @@ def test_stale_leader_is_awaited_until_the_timeout(fake: FakeKafka) -> None:
         with pytest.raises(DeadlineExceeded, match=r"orders-0: the leader has epoch 4, .* epoch 5 seen before"):
             list(reading)
         assert reading.skipped == []
+
+
+def test_partition_missing_in_a_reply_is_fetched_again(fake: FakeKafka, consumer: Consumer) -> None:
+    answers(
+        fake,
+        lambda body: reply(reply_row(0)),
+        lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else idle(body),
+    )
+    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
+    assert offsets_of(streams["orders", 1].poll(20_000)) == [0, 1, 2, 3, 4]
 
 
 def test_empty_reply_slightly_after_max_wait_is_accepted(fake: FakeKafka, fake_client: Client) -> None:

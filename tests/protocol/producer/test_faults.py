@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
@@ -19,7 +20,7 @@ from tests.conftest import TopicFactory
 from tests.protocol.producer.on_fake import SkippingClock, trouble
 from tests.protocol.producer.producing import assert_all_once_in_order, numbered, producer_of, send_numbered, servers
 from tests.support.internals import sender_of
-from tests.support.kafka_proxy import Fate, KafkaProxy
+from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
@@ -93,6 +94,29 @@ class TestBrokers:
                 send_numbered(producer, name, first, 600, 6)
             producer.flush()
         assert_all_once_in_order(kafka, name, 9_006, 6)
+
+
+class TestErrorReplies:
+    @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
+    def test_written_records_with_an_error_reply_are_not_repeated(
+        self, kafka: LocalKafka, topic: TopicFactory, proxy: KafkaProxy, code: ErrorCode
+    ) -> None:
+        name = topic(3, replication_factor=3, config=SAFE)
+
+        def refuse(reply: Exchange) -> Fate | bytes:
+            if reply.number % 6:
+                return Fate.PASS
+            body = reply.reply()
+            for topic_row in body["responses"]:
+                for row in topic_row["partition_responses"]:
+                    row.update(error_code=int(code), base_offset=-1)
+            return reply.reply_with(body)
+
+        proxy.replies[PRODUCE] = refuse
+        with producer_of(servers(proxy.bootstrap_servers)) as producer:
+            for first in range(0, 3_000, 300):
+                send_numbered(producer, name, first, 300, 3)
+        assert_all_once_in_order(kafka, name, 3_000, 3)
 
 
 class TestEpochs:
