@@ -1,7 +1,6 @@
-"""Start, stop and kill processes and threads in random order.
+"""Start, stop and kill processes in random order; what must hold meanwhile and afterwards is in each test.
 
-The tests that do this share this driver; what must hold meanwhile and afterwards is in each test. A kill at a certain
-request is in `killing.py`.
+A kill at a certain request is in `killing.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.conftest import ROOT
 
 
 class Actor:
-    """A process or thread. A test implements the methods of the moves that it uses."""
+    """A process; a test implements the methods."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -49,13 +48,6 @@ class Move(Enum):
     KILL = "kill"
 
 
-LEADS_TO = {
-    Move.START: State.UP,
-    Move.STOP: State.DOWN,
-    Move.KILL: State.DOWN,
-}
-
-
 class Chaos:
     """Changes the state of one random actor at each step.
 
@@ -67,102 +59,66 @@ class Chaos:
     moves : mapping of Move to int
         The moves of an actor that is up, STOP and KILL, with their weights.
     max_down : int
-        With more actors down than this, a step starts one of them. 0: what has been ended is started again at the next
-        step.
+        With more actors down than this, a step starts one of them.
 
     Attributes
     ----------
     counts : Counter of Move
     """
 
-    def __init__(
-        self, actors: Sequence[Actor], rng: random.Random, moves: Mapping[Move, int], max_down: int = 0
-    ) -> None:
+    def __init__(self, actors: Sequence[Actor], rng: random.Random, moves: Mapping[Move, int], max_down: int) -> None:
         self.counts: Counter[Move] = Counter()
         self._states = dict.fromkeys(actors, State.DOWN)
-        self._rng = rng
-        self._moves = moves
-        self._max_down = max_down
+        self._rng, self._moves, self._max_down = rng, moves, max_down
 
-    def step(self) -> Move:
+    def step(self) -> None:
         for actor in self.those(State.UP):
             actor.check()
         down = self.those(State.DOWN)
         actor = self._rng.choice(down if len(down) > self._max_down else list(self._states))
         is_down = self._states[actor] is State.DOWN
-        move = Move.START if is_down else self._rng.choices(list(self._moves), list(self._moves.values()))[0]
-        self.do(move, actor)
-        return move
-
-    def do(self, move: Move, actor: Actor) -> None:
-        getattr(actor, move.value)()
-        self._states[actor] = LEADS_TO[move]
-        self.counts[move] += 1
+        self._do(Move.START if is_down else self._rng.choices(list(self._moves), list(self._moves.values()))[0], actor)
 
     def start_all(self) -> None:
         for actor in self.those(State.DOWN):
-            self.do(Move.START, actor)
+            self._do(Move.START, actor)
 
-    def end_all(self, move: Move = Move.STOP) -> None:
+    def end_all(self) -> None:
         for actor in self.those(State.UP):
-            self.do(move, actor)
+            self._do(Move.STOP, actor)
 
     def those(self, state: State) -> list[Actor]:
         return [actor for actor in self._states if self._states[actor] is state]
 
+    def _do(self, move: Move, actor: Actor) -> None:
+        getattr(actor, move.value)()
+        self._states[actor] = State.UP if move is Move.START else State.DOWN
+        self.counts[move] += 1
+
 
 class Program(Actor):
-    """A program in a new process group, which gets the signals.
+    """A program in a new process group, which gets the signals; `output` has what it prints and, in `.err`, errors."""
 
-    Parameters
-    ----------
-    command : sequence of str
-    output : Path
-        Standard output of all its runs. Standard error is beside it, with the suffix `.err`.
-    stop_signal : signal.Signals or None
-        Stops the program; None: the end of standard input does.
-    """
-
-    def __init__(self, command: Sequence[str], output: Path, stop_signal: signal.Signals | None = None) -> None:
-        self.output = output
-        self.process: subprocess.Popen[bytes] | None = None
-        self._command = command
-        self._stop_signal = stop_signal
+    def __init__(self, command: Sequence[str], output: Path, stop_signal: signal.Signals) -> None:
+        self._command, self._output, self._stop_signal = command, output, stop_signal
+        self._process: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        # Drop a partial line: the program was killed while printing, which is before the commit.
-        self.output.write_text("".join(f"{line}\n" for line in self.lines()))
-        with self.output.open("ab") as out, self.output.with_suffix(".err").open("ab") as errors:
-            self.process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=errors, start_new_session=True
+        with self._output.open("ab") as out, self._output.with_suffix(".err").open("ab") as errors:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True
             )
 
     def stop(self) -> None:
-        process = self._running
-        assert process.stdin is not None
-        process.stdin.close()
-        if self._stop_signal is not None:
-            process.send_signal(self._stop_signal)
-        assert process.wait(60) in (0, 128 + (self._stop_signal or 0)), f"{self.output}: {process.returncode}"
+        self._process.send_signal(self._stop_signal)
+        status = self._process.wait(60)
+        assert status in (0, 128 + self._stop_signal), f"{self._output}: {status}"
 
     def kill(self) -> None:
         """Kill the program and all that it has started, even after its end."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._running.pid, signal.SIGKILL)
-        self._running.wait()
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def check(self) -> None:
-        assert self.runs, f"{self.output} has ended early"
-
-    @property
-    def runs(self) -> bool:
-        return self._running.poll() is None
-
-    def lines(self) -> list[str]:
-        """Return the complete lines of output. The last one may be partial if the program was killed."""
-        return self.output.read_text().split("\n")[:-1] if self.output.exists() else []
-
-    @property
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self.process is not None
-        return self.process
+        assert self._process.poll() is None, f"{self._output} has ended early"
