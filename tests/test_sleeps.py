@@ -12,7 +12,6 @@ SLEEPS = {
     "protocol/net/test_hostile_tls.py": "a server sends its bytes slowly through a real socket",
     "protocol/sasl/test_tokens.py": "a server sends its bytes slowly through a real socket",
     "protocol/sasl/test_reauthentication.py": "a real broker rejects a reauthentication within one second",
-    "spark/sink/test_broker_killed.py": "a Spark task yields rows slowly while a broker is killed",
     "spark/test_sessions.py": "rows are written while sessions of a real broker expire",
     "support/kafka_proxy.py": "a frame between a client and a real broker is delayed",
     "support/wait_until.py": "the interval between two checks of a condition",
