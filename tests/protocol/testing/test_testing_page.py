@@ -58,10 +58,9 @@ def test_fixture_of_the_page_replaces_that_of_the_plugin(tmp_path: Path) -> None
 def test_scenario_of_the_page_runs(tmp_path: Path) -> None:
     """Slow: three processes, each of which prepares a world as a user's does, without what others have prepared."""
     pytest.importorskip("greenlet")
-    starts = "# copies.py", "# service.py", "import pytest\nfrom copies import"
-    scenario, service, test = (block("testing.md", start).text for start in starts)
-    (tmp_path / "copies.py").write_text(scenario)
-    (tmp_path / "service.py").write_text(service)
+    (tmp_path / "copies.py").write_text(block("testing.md", "# copies.py").text)
+    (tmp_path / "service.py").write_text(block("testing.md", "# service.py").text)
+    test = block("testing.md", "from copies import scenario").text
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     for name in ("copies:scenario", "service:scenario"):
         command = [sys.executable, "-m", "protocol.testing.simulation", name, "--seed", "7"]
@@ -95,8 +94,8 @@ def test_example_of_controls_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_examples_of_security_run(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ('{"alice": "alice-secret"}', "authorizer = {"):
-        exec(block("testing.md", words).text, {})
+    for example in (block("testing.md", '{"alice": "alice-secret"}'), block("testing.md", "authorizer = {")):
+        exec(example.text, {})
     assert capsys.readouterr().out == "{}\n[]\n['orders']\n"
 
 
