@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ PROGRESS = {
         {"endOffset": 7, "latestOffset": None},
     ],
 }
-IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}
+IDS, OLD_IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}, {"t": "A" * 21 + "Q"}
 
 
 def trigger(query: str, batch: int, *, behind: int = 0, partitions: int = 1) -> dict[str, Any]:
@@ -64,6 +65,17 @@ def source_of_t(end: int, latest: int) -> dict[str, Any]:
 
 
 SELF_JOIN = {**PROGRESS, "sources": [source_of_t(10, 500), source_of_t(490, 500)]}
+
+
+@contextmanager
+def kafka_with(*counts: int) -> Iterator[FakeKafka]:
+    """Yield a cluster whose topic `t` has these numbers of records by partition."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", len(counts))
+        for partition, count in enumerate(counts):
+            if count:
+                kafka.write("t", partition, records(0, count))
+        yield kafka
 
 
 def progress_event(progress: dict[str, Any]) -> Any:
@@ -105,11 +117,7 @@ def test_two_sources_with_the_same_topic_both_count() -> None:
         ({"t": {"0": 10, "1": 5}}, {"t": {"0": 15, "1": 5}}, 5),
         ({"t": {"0": 10}}, {"t": {"0": 150}, "@joined": {"t": {"0": 100}}}, 50),
         ({"t": {"0": 100}}, {"t": {"0": 60}, "@joined": {"t": {"0": 50}}}, 10),
-        (
-            {"t": {"0": 1000}, "@ids": {"t": "A" * 21 + "Q"}},
-            {"t": {"0": 60}, "@ids": IDS, "@joined": {"t": {"0": 0}}},
-            60,
-        ),
+        ({"t": {"0": 1000}, "@ids": OLD_IDS}, {"t": {"0": 60}, "@ids": IDS, "@joined": {"t": {"0": 0}}}, 60),
         ({"t": {"0": 10}}, {"t": {"0": 15, "1": 5}}, None),
         (7, 9, 0),
     ],
@@ -145,10 +153,7 @@ def test_progress_without_log_ends_is_completed_by_brokers_or_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"does not say where the logs end.*pass options"):
         lag_of_query(progress_of(end))
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 2)
-        kafka.write("t", 0, records(0, 20))
-        kafka.write("t", 1, records(0, 7))
+    with kafka_with(20, 7) as kafka:
         lag = lag_of_query(progress_of(end), options=kafka.bootstrap_servers)
     assert [(row.committed, row.end) for row in lag] == [(6, 20), (7, 7)]
     assert lag.metrics()["maxOffsetsBehindLatest"] == 14
@@ -160,9 +165,7 @@ def test_options_ask_for_the_log_ends_of_now(caplog: pytest.LogCaptureFixture) -
         "latestOffset": {"t": {"0": 5}, "gone": {"0": 3}},
     }
     progress = {**PROGRESS, "sources": [source]}
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 1)
-        kafka.write("t", 0, records(0, 20))
+    with kafka_with(20) as kafka:
         lag = lag_of_query(progress, options=kafka.bootstrap_servers, timeout_ms=2_000)
     assert [(row.topic, row.offsets_behind) for row in lag] == [("gone", 2), ("t", 15)]
     assert "some lags are those at the time of the batch's plan" in caplog.text
@@ -220,16 +223,9 @@ TABLE = Lag(
 
 def test_table_is_text_and_pandas() -> None:
     assert TABLE.to_arrow().schema == SCHEMA
-    assert TABLE.to_arrow().to_pylist()[0] == {
-        "topic": "orders",
-        "partition": 0,
-        "committed": 10,
-        "end": 14,
-        "offsets_behind": 4,
-        "seconds_behind": 61.5,
-        "skipped": 3,
-        "source": None,
-    }
+    columns = ["topic", "partition", "committed", "end", "offsets_behind", "seconds_behind", "skipped", "source"]
+    assert SCHEMA.names == columns
+    assert list(TABLE.to_arrow().to_pylist()[0].values()) == ["orders", 0, 10, 14, 4, 61.5, 3, None]
     assert Lag.from_arrow(TABLE.to_arrow()) == TABLE
     assert TABLE.to_pandas()["offsets_behind"].tolist()[0] == 4
     assert [line.split()[2:] for line in str(TABLE).splitlines()] == [
@@ -242,7 +238,7 @@ def test_table_is_text_and_pandas() -> None:
     assert (TABLE.offsets_behind, TABLE.seconds_behind) == (0, 61.5)
 
 
-def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_is_plotted() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -255,30 +251,28 @@ def test_lag_is_plotted(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.onQueryProgress(progress_event(trigger("etl", number, behind=number)))
     (line,) = listener.plot().lines
     assert (line.get_label(), list(line.get_ydata())) == ("etl", [0, 1, 2])
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"spark-kafka-source\[notebook\]"):
-        TABLE.plot()
 
 
-def test_to_pandas_without_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [("matplotlib", TABLE.plot), ("pandas", TABLE.to_pandas), ("pandas", LagListener().to_pandas)],
+    ids=["plot", "table", "listener"],
+)
+def test_missing_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, package: str, call: Callable[[], object]
+) -> None:
     TABLE.to_pandas()  # pyarrow itself imports pandas once, and fails on None
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    for lag in (TABLE, LagListener()):
-        with pytest.raises(
-            UsageError, match=r"to_pandas\(\) needs pandas: pip install 'spark-kafka-source\[notebook\]'"
-        ):
-            lag.to_pandas()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"\(\) needs {package}: pip install 'spark-kafka-source\[notebook\]'"):
+        call()
 
 
 def test_silent_broker_loses_seconds_behind_within_the_deadline() -> None:
-    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
-        kafka.create_topic("orders", 50)
-        for number in range(50):
-            kafka.write("orders", number, records(0, 3))
-        commit_offsets(client, "g", {("orders", number): CommittedOffset(1) for number in range(50)}, client.deadline())
+    with kafka_with(*[3] * 50) as kafka, client_of(kafka.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("t", number): CommittedOffset(1) for number in range(50)}, client.deadline())
         kafka.handlers[FETCH] = lambda body, version: None
         started_s = time.monotonic()
-        lag = lag_of_group(kafka.bootstrap_servers, "g", "orders", sample_ms=1_000)
+        lag = lag_of_group(kafka.bootstrap_servers, "g", "t", sample_ms=1_000)
         assert time.monotonic() - started_s < 12
         assert (lag.offsets_behind, lag.seconds_behind) == (100, None)
         wait_until(lambda: kafka.request_bodies(FETCH))
@@ -376,11 +370,8 @@ def test_history_of_many_partitions_needs_little_memory() -> None:
 
 
 def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger() -> None:
-    semaphore = threading.Semaphore(0)
-    answer = threading.Event()
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 1)
-        kafka.write("t", 0, records(0, 9))
+    semaphore, answer = threading.Semaphore(0), threading.Event()
+    with kafka_with(9) as kafka:
 
         def wait(body: dict[str, Any]) -> None:
             semaphore.release()
@@ -396,18 +387,13 @@ def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger(
         assert times == []
         answer.set()
         wait_until(lambda: len(times) == 3)
-    assert [(sample.batch, sample.lag.seconds_behind is None) for sample in times] == [
-        (1, False),
-        (2, True),
-        (3, False),
-    ]
+    samples = [(sample.batch, sample.lag.seconds_behind is None) for sample in times]
+    assert samples == [(1, False), (2, True), (3, False)]
     assert [sample.batch for sample in listener.history] == [1, 2, 3]
 
 
 def test_seconds_behind_of_two_sources_with_the_same_partition() -> None:
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 1)
-        kafka.write("t", 0, records(0, 5))
+    with kafka_with(5) as kafka:
         kafka.write("t", 0, records(5, 4))
         progress = {**PROGRESS, "sources": [source_of_t(2, 9), source_of_t(7, 9)]}
         lag = lag_of_query(progress, options=kafka.bootstrap_servers)

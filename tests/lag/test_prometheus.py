@@ -13,12 +13,11 @@ from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.lag import LagListener
 from spark_kafka_source.lag.prometheus import NAMES, NamedLag, serve
 from spark_kafka_source.lag.table import Lag, PartitionLag
-from tests.lag.test_lag import PROGRESS, SELF_JOIN, progress_event, source_of_t
+from tests.lag.test_lag import PROGRESS, SELF_JOIN, kafka_with, progress_event, source_of_t
 from tests.protocol.fetch.consuming import records
 from tests.support.documents import ROOT
 from tests.support.wait_until import wait_until
@@ -118,28 +117,27 @@ def test_scrape_has_the_lag_now_and_an_ended_query_has_none() -> None:
     """Records arrive while a batch takes long; then the query fails, and its rates would look healthy forever."""
     progress = {**PROGRESS, "id": "id of etl", "sources": [source_of_t(5, 5)], "inputRowsPerSecond": 10.0}
     lag = ("kafka_consumergroup_lag", "etl", "etl", "t", "0")
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 1)
-        kafka.write("t", 0, records(0, 5))
-        with served(listener := LagListener(options=kafka.bootstrap_servers)) as scrape_listener:
-            listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
-            listener.onQueryProgress(progress_event(progress))
-            wait_until(lambda: scrape_listener().get(lag) == 0)
-            kafka.write("t", 0, records(5, 40))
-            scraped = scrape_listener()
-            assert scraped[lag] == 40
-            assert ("kafka_consumergroup_group_lag_seconds", *lag[1:]) in scraped
-            assert scraped["spark_streaming_query_active", "etl"] == 1
-            kafka.silence(1)
-            assert scrape_listener()[lag] == 0, "the last known one"
-            listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
-            assert scrape_listener() == {("spark_streaming_query_active", "etl"): 0}
+    with (
+        kafka_with(5) as kafka,
+        served(listener := LagListener(options=kafka.bootstrap_servers)) as scrape_listener,
+    ):
+        listener.onQueryStarted(SimpleNamespace(id="id of etl", name="etl"))
+        listener.onQueryProgress(progress_event(progress))
+        wait_until(lambda: scrape_listener().get(lag) == 0)
+        kafka.write("t", 0, records(5, 40))
+        scraped = scrape_listener()
+        assert scraped[lag] == 40
+        assert ("kafka_consumergroup_group_lag_seconds", *lag[1:]) in scraped
+        assert scraped["spark_streaming_query_active", "etl"] == 1
+        kafka.silence(1)
+        assert scrape_listener()[lag] == 0, "the last known one"
+        listener.onQueryTerminated(SimpleNamespace(id="id of etl"))
+        assert scrape_listener() == {("spark_streaming_query_active", "etl"): 0}
 
 
 def test_sample_that_is_ready_after_the_end_leaves_no_running_query() -> None:
     answer = threading.Event()
-    with FakeKafka() as kafka:
-        kafka.create_topic("t", 1)
+    with kafka_with(0) as kafka:
         kafka.before[LIST_OFFSETS] = lambda body: answer.wait(30)
         listener = LagListener(options=kafka.bootstrap_servers, sample_ms=20_000)
         with served(listener) as scrape_listener:
