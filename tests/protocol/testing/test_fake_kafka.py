@@ -118,13 +118,6 @@ class TestControls:
         fake.clear_faults()
         assert fake.produce("orders", b"a", partition=0) == [0]
 
-    def test_producer_continues_after_dropped_connections(self, fake: FakeKafka) -> None:
-        with protocol.Producer(bootstrap_servers=fake.bootstrap_servers, retry_backoff_ms=20) as producer:
-            for number in range(5):
-                producer.send_and_wait("orders", b"%d" % number, partition=0)
-                fake.drop_connections()
-        assert values(fake, partition=0) == [b"0", b"1", b"2", b"3", b"4"]
-
     def test_shuffled_leaders_keep_the_records(self, fake: FakeKafka) -> None:
         fake.create_topic("single")
         fake.produce("single", b"a")

@@ -11,14 +11,13 @@ from protocol.admin.topics import NewTopic, create_topic
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.config import parse_client, parse_consumer, parse_producer
+from protocol.config import parse_client, parse_consumer
 from protocol.errors import BrokerError, ConnectionLost, DeadlineExceeded
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.list_offsets import list_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -32,7 +31,6 @@ from tests.contract.members import GroupMember, stable
 from tests.contract.raw_requests import batch, fetch, list_offset, produce, values_in, written
 from tests.contract.transactions import TransactionalProducer
 from tests.protocol.fetch.consuming import records
-from tests.protocol.producer.producing import numbered
 from tests.support.wait_until import wait_until
 
 ETL = group_coordinator("etl")
@@ -87,12 +85,6 @@ class TestFaults:
         with pytest.raises(ConnectionLost):
             written(client, "orders", b"a")
         assert fake.log("orders").end_offset == 1
-
-    def test_producer_with_lost_replies_writes_once(self, fake: FakeKafka, client: Client) -> None:
-        fake.lose_replies(PRODUCE, 3)
-        with Producer(client, parse_producer({"batch.size": 1_000})) as producer:
-            producer.send_columns("orders", numbered(0, 100), None)
-        assert fake.log("orders").end_offset == 100
 
     def test_replies_are_edited(self, fake: FakeKafka, client: Client) -> None:
         fake.edit_replies(FETCH, lambda body: {**body, "throttle_time_ms": 700}, 1)
