@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from protocol.admin.transactions import list_transactions
@@ -20,8 +19,9 @@ from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.wire.messages.m00_produce import LAST_BEFORE_TRANSACTION_V2
-from spark_kafka_source.cli.pykafka import pykafka
 from spark_kafka_source.local_kafka import LocalKafka
+from tests.cli import runs
+from tests.cli.runs import invoke_at, refusal
 from tests.conftest import TopicFactory
 from tests.contract.raw_requests import batch, produce
 from tests.contract.transactions import TransactionalProducer as RawProducer
@@ -67,15 +67,12 @@ def open_(kafka1: LocalKafka, client: Client, topic1: TopicFactory) -> Iterator[
     assert list_transactions(client, prefix=prefix, states=["Ongoing"]) == []
 
 
-def run(kafka: LocalKafka, *arguments: str) -> Result:
-    return CliRunner().invoke(pykafka, ["txn", *arguments], env={"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers})
+def run(kafka: LocalKafka, *arguments: str, **options: Any) -> Result:
+    return invoke_at(kafka, "txn", *arguments, **options)
 
 
 def rows(kafka: LocalKafka, *arguments: str) -> list[Row]:
-    result = run(kafka, *arguments, "--output", "json")
-    assert result.exit_code == 0, result.output
-    listed: list[Row] = json.loads(result.stdout)
-    return listed
+    return runs.rows(run(kafka, *arguments, "--output", "json"))
 
 
 def tool_rows(kafka: LocalKafka, *arguments: str) -> list[dict[str, str]]:
@@ -121,8 +118,7 @@ def test_described_transaction_equals_kafka_transactions(kafka1: LocalKafka, ope
 
 def test_abort_without_execute_changes_nothing(kafka1: LocalKafka, client: Client, open_: Open) -> None:
     name = f"{open_.prefix}-open"
-    shown = run(kafka1, "abort", name)
-    assert (shown.exit_code, shown.stderr) == (0, "Nothing was changed; --execute aborts.\n")
+    assert run(kafka1, "abort", name).stderr == "Nothing was changed; --execute aborts.\n"
     assert [transaction.state for transaction in list_transactions(client, prefix=name)] == ["Ongoing"]
     (row,) = rows(kafka1, "abort", name, "--execute")
     assert (row["transaction_state"], row["open"]) == ("Ongoing", True)
@@ -135,8 +131,7 @@ def test_abort_without_execute_changes_nothing(kafka1: LocalKafka, client: Clien
 
 def test_unknown_transactional_id_fails_and_prints_other_ids(kafka1: LocalKafka, open_: Open) -> None:
     for command in (["describe"], ["abort"], ["abort", "--execute"]):
-        result = run(kafka1, *command, "unknown-id", f"{open_.prefix}-done")
-        assert result.exit_code == 1
+        result = run(kafka1, *command, "unknown-id", f"{open_.prefix}-done", code=1)
         assert "Error: Transactional id 'unknown-id' does not exist.\n" in result.stderr
         assert f"{open_.prefix}-done" in result.stdout
 
@@ -174,10 +169,10 @@ def test_hanging_transaction_is_found_and_aborted(
     (listed,) = rows(kafka1, "hanging", name)
     assert (listed["start_offset"], listed["producer_id"], listed["transactional_id"]) == (1, raw.producer_id, None)
     place = ("--topic", name, "--partition", "0", "--start-offset")
-    wrong = run(kafka1, "abort", *place, "0", "--execute")
-    assert (wrong.exit_code, wrong.stdout) == (1, "")
+    wrong = run(kafka1, "abort", *place, "0", "--execute", code=1)
+    assert wrong.stdout == ""
     assert f"Could not find any open transactions starting at offset 0 on partition {name}-0" in wrong.stderr
-    assert run(kafka1, "abort", *place, "1").exit_code == 0
+    run(kafka1, "abort", *place, "1")
     assert rows(kafka1, "hanging", f"{name}:0") == [listed]
     del listed["transactional_id"]
     assert rows(kafka1, "abort", *place, "1", "--execute") == [listed]
@@ -189,8 +184,7 @@ def test_abort_by_partition_refuses_transaction_with_known_id(kafka1: LocalKafka
     (first, *_) = rows(kafka1, "hanging", open_.topic)
     assert first["transactional_id"] == f"{open_.prefix}-open"
     place = ("--topic", first["topic"], "--partition", str(first["partition"]))
-    result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute")
-    assert result.exit_code == 1
+    result = run(kafka1, "abort", *place, "--start-offset", str(first["start_offset"]), "--execute", code=1)
     assert f"The transaction belongs to the transactional id '{open_.prefix}-open'" in result.stderr
     open_.producer.commit_transaction()
 
@@ -205,6 +199,4 @@ def test_abort_by_partition_refuses_transaction_with_known_id(kafka1: LocalKafka
     ],
 )
 def test_abort_with_wrong_arguments_fails_before_any_request(arguments: tuple[str, ...], says: str) -> None:
-    result = CliRunner().invoke(pykafka, ["txn", "abort", *arguments, "--bootstrap-server", "127.0.0.1:1"])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert says in " ".join(result.stderr.split())
+    assert says in refusal("txn", "abort", *arguments)
