@@ -10,7 +10,7 @@ from typing import Protocol
 import confluent_kafka
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client
 from spark_kafka_source.local_kafka import LocalKafka
 from tests import sarama
 from tests.conftest import NEEDS_KIP_848, TopicFactory
@@ -62,6 +62,8 @@ def other_client(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
             return sarama.GroupMember(sarama.build(), kafka1, topic, group)
         if kind == "java":
             return ConsoleConsumer(kafka1, topic, group)
+        if kind == "java, kip848":
+            return ConsoleConsumer(kafka1, topic, group, group_protocol="consumer")
         return Librdkafka(kafka1, topic, group, {"eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}[kind])
 
     return start
@@ -74,10 +76,11 @@ def other_client(kafka1: LocalKafka, group: str) -> Callable[[str, str], Other]:
         (COOPERATIVE, "cooperative"),
         pytest.param(KIP_848, "kip848", marks=NEEDS_KIP_848),
         (EAGER, "java"),
+        pytest.param(KIP_848, "java, kip848", marks=NEEDS_KIP_848),
         (EAGER, "sarama"),
     ],
     indirect=["protocol"],
-    ids=["librdkafka, eager", "librdkafka, cooperative", "librdkafka, kip848", "java", "sarama"],
+    ids=["librdkafka, eager", "librdkafka, cooperative", "librdkafka, kip848", "java", "java, kip848", "sarama"],
 )
 def test_records_are_shared_with_other_clients(
     kafka1: LocalKafka,
@@ -98,12 +101,13 @@ def test_records_are_shared_with_other_clients(
     polling = Polling(new_consumer(**protocol, **{"enable.auto.commit": True, "auto.commit.interval.ms": 100}), name)
     try:
         wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [2, 2, 2], watch.owned)
+        handler.close()  # the other client may lead from now on
+        wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [3, 3], watch.owned)
         produce(kafka1, name, range(COUNT // 2, COUNT), PARTITIONS)
         wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
     finally:
         values = reference.close()
-    wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [3, 3], watch.owned)
-    wait_until(lambda: watch.owned() and watch.committed == COUNT, lambda: watch.committed)
+    wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [PARTITIONS], watch.owned)
     polling.close()
     assert sorted(handler.values + polling.values + values) == [b"%09d." % number for number in range(COUNT)]
     assert values

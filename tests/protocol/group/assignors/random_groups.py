@@ -9,10 +9,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from protocol import TopicPartition
 from protocol.group.assignors.assignor import Assignor, GroupAssignment, Members, Subscription, Topics
 from protocol.group.assignors.sticky_balance import Ownership, current_owners
 from protocol.group.assignors.subscription_codec import decode_subscription, encode_subscription
-from protocol.kafka_terms import TopicPartition
 from tests.support.soak import scaled
 
 GROUPS = scaled("GROUPS", 75, 2_000)

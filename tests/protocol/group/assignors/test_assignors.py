@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from protocol import TopicPartition
 from protocol.config import ConsumerConfig
 from protocol.errors import ConfigurationError
 from protocol.group.assignors.assignor import Assignor, Subscription, Topics
 from protocol.group.assignors.range_assignor import RANGE
 from protocol.group.assignors.strategies import ASSIGNORS, COOPERATIVE_STICKY, STICKY, parse_strategy
-from protocol.kafka_terms import TopicPartition
 from tests.protocol.group.assignors.random_groups import GROUPS, Group, random_group
 
 pytestmark = pytest.mark.soak

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 
 import pytest
 
@@ -82,4 +83,4 @@ def timed(group: Group) -> tuple[GroupAssignment, float]:
 def unevenness(assignment: GroupAssignment) -> int:
     """Return Kafka's own measure: the sum of the differences between the loads of all pairs of members."""
     loads = [len(partitions) for partitions in assignment.values()]
-    return sum(abs(load - load) for load in loads for load in loads) // 2
+    return sum(abs(first - second) for first, second in combinations(loads, 2))

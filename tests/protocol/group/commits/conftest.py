@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client, OffsetManager, TopicPartition
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import GroupMember
-from protocol.kafka_terms import TopicPartition
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
+from protocol.testing import FakeKafka
 from tests.protocol.fetch.consuming import client_of
 
 MARKS = {("orders", 0): CommittedOffset(5)}
@@ -56,7 +53,7 @@ def committed_partitions(fake: FakeKafka) -> list[list[int]]:
     """Return the partitions of each OffsetCommit."""
     return [
         sorted(row["partition_index"] for topic in body["topics"] for row in topic["partitions"])
-        for body in fake.request_bodies(OFFSET_COMMIT)
+        for body in fake.request_bodies("OffsetCommit")
     ]
 
 

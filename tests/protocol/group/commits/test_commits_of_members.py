@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from protocol import Client, CommittedOffset, OffsetManager
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.call import call
-from protocol.cluster.client import Client
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
-from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from spark_kafka_source.local_kafka import LocalKafka
-from spark_kafka_source.local_kafka.config import version_numbers
-from tests.conftest import KAFKA_VERSION, NEEDS_KIP_848, TopicFactory
 from tests.contract.members import stable
-from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.commits.conftest import BOTH, GROUP, MARKS, committed, committed_partitions, flushed, stage_as
 from tests.support.wait_until import wait_until
 
@@ -198,49 +187,3 @@ class TestConsumerProtocol:
         stale = body["generation_id_or_member_epoch"] != self.NEW.member_epoch
         code = ErrorCode.STALE_MEMBER_EPOCH if stale else ErrorCode.NONE
         return {"topics": [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": code}]}]}
-
-
-@NEEDS_KIP_848
-def test_consumer_protocol_member_commits_across_epochs(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    """As `TestConsumerProtocol`, with a real coordinator."""
-    name, group, member_id = topic1(2), f"group-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
-    with client_of(kafka1) as client:
-        manager = OffsetManager(client, group)
-        old, owned = heartbeat(client, group, GroupMember(member_id, member_epoch=0), name)
-        stage_as(manager, old, {(name, 0): CommittedOffset(5)})
-        assert flushed(client, manager)
-        second, new = GroupMember(str(uuid.uuid4()), member_epoch=0), old
-        # The first member revokes a partition, and only then gets the next epoch. Since Kafka 4.3 the coordinator
-        # computes assignments in the background.
-        while new.member_epoch == old.member_epoch or len(owned) != 1:
-            second, _ = heartbeat(client, group, second, name)
-            new, owned = heartbeat(client, group, new, name, owned=owned)
-        retained = (name, owned[0])
-        manager.stage({retained: CommittedOffset(6)}, old)
-        # Since Kafka 4.3 the epoch may be any since the partition was assigned (KIP-1251).
-        if version_numbers(KAFKA_VERSION) < (4, 3):
-            assert not manager.flush(client.deadline(300))
-            wait_until(lambda: manager.counts.failed)
-            assert "STALE_MEMBER_EPOCH" in str(manager.counts.last_failure)
-            manager.set_member(new)
-        assert flushed(client, manager)
-        assert fetch_offsets(client, group, None, client.deadline())[retained].offset == 6
-        manager.close()
-
-
-def heartbeat(
-    client: Client, group: str, member: GroupMember, topic: str, *, owned: Sequence[int] = ()
-) -> tuple[GroupMember, Sequence[int]]:
-    """Return the member with the epoch of the reply, and its partitions: those of the reply, if it has any."""
-    body = {
-        "group_id": group,
-        "member_id": member.member_id,
-        "member_epoch": member.member_epoch,
-        "rebalance_timeout_ms": 60_000,
-        "subscribed_topic_names": [topic],
-        "topic_partitions": [{"topic_id": client.topic(topic).topic_id, "partitions": list(owned)}] if owned else [],
-    }
-    reply = call(client, CONSUMER_GROUP_HEARTBEAT, body, client.deadline())
-    if reply["assignment"] is not None:
-        owned = [number for row in reply["assignment"]["topic_partitions"] for number in row["partitions"]]
-    return replace(member, member_epoch=reply["member_epoch"]), owned

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Consumer, KafkaConsumer
 from protocol.errors import Corrupt, UsageError
-from protocol.fetch.consumer import Consumer
 from protocol.group.commits.committed_offsets import (
     CommittedOffset,
     as_committed_offsets,
@@ -17,8 +16,7 @@ from protocol.group.commits.committed_offsets import (
     fetch_offsets,
 )
 from protocol.group.membership.assignment import TopicSubscription
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.testing.mock_consumer import MockConsumer
+from protocol.testing import FakeKafka, MockConsumer
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.fetch.consuming import client_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from protocol import Client, OffsetManager
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.errors import BrokerError, TopicUnknown, UsageError
 from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import (
@@ -20,10 +20,9 @@ from protocol.group.commits.committed_offsets import (
     fetch_positions,
     fetch_start_offsets,
 )
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.member import NO_MEMBER, GroupMember
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
@@ -218,7 +217,6 @@ def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
 def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
     fake: FakeKafka, client: Client, manager: OffsetManager, fault: str
 ) -> None:
-    """The topic is recreated while the commit is retried."""
     limit_version(fake, OFFSET_COMMIT, LAST_WITH_TOPIC_NAMES)
     client.metadata(["orders"])
     if fault == "refused":

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client
 from protocol.config import parse_consumer
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import Assignment, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing import ManualClock
 from protocol.testing.fake_kafka.cluster import Cluster
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION

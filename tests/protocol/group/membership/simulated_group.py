@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol import TopicPartition
 from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.metadata import Metadata
 from protocol.config import parse_client, parse_consumer
@@ -18,7 +19,6 @@ from protocol.group.membership.classic_member import ClassicMember
 from protocol.group.membership.consumer_member import ConsumerMember
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.membership.member_state import CallAssignor, MemberState, RefreshMetadata, SendRequest, Wait
-from protocol.kafka_terms import TopicPartition
 from protocol.testing.fake_kafka.cluster import Cluster
 from protocol.testing.fake_kafka.requests import Pending, Request
 from protocol.wire.messages.m03_metadata import METADATA

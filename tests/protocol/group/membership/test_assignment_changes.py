@@ -34,7 +34,6 @@ EACH_KIND = pytest.mark.parametrize("options", [CLASSIC, COOPERATIVE, CONSUMER],
 
 
 def test_recreated_topic_is_revoked_and_assigned_again(cluster: Cluster) -> None:
-    """The recreated topic has the same name and partition numbers."""
     member = member_of(cluster, **CONSUMER)
     cluster.delete_topic("orders")
     cluster.create_topic("orders", 4)

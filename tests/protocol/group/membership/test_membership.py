@@ -12,24 +12,20 @@ from unittest.mock import Mock
 
 import pytest
 
+from protocol import Client, OffsetManager
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.cluster.metadata import Broker
 from protocol.config import parse_consumer
 from protocol.errors import BrokerError, ProtocolError, UsageError
 from protocol.group.assignors.assignor import Assignor
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.commits.offset_manager import OffsetManager
-from protocol.group.member import GroupMember
 from protocol.group.membership import membership
 from protocol.group.membership.assignment import Revocation, TopicSubscription
 from protocol.group.membership.machine import MemberMachine
 from protocol.group.membership.membership import Membership
+from protocol.testing import FakeKafka, ManualClock
 from protocol.testing.fake_kafka import consumer_group
-from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m12_heartbeat import HEARTBEAT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.contract.members import GroupMember as GroupMemberByHand
@@ -144,14 +140,14 @@ def test_closed_member_does_not_join_when_the_coordinator_is_found_at_last(
     owner.membership.close(timeout_ms=100)
     result.set()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.endswith(f"of {group}")])
-    assert not fake.request_bodies(JOIN_GROUP)
+    assert not fake.request_bodies("JoinGroup")
     assert not fake.request_bodies(CONSUMER_GROUP_HEARTBEAT)
 
 
 def test_failed_join_is_raised_with_its_code_though_an_owner_has_taken_it(
     fake: FakeKafka, client: Client, group: str
 ) -> None:
-    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    fake.refuse("JoinGroup", ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     config = parse_consumer({"group.id": group, "group.protocol": "classic"})
     with Membership(client, config, TopicSubscription(frozenset({"orders"})), join_retries=2) as member:
         member.poll_rebalance(client.deadline(0))
@@ -370,9 +366,9 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     offsets = OffsetManager(client, group)
     owner.on_member = offsets.set_member
     first = owner.poll_rebalance(10_000).member
-    fake.refuse(JOIN_GROUP, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    fake.refuse("JoinGroup", ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     fake.rebalance(group)
-    wait_until(lambda: fake.request_bodies(JOIN_GROUP)[2:])
+    wait_until(lambda: fake.request_bodies("JoinGroup")[2:])
     fake.groups.groups[group].generation += 7
     offsets.stage({("orders", 1): CommittedOffset(5)}, first)
     assert not offsets.flush(client.deadline(300))
@@ -385,14 +381,3 @@ def test_commits_survive_a_generation_with_unchanged_assignment(
     result = fetch_offsets(client, group, None, client.deadline())
     assert {key: offset.offset for key, offset in result.items()} == {("orders", 1): 5, ("orders", 2): 6}
     assert (owner.numbers, owner.revoked) == ([0, 1, 2, 3], [])
-
-
-def test_assignment_is_kept_across_generations_after_assigned_since() -> None:
-    eager = [GroupMember("m", generation) for generation in (1, 2)]
-    cooperative = [GroupMember("m", generation, assigned_since=1) for generation in (1, 2)]
-    epochs = [GroupMember("m", member_epoch=epoch, assigned_since=1) for epoch in (1, 2)]
-    fenced = GroupMember("m", member_epoch=3, assigned_since=3)
-    assert not eager[1].keeps_assignment_of(eager[0])
-    assert cooperative[1].keeps_assignment_of(cooperative[0])
-    assert epochs[1].keeps_assignment_of(epochs[0])
-    assert not fenced.keeps_assignment_of(epochs[1])

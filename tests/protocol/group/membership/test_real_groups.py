@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from protocol import Client, OffsetManager, TopicPartition
 from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
-from protocol.cluster.client import Client
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.commits.offset_manager import OffsetManager
 from protocol.group.membership.assignment import TopicSubscription
-from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.fetch.consuming import client_of
