@@ -9,18 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 
 from confluent_kafka.admin import AdminClient
 
+from protocol import Client, ConsumerGroup, ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from protocol.cluster.call import call
-from protocol.cluster.client import Client
 from protocol.cluster.coordinators import group_coordinator
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupHandler, ConsumerGroupSession
 from protocol.errors import WakeUp
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason
-from protocol.kafka_terms import TopicPartition
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
@@ -66,14 +62,24 @@ class Listener(ConsumerRebalanceListener):
     """Notes its calls; raises in each call of the method `raises`, and calls `function` once."""
 
     def __init__(self, raises: str = "") -> None:
-        self.calls: list[str] = []
-        self.numbers: list[list[int]] = []  # of the partitions of each call
+        self.events: list[tuple[str, list[int]]] = []  # name and partitions of each call
         self.function: Callable[[], object] = lambda: None
         self._raises = raises
 
+    @property
+    def calls(self) -> list[str]:
+        return [name for name, _ in self.events]
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        return [numbers for _, numbers in self.events]
+
+    def partitions_are_shared(self) -> bool:
+        """Return True if two consumers have one partition each since the last rebalance."""
+        return sorted(self.events[-2:]) == [("assigned", [0]), ("assigned", [1])]
+
     def _note(self, name: str, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append(name)
-        self.numbers.append(sorted(number for _, number in partitions))
+        self.events.append((name, sorted(number for _, number in partitions)))
         if name == self._raises:
             raise ZeroDivisionError(name)
         function, self.function = self.function, lambda: None

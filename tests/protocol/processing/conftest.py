@@ -10,29 +10,20 @@ from typing import Any
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client, KafkaConsumer, Processor, Producer, TopicPartition
 from protocol.consumer.commits import Offsets, OnCommit
 from protocol.consumer.consumer_records import ConsumerRecords
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed
 from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.group.commits.committed_offsets import CallerOffsets, fetch_offsets
-from protocol.kafka_terms import TopicPartition
-from protocol.processing.processor import Processor
-from protocol.producer.producer import Producer
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
-from protocol.testing.fake_kafka.server import FakeKafka
 from tests.protocol.fetch.consuming import client_of
 
 PARTITIONS = 2
 GROUP = "workers"
 # The offset of partition 1 in tests that write to partition 0 alone: its position is committed, too.
 EMPTY = {1: 0}
-# Heartbeats tell of a rebalance, so they decide how long a test takes.
-EAGER: dict[str, object] = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 100}
-COOPERATIVE: dict[str, object] = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 100}
-KIP_848: dict[str, object] = {"group.protocol": "consumer"}
 PROPERTIES: dict[str, object] = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 20}
 # Of consumers that tests give to a processor.
 MANUAL_COMMIT = {**PROPERTIES, "enable.auto.commit": False}
@@ -169,26 +160,6 @@ def start_observed(client: Client) -> Iterator[StartObserved]:
             return opened.enter_context(closing(Running(processor))), consumer
 
         yield run
-
-
-class Recording(ConsumerRebalanceListener):
-    """Notes its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, list[int]]] = []
-
-    def partitions_are_shared(self) -> bool:
-        """Return True if two consumers have one partition each since the last rebalance."""
-        return sorted(self.calls[-2:]) == [("assigned", [0]), ("assigned", [1])]
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append(("assigned", sorted(number for _, number in partitions)))
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append(("revoked", sorted(number for _, number in partitions)))
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
-        self.calls.append(("lost", sorted(number for _, number in partitions)))
 
 
 Committed = Callable[[], dict[int, int]]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Client, KafkaConsumer, Processor, RetryPolicy
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.processing.failures import RetryPolicy
-from protocol.processing.processor import Processor
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing import FakeKafka
 from tests.protocol.fetch.consuming import records
 from tests.protocol.processing.conftest import GROUP, MANUAL_COMMIT, Handler, Start
 from tests.support.wait_until import wait_until

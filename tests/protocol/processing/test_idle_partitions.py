@@ -7,29 +7,15 @@ from typing import Any
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, Processor, TopicPartition, TransactionalProducer
 from protocol.consumer.consumer_records import ConsumerRecords
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
-from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
-from protocol.processing.processor import Processor
 from protocol.processing.worker_pool import WorkerPool
-from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m01_fetch import FETCH
+from protocol.testing import FakeKafka
+from tests.protocol.consumer.conftest import EAGER
+from tests.protocol.consumer.members import Listener
 from tests.protocol.fetch.consuming import records
-from tests.protocol.processing.conftest import (
-    EAGER,
-    EMPTY,
-    MANUAL_COMMIT,
-    Committed,
-    Handler,
-    Recording,
-    Running,
-    Start,
-    Write,
-)
+from tests.protocol.processing.conftest import EMPTY, MANUAL_COMMIT, Committed, Handler, Running, Start, Write
 from tests.support.wait_until import wait_until
 
 NO_COMMIT_IN_TIME: dict[str, object] = {"auto.commit.interval.ms": 60_000}
@@ -84,9 +70,9 @@ def test_records_written_between_two_processors_are_handled_by_the_second_one(
             consumer.close()
 
     write([b"before"])
-    fetches = len(fake.request_bodies(FETCH))
+    fetches = len(fake.request_bodies("Fetch"))
     first = run(**NO_COMMIT_IN_TIME)
-    wait_until(lambda: len(fake.request_bodies(FETCH)) > fetches)
+    wait_until(lambda: len(fake.request_bodies("Fetch")) > fetches)
     close(*first)
     assert committed() == {0: 1, 1: 0}
     write([b"between"])
@@ -113,15 +99,11 @@ def test_lag_of_a_transactional_topic_at_rest_is_0(
 
 
 def test_positions_are_committed_before_a_revocation(
-    client: Client,
-    write_in_transaction: Callable[..., None],
-    start: Start,
-    handler: Handler,
-    committed: Committed,
+    client: Client, write_in_transaction: Callable[..., None], start: Start, handler: Handler, committed: Committed
 ) -> None:
     for partition in (0, 1):
         write_in_transaction(b"%d" % partition, partition)
-    listener = Recording()
+    listener = Listener()
     start(handler, consumers=1, listener=listener, **EAGER, **NO_COMMIT_IN_TIME)
     wait_until(lambda: len(handler.values) == 2)
     with KafkaConsumer(client, MANUAL_COMMIT | EAGER) as joining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -9,17 +10,12 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol import ConsumerRebalanceListener, KafkaConsumer, Processor, TopicPartition
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError, WakeUp
 from protocol.fetch.partition_consumer import ConsumerMessage
-from protocol.kafka_terms import TopicPartition
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
-from protocol.processing.processor import Processor
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m00_produce import PRODUCE
+from protocol.testing import FakeKafka
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.wait_until import wait_until
@@ -76,6 +72,19 @@ def test_consumer_is_given_back_without_the_listener_of_the_processor(
         consumer.enforce_rebalance()
         wait_until(lambda: consumer.poll(100))
         assert len(assigned) == 1
+
+
+def test_signal_handler_that_closes_the_processor_ends_run(fake: FakeKafka, properties: dict[str, object]) -> None:
+    def handle(message: ConsumerMessage) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    processor = Processor(properties, handle, ["orders"])
+    former = signal.signal(signal.SIGUSR1, lambda *_: processor.close())
+    try:
+        processor.run()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert fake.committed_offsets("etl")["orders", 0] > 0
 
 
 def test_processor_is_refused_in_a_forked_child(properties: dict[str, object]) -> None:
@@ -146,7 +155,7 @@ def test_exception_in_the_thread_of_another_consumer_is_raised(
 
 
 def test_close_does_not_wait_for_the_delivery_of_dead_letters(fake: FakeKafka, properties: dict[str, object]) -> None:
-    fake.refuse(PRODUCE, ErrorCode.NOT_ENOUGH_REPLICAS, 1_000_000)
+    fake.refuse("Produce", "NOT_ENOUGH_REPLICAS", 1_000_000)
     failed = threading.Event()
 
     def handle(message: ConsumerMessage) -> None:

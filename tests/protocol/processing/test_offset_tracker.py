@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.group.commits.committed_offsets import CommittedOffset
+from protocol import CommittedOffset
 from protocol.position import Position, RecordPositions
 from protocol.processing.offset_tracker import OffsetTracker, TrackedRecords
 
@@ -42,42 +42,6 @@ def test_committable_offset_is_that_of_the_first_unfinished_record_still_in_the_
         assert tracker.uncommitted_rows == (0 if first is None else len(model) - first)
         pending = {} if first is None else {id(records): len(records) for records, _, _ in model[first:]}
         assert tracker.size_bytes == sum(pending.values())
-
-
-def test_position_is_committable_without_records_and_nothing_before() -> None:
-    tracker = OffsetTracker()
-    tracker.advance()
-    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (None, 0, 0)
-    tracker.set_position(Position(7, 3))
-    assert (tracker.committable, tracker.uncommitted_rows, tracker.size_bytes) == (CommittedOffset(7, 3), 0, 0)
-
-
-def test_committable_offset_has_the_leader_epoch_of_the_record_before_it() -> None:
-    tracker = OffsetTracker()
-    batch = tracker.append(np.array([5, 6, 7]), positions=RecordPositions(Position(5, 2), ((5, 3), (7, 4), (8, 5))))
-    collected = [tracker.committable]
-    for row in range(3):
-        batch.finish(row)
-        collected.append(tracker.committable)
-    tracker.advance()
-    assert collected == [CommittedOffset(5, 2), CommittedOffset(6, 3), CommittedOffset(7, 3), CommittedOffset(8, 4)]
-    assert tracker.committable == CommittedOffset(8, 4)
-
-
-def test_records_behind_a_truncation_do_not_hold_back_the_offset() -> None:
-    """They are not in the log any more; those before the truncation are."""
-    tracker = OffsetTracker()
-    before = tracker.append(np.array([5, 10, 11]), positions=RecordPositions(Position(5, 0), ((5, 0),)))
-    after = tracker.append(np.array([7, 8]), positions=RecordPositions(Position(5, 0), ((7, 1),)))
-    assert tracker.committable == CommittedOffset(5, 0)
-    before.finish(0)
-    assert tracker.committable == CommittedOffset(7, 0)
-    after.finish_rows([0, 1])
-    tracker.advance()
-    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9, 1), 4)
-    before.finish_rows([1, 2])
-    tracker.advance()
-    assert (tracker.committable, tracker.uncommitted_rows) == (CommittedOffset(9, 1), 0)
 
 
 def test_records_above_the_position_of_the_reader_do_not_decide_the_offset() -> None:

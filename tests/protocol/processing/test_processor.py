@@ -10,24 +10,18 @@ from typing import Any
 
 import pytest
 
+from protocol import Client, KafkaConsumer, Processor, RetryPolicy
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import BrokerError, ConfigurationError, UsageError
-from protocol.processing.failures import RetryPolicy
-from protocol.processing.processor import Processor
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from tests.protocol.consumer.conftest import EAGER
+from tests.protocol.consumer.members import Listener
 from tests.protocol.processing.conftest import (
-    EAGER,
     EMPTY,
     MANUAL_COMMIT,
     Committed,
     Handler,
-    Recording,
     Running,
     Start,
     StartObserved,
@@ -64,7 +58,6 @@ def test_every_record_is_handled_once_and_committed(
 @pytest.mark.parametrize("batch_size", [None, 5])
 @pytest.mark.parametrize("order", ["key", "partition"])
 def test_order_is_kept_while_others_are_handled(write: Write, start: Start, order: str, batch_size: int | None) -> None:
-    """Each key, or partition, is in one thread at a time, and in order; others are handled at the same time."""
     keys = [b"%d" % number for number in range(6)]
     for number in (0, 1):
         write(NUMBERS[:60], keys, number)
@@ -182,10 +175,10 @@ def test_refused_commit_is_repeated_without_further_records(
     committed: Committed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, ALWAYS)
+    fake.refuse("OffsetCommit", ErrorCode.GROUP_AUTHORIZATION_FAILED, ALWAYS)
     write(NUMBERS[:5])
     start(handler)
-    wait_until(lambda: "'committed_offset': 5" in str(fake.request_bodies(OFFSET_COMMIT)))
+    wait_until(lambda: "'committed_offset': 5" in str(fake.request_bodies("OffsetCommit")))
     wait_until(lambda: "GROUP_AUTHORIZATION_FAILED" in caplog.text)
     fake.clear_faults()
     wait_until(lambda: committed() == {0: 5} | EMPTY, committed, every_s=0.02)
@@ -245,7 +238,7 @@ def test_close_before_run_frees_everything(fake: FakeKafka) -> None:
 
 def test_error_of_a_consumer_is_raised_by_run(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
     write(NUMBERS[:5])
-    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    fake.refuse("Fetch", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     raised = start(handler).join()
     assert isinstance(raised, BrokerError)
     assert raised.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -286,7 +279,7 @@ def test_several_consumers_share_the_partitions(
 ) -> None:
     for partition in (0, 1):
         write(NUMBERS, partition=partition)
-    listener = Recording()
+    listener = Listener()
     start(handler, consumers=2, listener=listener, **EAGER)
     wait_until(lambda: committed() == {0: 200, 1: 200}, committed, every_s=0.02)
     wait_until(listener.partitions_are_shared)
@@ -299,15 +292,15 @@ def test_static_members_have_different_ids(
     fake: FakeKafka, start: Start, handler: Handler, consumers: int, ids: set[str]
 ) -> None:
     start(handler, consumers=consumers, **{"group.instance.id": "w"})
-    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies(JOIN_GROUP)} == ids)
+    wait_until(lambda: {body["group_instance_id"] for body in fake.request_bodies("JoinGroup")} == ids)
 
 
 def test_failure_of_one_consumer_ends_all(fake: FakeKafka, write: Write, start: Start, handler: Handler) -> None:
-    listener = Recording()
+    listener = Listener()
     running = start(handler, consumers=2, listener=listener, **EAGER)
     wait_until(listener.partitions_are_shared)
     # Not once: a request of the assignment before may take the refusal, and its reply is dropped.
-    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED, ALWAYS)
+    fake.refuse("Fetch", ErrorCode.TOPIC_AUTHORIZATION_FAILED, ALWAYS)
     assert isinstance(running.join(), BrokerError)
 
 
@@ -316,17 +309,17 @@ def test_given_consumer_stays_open_at_the_first_unfinished_record(
 ) -> None:
     write(NUMBERS[:20])
     handler.failing[b"7"] = ZeroDivisionError()
-    listener = Recording()
+    listener = Listener()
     with KafkaConsumer(client, MANUAL_COMMIT) as consumer:
         consumer.subscribe(["orders"], listener)
         processor = Processor(consumer, handler, order="partition", retry=RetryPolicy(retries=0))
         with pytest.raises(ZeroDivisionError), processor:
             processor.run()
-        assert listener.calls == [("assigned", [0, 1])]
+        assert listener.events == [("assigned", [0, 1])]
         assert committed() == {0: 7} | EMPTY
         assert consumer.replace_listener(listener) is listener
         wait_until(lambda: (result := list(consumer.poll(100).messages())) and result[0].offset == 7)
-    assert listener.calls == [("assigned", [0, 1]), ("revoked", [0, 1])]
+    assert listener.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
 
 
 def test_paused_partitions_of_a_given_consumer_are_resumed_at_the_end(
@@ -345,14 +338,14 @@ def test_listener_of_the_processor_replaces_that_of_a_given_consumer(
     client: Client, write: Write, handler: Handler
 ) -> None:
     write(NUMBERS[:1])
-    recording, own = Recording(), Recording()
+    recording, own = Listener(), Listener()
     with KafkaConsumer(client, MANUAL_COMMIT) as consumer:
         consumer.subscribe(["orders"], recording)
         running = Running(Processor(consumer, handler, listener=own))
         wait_until(lambda: handler.values)
         running.close()
-    assert own.calls == [("assigned", [0, 1])]
-    assert recording.calls == [("revoked", [0, 1])], "it is the consumer's again"
+    assert own.events == [("assigned", [0, 1])]
+    assert recording.events == [("revoked", [0, 1])], "it is the consumer's again"
 
 
 def test_given_consumer_has_conditions(client: Client) -> None:

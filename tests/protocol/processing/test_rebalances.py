@@ -9,31 +9,16 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.processing.failures import RetryPolicy
+from protocol import Client, KafkaConsumer, RetryPolicy
 from protocol.processing.worker_pool import WorkerPool
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m12_heartbeat import HEARTBEAT
-from tests.protocol.processing.conftest import (
-    COOPERATIVE,
-    EAGER,
-    EMPTY,
-    KIP_848,
-    MANUAL_COMMIT,
-    Committed,
-    Handler,
-    Recording,
-    Start,
-    StartObserved,
-    Write,
-)
+from protocol.testing import FakeKafka
+from tests.protocol.consumer.conftest import EAGER, PROTOCOLS
+from tests.protocol.consumer.members import Listener
+from tests.protocol.processing.conftest import EMPTY, MANUAL_COMMIT, Committed, Handler, Start, StartObserved, Write
 from tests.support.wait_until import comes_true, wait_until
 
 NUMBERS = [b"%d" % number for number in range(50)]
 KEYS_OF_LANES = (b"a", b"b")
-PROTOCOLS = pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
 
 
 class Other:
@@ -161,13 +146,13 @@ def test_lost_partitions_are_neither_waited_for_nor_committed(
 ) -> None:
     write(NUMBERS)
     release = handler.block(b"3")
-    listener = Recording()
+    listener = Listener()
     _, consumer = start_observed(handler, order="partition", listener=listener, **EAGER)
     wait_until(lambda: handler.at_blocks == 1 and committed() == {0: 3} | EMPTY, committed, every_s=0.02)
     wait_until(lambda: not consumer.commits_in_flight)
-    fake.refuse(HEARTBEAT, ErrorCode.ILLEGAL_GENERATION)
-    wait_until(lambda: len(listener.calls) == 3, lambda: listener.calls)
-    assert listener.calls == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
+    fake.refuse("Heartbeat", "ILLEGAL_GENERATION")
+    wait_until(lambda: len(listener.events) == 3, lambda: listener.events)
+    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", [0, 1])]
     assert len(handler.begun) == 4
     assert "offsets were not committed" not in caplog.text
     release.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol import RetryPolicy
 from protocol.base.clock import SYSTEM_CLOCK, Deadline
 from protocol.fetch.partition_consumer import ConsumerMessage
-from protocol.processing.failures import RetryPolicy
 from protocol.processing.lanes import LanePartition, Run
 from protocol.processing.offset_tracker import OffsetTracker
 from protocol.processing.polled_batch import PolledBatch
@@ -127,16 +126,6 @@ class Calls:
 # -- handling -------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_lane_are_handled_in_order_and_counted(create: Create) -> None:
-    calls = Calls()
-    setup = create(calls, 9, threads=3)
-    setup.add([0, 1, 2], [3, 4], [5, 6, 7, 8], lane=0)
-    setup.wait_for(9)
-    setup.wait_for_end()
-    assert calls.ended == list(range(9))
-    assert setup.pool.metrics == ProcessorMetrics(handled=9)
-
-
 def test_consecutive_rows_of_a_batch_are_not_copied() -> None:
     setup = Setup(Calls(), 6)
     addresses = [
@@ -193,36 +182,7 @@ def test_rows_of_a_dropped_partition_are_not_taken_from_their_thread(create: Cre
     assert sorted(calls.ended) == [0, 1, 2, 100]
 
 
-def test_rows_of_a_lane_wait_for_the_row_before(create: Create) -> None:
-    calls = Calls(blocked=[0])
-    setup = create(calls, 6, threads=2)
-    setup.add([0, 1, 2], [3], lane=0)
-    setup.add([4, 5], lane=1)
-    wait_until(lambda: len(calls.ended) == 2)
-    assert calls.ended == [4, 5]
-    assert setup.committable == 0
-    calls.blocked[0].set()
-    setup.wait_for(6)
-    assert calls.ended == [4, 5, 0, 1, 2, 3]
-
-
 # -- failures -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lane", [None, 0])
-def test_failed_row_is_retried_and_then_recovered(create: Create, lane: int | None) -> None:
-    calls = Calls(failing={1: 2, 3: 9})
-    setup = create(calls, 5, retry=AT_ONCE, recovers=True)
-    setup.add(range(5), lane=lane)
-    setup.wait_for(5)
-    setup.wait_for_end()
-    assert sorted(calls.ended) == [0, 1, 2, 4]
-    assert [calls.begun.count([row]) for row in range(5)] == [1, 3, 1, 3, 1]
-    assert setup.recovered == [(3, "ZeroDivisionError(3)")]
-    assert setup.pool.metrics == ProcessorMetrics(handled=4, retries=4)
-    if lane is not None:
-        assert calls.ended == [0, 1, 2, 4]
-    assert setup.failures == []
 
 
 def test_row_without_order_that_is_retried_cannot_be_stolen(create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,18 +208,6 @@ def test_retries_end_after_the_time_from_the_first_failure(create: Create) -> No
     setup.wait_for(2)
     assert setup.recovered == [(0, "ZeroDivisionError(0)")]
     assert calls.ended == [1], "the time of the second row begins with its own failure"
-
-
-def test_failed_batch_is_retried_whole_then_bisected(create: Create) -> None:
-    calls = Calls(failing={5: 99})
-    setup = create(calls, 8, batches=True, retry=AT_ONCE, recovers=True)
-    setup.add(range(8), lane=0)
-    setup.wait_for(8)
-    setup.wait_for_end()
-    halves = [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4]]
-    assert calls.begun == [*[list(range(8))] * 3, *halves, *[[5]] * 3, [6, 7]]
-    assert setup.recovered == [(5, "ZeroDivisionError(5)")]
-    assert setup.pool.metrics == ProcessorMetrics(handled=7, retries=4)
 
 
 @pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
@@ -292,22 +240,6 @@ def test_failure_of_the_recovery_stops_the_pool(create: Create, monkeypatch: pyt
 
 
 # -- dropped partitions ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lane", [None, 0])
-def test_dropped_partition_ends_after_the_present_row(create: Create, lane: int | None) -> None:
-    calls = Calls(blocked=[0])
-    setup = create(calls, 4)
-    setup.add([0, 1], [2, 3], lane=lane)
-    wait_until(lambda: calls.begun)
-    setup.pool.drop([setup.partition])
-    assert not setup.pool.wait([setup.partition], Deadline.after_ms(20))
-    with ThreadPoolExecutor(1) as executor:
-        ended = executor.submit(setup.pool.wait, [setup.partition], Deadline.after_ms(WAIT_MS))
-        calls.blocked[0].set()
-        assert ended.result(30)
-    assert setup.committable == 1
-    assert calls.ended == [0]
 
 
 @pytest.mark.parametrize("batches", [False, True], ids=["records", "batches"])
@@ -366,9 +298,3 @@ def test_halted_pool_begins_no_further_record_and_names_threads_left_behind(
     setup.stop()
     assert calls.ended == [0]
     assert setup.committable == 1
-
-
-def test_pool_that_was_not_started_stops() -> None:
-    setup = Setup(Calls(), 1)
-    setup.stop(0)
-    assert setup.pool.metrics == ProcessorMetrics()
