@@ -8,11 +8,10 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Client, KafkaConsumer
 from protocol.group.commits.committed_offsets import fetch_offsets
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka import consumer_group as fake_consumer_group
-from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory, topic_factory
 from tests.protocol.consumer.members import Member, consumer_of

@@ -58,14 +58,6 @@ def test_failing_lookups_are_overdue_once_in_each_timeout(partition: AssignedPar
     assert [partition.take_overdue(now_s, 10.0) for now_s in (10.9, 11.0, 20.9, 21.0)] == [False, True, False, True]
 
 
-def test_pause_before_the_start_pauses_the_consumer(partition: AssignedPartition) -> None:
-    partition.pause()
-    partition.start(consumer := Mock())
-    consumer.pause.assert_called_once_with()
-    partition.resume()
-    consumer.resume.assert_called_once_with()
-
-
 @pytest.mark.parametrize("call", ["start", "pause"])
 def test_resume_of_another_thread_during_a_pause_is_not_lost(partition: AssignedPartition, call: str) -> None:
     """The other thread resumes after this one has read `paused`, and before it pauses the consumer."""

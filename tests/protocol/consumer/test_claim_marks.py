@@ -3,8 +3,8 @@ not dirty."""
 
 from __future__ import annotations
 
+from protocol import CommittedOffset
 from protocol.consumer.claim_marks import ClaimMarks
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position, RecordPositions
 

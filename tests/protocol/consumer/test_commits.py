@@ -11,22 +11,15 @@ import numpy as np
 import pytest
 
 import protocol
-from protocol.admin.admin import Admin
+from protocol import Admin, Client, Consumer, ConsumerGroup, KafkaConsumer, TopicPartition, TransactionalProducer
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.consumer.commits import Offsets
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, ConnectFailed, KafkaError, UsageError
-from protocol.fetch.consumer import Consumer
 from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.kafka_terms import TopicPartition
-from protocol.producer.transactional_producer import TransactionalProducer
+from protocol.testing import MockConsumer
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.mock_consumer import MockConsumer
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from tests.protocol.consumer.conftest import PROTOCOLS
 from tests.protocol.consumer.members import IdleHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, records
@@ -144,7 +137,7 @@ def test_commit_of_the_same_offset_is_sent_again(
     fake: SmallCluster, client: Client, consumer: KafkaConsumer, first: str
 ) -> None:
     if first == "refused":
-        fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        fake.refuse("OffsetCommit", ErrorCode.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(CommitFailed, match="GROUP_AUTHORIZATION_FAILED"):
             consumer.commit_sync(OF_FIRST)
     else:
@@ -180,9 +173,9 @@ def test_idle_partition_of_an_assigned_consumer_is_committed_again(fake: SmallCl
 def test_refused_automatic_commit_is_repeated(fake: SmallCluster, client: Client) -> None:
     with consumer_of(client, **AUTOMATIC) as consumer:
         consumer.subscribe(["orders"])
-        fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
+        fake.refuse("OffsetCommit", ErrorCode.OFFSET_METADATA_TOO_LARGE, 2)
         read(consumer, 2 * END)
-        wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_COMMIT)) >= 3)
+        wait_until(lambda: consumer.poll(20) or len(fake.request_bodies("OffsetCommit")) >= 3)
     assert fake.committed_offsets(GROUP) == {FIRST: END, SECOND: END}
 
 
@@ -213,7 +206,7 @@ def test_commit_failing_for_one_partition_names_it_and_commits_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(offset_manager, "TRANSIENT_UNKNOWN_MS", 300)
-    fake.refuse(OFFSET_COMMIT, code, times, partition=SECOND)
+    fake.refuse("OffsetCommit", code, times, partition=SECOND)
     with pytest.raises(CommitFailed, match=f"orders-1 .*{code.name}"):
         consumer.commit_sync({**OF_FIRST, **OF_SECOND})
     assert committed(client) == 5
@@ -298,16 +291,13 @@ def test_callback_gets_an_error_when_the_coordinator_refuses_commits(
     fake: SmallCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offset_manager, "COMMIT_TIMEOUT_MS", 200)
-    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    fake.refuse("OffsetCommit", ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     errors: list[tuple[int, str]] = []
 
     def on_commit(offsets: Offsets, error: CommitFailed | None) -> None:
         errors.append((offsets[FIRST].offset, str(error)))
 
-    with (
-        client_of(fake.bootstrap_servers, request_timeout_ms=2_500) as client,
-        consumer_of(client) as consumer,
-    ):
+    with client_of(fake.bootstrap_servers, request_timeout_ms=2_500) as client, consumer_of(client) as consumer:
         for offset in range(3):
             consumer.commit_async({FIRST: CommittedOffset(offset)}, on_commit)
         consumer.poll(0)

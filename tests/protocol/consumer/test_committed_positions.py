@@ -11,18 +11,12 @@ from typing import Any
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.commits import Offsets
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.kafka_terms import TopicPartition
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m01_fetch import FETCH
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
-from protocol.wire.messages.m11_join_group import JOIN_GROUP
+from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import EAGER, NewConsumer
@@ -137,9 +131,9 @@ def test_listener_commits_before_revocation(fake: SmallCluster, fake_client: Cli
     read(ours, 2 * END)
     both = ours.assignment
     if end == "rebalance":
-        fake.delay_replies(OFFSET_COMMIT, 0.1)
+        fake.delay_replies("OffsetCommit", 0.1)
         fake.rebalance("etl")
-        wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies(JOIN_GROUP)) > 2)
+        wait_until(lambda: ours.poll(50) is not None and len(fake.request_bodies("JoinGroup")) > 2)
     else:
         getattr(ours, end)()
     assert callback_errors == ([] if waits else [None])
@@ -194,7 +188,7 @@ def with_corrupt_end(body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("fault", ["a corrupt batch", "deleted records"])
 def test_lasting_error_of_a_partition_is_raised_again_beside_a_healthy_one(fake: SmallCluster, fault: str) -> None:
     if fault == "a corrupt batch":
-        fake.edit_replies(FETCH, with_corrupt_end)
+        fake.edit_replies("Fetch", with_corrupt_end)
     properties = {"bootstrap.servers": fake.bootstrap_servers, "auto.offset.reset": "none", "fetch.max.wait.ms": 50}
     with KafkaConsumer(properties) as ours:
         ours.assign([FIRST, SECOND])
@@ -218,7 +212,7 @@ def test_error_is_not_raised_after_its_partition_was_sought_or_dropped(change: s
         fake.create_topic("orders", 2)
         for value in "ab":
             fake.produce("orders", value, partition=0)
-        fake.edit_replies(FETCH, with_corrupt_end)
+        fake.edit_replies("Fetch", with_corrupt_end)
         servers = {"bootstrap.servers": fake.bootstrap_servers}
         with KafkaConsumer({**servers, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 50}) as ours:
             ours.assign([FIRST])

@@ -10,16 +10,14 @@ from itertools import count
 
 import pytest
 
+from protocol import Client, ConsumerGroup
 from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
-from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m01_fetch import FETCH
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
@@ -229,7 +227,7 @@ def test_refused_commit_is_reported_and_the_session_continues(
 
 
 def test_long_broker_failure_is_reported_and_reading_continues(fake: SmallCluster) -> None:
-    fake.refuse(FETCH, ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
+    fake.refuse("Fetch", ErrorCode.KAFKA_STORAGE_ERROR, ALWAYS)
     with client_of(fake.bootstrap_servers, default_api_timeout_ms=2_000) as client:
         member = Member(client, "etl", "orders", **EAGER)
         try:

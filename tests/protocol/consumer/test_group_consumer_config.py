@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from protocol import Consumer
 from protocol.config import parse_consumer
 from protocol.consumer.group_consumer_config import parse_group_consumer
 from protocol.errors import ConfigurationError
-from protocol.fetch.consumer import Consumer
 
 
 def test_group_id_alone_implies_membership_as_in_java() -> None:

@@ -9,14 +9,11 @@ from collections import Counter
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
+from protocol import Client, TransactionalProducer
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import BrokerError, CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.member import ConsumerGroupMetadata, GroupMember
-from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import COOPERATIVE, PROTOCOLS
@@ -80,7 +77,7 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
         consumer.subscribe(["orders", "more"], listener)
         wait_until(lambda: consumer.poll(20) or dropped.is_set())
         if replaced:
-            fake.refuse(OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, times=1)
+            fake.refuse("OffsetCommit", "FENCED_INSTANCE_ID", times=1)
         else:
             remove_member(fake_client, GROUP, member)
         assert len(consumer.assignment) == 2

@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
+from protocol import Client, CommittedOffset, ConsumerGroup, ConsumerRebalanceListener, TopicPartition
 from protocol.base.clock import SYSTEM_CLOCK
-from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.consumer.assigned_partitions import AssignedPartitions
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, KafkaError, UsageError
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.membership.assignment import EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
-from protocol.kafka_terms import TopicPartition
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
 from tests.protocol.consumer.members import IdleHandler, Member, ReadingHandler, consumer_of, group_of, read
@@ -118,7 +112,7 @@ def test_group_consumes_again_after_a_callback_for_a_refused_last_commit_has_rai
     handler, both_have_marked = Marking(), threading.Barrier(2, timeout=20)
     properties = {"group.id": "etl", "auto.offset.reset": "earliest", "auto.commit.interval.ms": 60_000}
     with ConsumerGroup(fake_client, properties, on_error=raise_it) as group:
-        fake.refuse(OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        fake.refuse("OffsetCommit", "GROUP_AUTHORIZATION_FAILED")
         with pytest.raises(CommitFailed):
             group.consume(["orders"], handler)
         group.consume(["orders"], IdleHandler())

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 import confluent_kafka as other
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.consumer.consumer_group import ConsumerGroup
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Client, ConsumerGroup, KafkaConsumer
 from protocol.errors import DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.group.membership.assignment import TopicSubscription
-from protocol.testing.mock_consumer import MockConsumer
+from protocol.testing import MockConsumer
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers

@@ -6,12 +6,9 @@ from collections.abc import Collection
 
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
-from protocol.consumer.rebalance_listener import ConsumerRebalanceListener
+from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
-from protocol.kafka_terms import TopicPartition
 from tests.protocol.consumer.conftest import EAGER, PROTOCOLS
 from tests.protocol.consumer.members import Listener, consumer_of, read, remove_member
 from tests.protocol.fetch.consuming import client_of

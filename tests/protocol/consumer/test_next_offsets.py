@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from protocol import KafkaConsumer, TransactionalProducer
+from protocol import CommittedOffset, KafkaConsumer, TransactionalProducer
 from protocol.consumer.consumer_records import ConsumerRecords
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.testing import FakeKafka
 
 ORDERS = ("orders", 0)

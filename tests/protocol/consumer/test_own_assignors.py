@@ -10,8 +10,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from protocol import KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
-from protocol.cluster.client import Client
+from protocol import Client, KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
 from protocol.config import ConsumerConfig, parse_consumer
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import ConfigurationError, UsageError

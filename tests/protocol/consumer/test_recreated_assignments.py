@@ -29,7 +29,6 @@ from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
 GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
-QUICK = {**KIP_848, "metadata.max.age.ms": 500}
 
 
 class DelayedHeartbeats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,32 +9,27 @@ from typing import Any
 
 import pytest
 
-from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Client, KafkaConsumer, read
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, TopicRecreated
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
-from protocol.tables import read
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages import m28_txn_offset_commit
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
-from tests.protocol.consumer.conftest import NewConsumer
+from tests.conftest import NEEDS_KIP_848, TopicFactory
+from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer.members import IdleHandler, ReadingHandler, consumer_of, group_of
 from tests.protocol.fetch.consuming import client_of, produce, records
 from tests.protocol.transaction.producing import started
 from tests.support.background import background
 from tests.support.internals import partitions_of
 from tests.support.older_brokers import limit_version
-from tests.support.soak import variants
+from tests.support.soak import SOAK
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
 
@@ -99,9 +93,32 @@ class Reader:
             self.values += (value for batch in batches for value in batch["value"].to_pylist())
 
 
-def read_recreated(consumer: KafkaConsumer, kafka1: LocalKafka, topic: str, requests: Counter[str], count: int) -> None:
-    """Recreate the topic, of which five records were read, and read the new records for two more seconds."""
+# Fewer records than before, the same number, and more.
+COUNTS = (3, 5, 8)
+KINDS = {"assigned": None, "eager": EAGER, "cooperative": COOPERATIVE, "kip848": KIP_848}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        pytest.param(kind, count, marks=NEEDS_KIP_848 if kind == "kip848" else ())
+        for kind in KINDS
+        for count in (COUNTS if SOAK or kind == "assigned" else COUNTS[1:2])
+    ],
+)
+def test_recreated_topic_is_read_from_its_beginning_with_few_requests_and_one_warning(
+    kafka1: LocalKafka,
+    topic1: TopicFactory,
+    new_consumer: NewConsumer,
+    requests: Counter[str],
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    count: int,
+) -> None:
+    topic, properties = topic1(), KINDS[kind]
+    consumer = new_consumer(**(properties or {}), **{"enable.auto.commit": bool(properties)})
     reader = Reader(consumer)
+    consumer.subscribe([topic]) if properties else consumer.assign([(topic, 0)])
     produce(kafka1, topic, range(5))
     reader.until_read(5)
     requests.clear()
@@ -114,39 +131,8 @@ def read_recreated(consumer: KafkaConsumer, kafka1: LocalKafka, topic: str, requ
     assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 100 + count)]
     assert requests["Metadata"] < 60
     assert requests["ListOffsets"] < 10
-
-
-# Fewer records than before, the same number, and more. Without a group, all are tried each time.
-@variants("count", [3, 5, 8], 5)
-def test_recreated_topic_is_read_from_its_beginning_by_a_member(
-    kafka1: LocalKafka,
-    topic1: TopicFactory,
-    new_consumer: NewConsumer,
-    protocol: dict[str, object],
-    requests: Counter[str],
-    count: int,
-) -> None:
-    name = topic1()
-    consumer = new_consumer(**{**protocol, "enable.auto.commit": True})
-    consumer.subscribe([name])
-    read_recreated(consumer, kafka1, name, requests, count)
-
-
-@pytest.mark.parametrize("count", [3, 5, 8])
-def test_recreated_topic_is_read_from_its_beginning_after_assign_with_one_warning(
-    kafka1: LocalKafka,
-    topic1: TopicFactory,
-    new_consumer: NewConsumer,
-    requests: Counter[str],
-    caplog: pytest.LogCaptureFixture,
-    count: int,
-) -> None:
-    name = topic1()
-    consumer = new_consumer()
-    consumer.assign([(name, 0)])
-    with caplog.at_level(logging.WARNING):
-        read_recreated(consumer, kafka1, name, requests, count)
-    assert [RECREATED in text for text in caplog.messages if f"{name}-0" in text] == [True]
+    if not properties:
+        assert [RECREATED in text for text in caplog.messages if f"{topic}-0" in text] == [True]
 
 
 def test_marks_of_old_records_do_not_hide_marks_of_new_ones(fake: FakeKafka, fake_client: Client) -> None:
@@ -342,7 +328,7 @@ def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreat
             fake.stop(leader)
         fake.before[METADATA] = requested.append
         wait_until(lambda: len(requested) > 3)
-        assert not fake.request_bodies(LEAVE_GROUP)
+        assert not fake.request_bodies("LeaveGroup")
         begin_s = time.monotonic()
     assert time.monotonic() - begin_s < 10
 
@@ -362,7 +348,7 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
         reader.until_read(10)
         recreate_orders(fake)
         if remembered == "to the consumer":
-            fake.refuse(LIST_OFFSETS, ErrorCode.LEADER_NOT_AVAILABLE, ALWAYS, partition=KEY)
+            fake.refuse("ListOffsets", "LEADER_NOT_AVAILABLE", ALWAYS, partition=KEY)
             wait_until(lambda: consumer.poll(20) or KEY in partitions_of(consumer).recreated)
         else:
             wait_until(lambda: consumer.poll(20) or consumer.recreations)

@@ -15,15 +15,7 @@ from protocol.testing import FakeKafka
 ORDERS = ("orders", 0)
 CALLS: dict[str, Callable[[KafkaConsumer, object], object]] = {
     name: getattr(KafkaConsumer, name)
-    for name in (
-        "beginning_offsets",
-        "end_offsets",
-        "seek_to_beginning",
-        "seek_to_end",
-        "committed",
-        "pause",
-        "resume",
-    )
+    for name in ("beginning_offsets", "end_offsets", "seek_to_beginning", "seek_to_end", "committed", "pause", "resume")
 }
 CALLS["offsets_for_times"] = lambda consumer, keys: consumer.offsets_for_times(dict.fromkeys(keys, 0))  # type: ignore[call-overload]
 

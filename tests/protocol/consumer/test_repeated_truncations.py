@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from protocol.cluster.client import Client
-from protocol.consumer.kafka_consumer import KafkaConsumer
+from protocol import Client, KafkaConsumer
 from protocol.errors import DataLoss, LogTruncated
 from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing import FakeKafka
 from tests.contract.raw_requests import written
 from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, reader, rows_of

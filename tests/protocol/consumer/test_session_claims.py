@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from protocol.admin.admin import Admin
-from protocol.broker_errors import ErrorCode
-from protocol.consumer.consumer_group import ConsumerGroup
+from protocol import Admin, ConsumerGroup
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, UsageError
 from protocol.processing.processor import Topics
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
@@ -281,7 +279,7 @@ def test_next_session_skips_no_records_while_a_commit_is_retried(
 
     handler = Continues(PARTITIONS * 2)
     properties = {"auto.offset.reset": "latest", "request.timeout.ms": 600, "auto.commit.interval.ms": 50}
-    fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+    fake.refuse(OFFSET_COMMIT, "COORDINATOR_LOAD_IN_PROGRESS", ALWAYS)
     members = group_at(fake, protocol, **properties)
     with background(lambda: members.consume(["orders"], handler, handler.stop)):
         wait_until(lambda: len(starts) == PARTITIONS)
@@ -316,7 +314,7 @@ def test_next_session_repeats_records_to_which_the_last_one_has_gone_back(
     handler = UntilRead(PARTITIONS * (END - 3))
     members = group_at(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50})
     if refused:
-        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
+        fake.refuse(OFFSET_COMMIT, "COORDINATOR_LOAD_IN_PROGRESS", ALWAYS)
     else:
         fake.lose_requests(OFFSET_COMMIT, ALWAYS)
     members.consume(["orders"], GoesBack())
@@ -387,7 +385,7 @@ def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
                 sessions[0].mark_offset("orders", moved, 5)
             refused.set()
             wait_until(lambda: len(visits) == PARTITIONS + 1)
-            fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE, times=ALWAYS)
+            fake.refuse(OFFSET_COMMIT, "OFFSET_METADATA_TOO_LARGE", times=ALWAYS)
             sessions[0].reset_offset("orders", moved, 3)
             with pytest.raises(CommitFailed):
                 sessions[0].commit()

@@ -12,18 +12,15 @@ from unittest.mock import patch
 
 import pytest
 
+from protocol import Client, CommittedOffset, KafkaConsumer, TopicPartition
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.consumer.assigned_partition import AssignedPartition
-from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.start_offsets import StartLookup
 from protocol.errors import ConnectFailed, DataLoss, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
-from protocol.group.commits.committed_offsets import CommittedOffset
-from protocol.kafka_terms import TopicPartition
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.offsets import Committed
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from protocol.wire.schema import Api
@@ -379,10 +376,7 @@ def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(fake: FakeKafka)
 
 def test_position_names_the_silent_coordinator(fake: FakeKafka) -> None:
     fake.delay_replies(OFFSET_FETCH, 5)
-    with (
-        client_of(fake.bootstrap_servers, default_api_timeout_ms=1_000) as client,
-        consumer_of(client) as consumer,
-    ):
+    with client_of(fake.bootstrap_servers, default_api_timeout_ms=1_000) as client, consumer_of(client) as consumer:
         consumer.assign([HEALTHY])
         with pytest.raises(DeadlineExceeded, match="healthy-0 has no start offset yet: the coordinator does not"):
             consumer.position(HEALTHY)
