@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from protocol import CommittedOffset
 from protocol.base.clock import Deadline
 from protocol.cluster.metadata import topic_id_text
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import EARLIEST, NO_TOPIC_ID
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.record_batches import TRANSACTIONAL, Batch, Record, write_batch
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
@@ -59,7 +58,7 @@ class Cluster(FakeKafka):
         """Return the partitions of each request for log start offsets."""
         return [
             [(topic["name"], row["partition_index"]) for topic in body["topics"] for row in topic["partitions"]]
-            for body in self.request_bodies(LIST_OFFSETS)
+            for body in self.request_bodies("ListOffsets")
             if body["topics"][0]["partitions"][0]["timestamp"] == EARLIEST
         ]
 

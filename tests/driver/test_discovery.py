@@ -13,9 +13,7 @@ from protocol.base.once import deferred_warnings
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
-from protocol.testing.fake_kafka.clock import ManualClock
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m03_metadata import METADATA
+from protocol.testing import FakeKafka, ManualClock
 from spark_kafka_source.driver.discovery import discover, existing_assignment, require_dead_letter_topic
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
@@ -107,12 +105,12 @@ def hide(cluster: Cluster, topic: str) -> None:
     """Answer like a broker to a user without Describe on the topic: the list of all topics omits it."""
 
     def edit(reply: dict[str, Any]) -> dict[str, Any]:
-        lists_all = cluster.request_bodies(METADATA)[-1]["topics"] is None
+        lists_all = cluster.request_bodies("Metadata")[-1]["topics"] is None
         refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic_id": bytes(16), "partitions": []}
         rows = [{**row, **refused} if row["name"] == topic else row for row in reply["topics"]]
         return {**reply, "topics": [row for row in rows if row["name"] != topic or not lists_all]}
 
-    cluster.edit_replies(METADATA, edit)
+    cluster.edit_replies("Metadata", edit)
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
@@ -166,7 +164,7 @@ def test_missing_reply_of_one_kraft_broker_proves_no_deletion(kraft: FakeKafka, 
     with client_on(kraft, clock) as client:
         client.metadata([])
         assert client.unknown_to_brokers({"never-there"}) == {"never-there"}
-        kraft.lose_requests(METADATA, broker=2)
+        kraft.lose_requests("Metadata", broker=2)
         assert client.unknown_to_brokers({"never-there"}) == set()
 
 

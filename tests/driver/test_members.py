@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from protocol import Client, CommittedOffset
 from protocol.cluster import unknown_topic
-from protocol.cluster.client import Client
 from protocol.config import parse_consumer
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
@@ -21,11 +21,10 @@ from protocol.group.membership.assignment import EndReason, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import LATEST as LATEST_TIME
 from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.offsets import Committed
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -217,11 +216,11 @@ def test_recreated_topic_is_read_after_its_assignment(monkeypatch: pytest.Monkey
         with cluster.changed:
             cluster.delete_topic("a")
             cluster.create("a", 30)
-        asked, ends = len(cluster.request_bodies(METADATA)), [read]
+        asked, ends = len(cluster.request_bodies("Metadata")), [read]
 
         def plans_with_new_metadata() -> bool:
             ends.append(next_end(reader, read))
-            return len(cluster.request_bodies(METADATA)) > asked + 1
+            return len(cluster.request_bodies("Metadata")) > asked + 1
 
         wait_until(plans_with_new_metadata)
         assert all(end.get("a") in (None, {"0": 20}) for end in ends)

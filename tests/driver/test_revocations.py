@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from protocol import TopicPartition
 from protocol.base.clock import Deadline
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation
-from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
 from spark_kafka_source.driver import query_membership
 from spark_kafka_source.driver.group_commits import GroupCommits

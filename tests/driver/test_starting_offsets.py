@@ -9,7 +9,6 @@ import pytest
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.offsets import Committed
-from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
@@ -205,7 +204,6 @@ def test_group_offset_of_a_truncated_log_is_a_loss(regrown: Cluster, protocol: s
 def test_group_offset_of_a_truncated_log_is_replaced(
     regrown: Cluster, caplog: pytest.LogCaptureFixture, protocol: str, end: int
 ) -> None:
-    """The log may end before the group's offset, or behind it."""
     regrown.log("a", 0).truncate(end)
     options = {"kafka.group.id": "g", "kafka.group.protocol": protocol, "failOnDataLoss": "false"}
     reader = regrown.reader(**options)
@@ -241,13 +239,13 @@ def test_query_that_reads_nothing_keeps_the_epoch_of_its_group(regrown: Cluster,
     with client_of(regrown.bootstrap_servers) as client:
         commit_offsets(client, "g", {("a", 0): CommittedOffset(30, 6)}, client.deadline())
     reader = regrown.reader(**{"kafka.group.id": "g", "kafka.group.protocol": protocol})
-    committed_before = len(regrown.request_bodies(OFFSET_COMMIT))
+    committed_before = len(regrown.request_bodies("OffsetCommit"))
     begin, end = first_batch(reader)
     assert ranges(reader, begin, end) == []
     next_end(reader, end)
 
     def commits() -> set[tuple[int, int]]:
-        bodies = regrown.request_bodies(OFFSET_COMMIT)[committed_before:]
+        bodies = regrown.request_bodies("OffsetCommit")[committed_before:]
         rows = [row for body in bodies for topic in body["topics"] for row in topic["partitions"]]
         return {(row["committed_offset"], row["committed_leader_epoch"]) for row in rows}
 

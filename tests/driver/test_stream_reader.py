@@ -8,19 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from protocol import EARLIEST, Client, CommittedOffset
 from protocol.base.clock import Deadline
-from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
-from protocol.cluster.client import Client
 from protocol.cluster.metadata import topic_id_text
 from protocol.config import ConsumerConfig
 from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
-from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.group.member import NO_MEMBER
-from protocol.kafka_terms import EARLIEST
-from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
@@ -63,11 +60,7 @@ def test_deleted_topic_in_batch_of_sparks_connector_is_data_loss(
 @pytest.mark.parametrize("replayed", [True, False])
 @pytest.mark.parametrize(
     ("how", "topics", "says"),
-    [
-        ("subscribe", "b,c", "b, c"),
-        ("subscribePattern", "^b$", "subscribePattern=^b$"),
-        ("assign", '{"b": [0]}', "b"),
-    ],
+    [("subscribe", "b,c", "b, c"), ("subscribePattern", "^b$", "subscribePattern=^b$"), ("assign", '{"b": [0]}', "b")],
 )
 def test_checkpoint_of_another_query_is_refused_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str, topics: str, says: str, replayed: bool
@@ -176,7 +169,7 @@ def test_planning_with_leader_that_never_knows_topic_times_out(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
-    cluster.refuse(LIST_OFFSETS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ALWAYS)
+    cluster.refuse(LIST_OFFSETS, "UNKNOWN_TOPIC_OR_PARTITION", ALWAYS)
     brief = {"kafka.default.api.timeout.ms": 1_000, "fetchOffset.numRetries": 0}
     reader = cluster.reader(assign='{"a": [0]}', subscribe=None, **brief)
     begin = {**read_to(20), "a": {"0": 20}, "@epochs": {}}

@@ -10,11 +10,10 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
-from protocol.cluster.client import Client
+from protocol import Client
 from protocol.errors import DeadlineExceeded, KafkaError
-from protocol.testing.fake_kafka.clock import ManualClock
+from protocol.testing import FakeKafka, ManualClock
 from protocol.testing.fake_kafka.listener import kept_port
-from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source import process_state
 from spark_kafka_source.driver.batch_reader import KafkaBatchReader
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from protocol.admin.admin import Admin
+from protocol import Admin
 from protocol.admin.configs import ConfigResource, ConfigResourceType, broker_resource, topic_resource
 from protocol.broker_errors import ErrorCode
 from protocol.errors import AdminFailed, UnsupportedVersion, UsageError
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing import FakeKafka
 from protocol.wire.messages.m32_describe_configs import DESCRIBE_CONFIGS
 from tests.protocol.admin.test_admin import codes
 

@@ -10,7 +10,7 @@ from protocol import Admin
 from protocol.admin.groups import ListedGroup, describe_group, list_groups
 from protocol.group.assignors.subscription_codec import encode_assignment
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
-from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.testing import FakeKafka
 from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m16_list_groups import LIST_GROUPS
 from tests.protocol.fetch.consuming import client_of

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import admin as librdkafka
 
+from protocol import Admin
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, AclPermission, PatternType, ResourceType
-from protocol.admin.admin import Admin
 from protocol.admin.topics import NewTopic
 from protocol.admin.users import ScramMechanism, ScramUpsertion, quota_entity
 from protocol.errors import AdminFailed, BrokerError

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from protocol.admin.admin import Admin
+from protocol import Admin, Client
 from protocol.admin.topics import NewTopic, create_topic
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
-from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import AdminFailed, Corrupt, DeadlineExceeded, KafkaError
-from protocol.testing.fake_kafka.server import FakeKafka
-from protocol.wire.messages.m03_metadata import METADATA
+from protocol.testing import FakeKafka
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
 from tests.protocol.fetch.consuming import client_of
 
@@ -30,10 +28,10 @@ def test_deleted_topic_of_the_same_name_is_not_taken_for_the_new_one() -> None:
     with FakeKafka() as kafka:
         properties = {"bootstrap.servers": kafka.bootstrap_servers, "retry.backoff.ms": 10}
         with Client(parse_client(properties)) as client:
-            kafka.edit_replies(METADATA, behind, 3)
+            kafka.edit_replies("Metadata", behind, 3)
             create_topic(client, NewTopic("orders", 1))
             assert client.topic("orders").topic_id != before
-            assert len(kafka.request_bodies(METADATA)) > 3
+            assert len(kafka.request_bodies("Metadata")) > 3
 
 
 def test_created_topic_is_awaited_for_longer_than_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +46,9 @@ def test_created_topic_is_awaited_for_longer_than_a_missing_one(monkeypatch: pyt
         FakeKafka() as kafka,
         client_of(kafka.bootstrap_servers, retry_backoff_ms=20, retry_backoff_max_ms=20) as client,
     ):
-        kafka.edit_replies(METADATA, unknown, 10)
+        kafka.edit_replies("Metadata", unknown, 10)
         create_topic(client, NewTopic("orders", 1))
-        assert len(kafka.request_bodies(METADATA)) > 10
+        assert len(kafka.request_bodies("Metadata")) > 10
 
 
 def test_topic_refused_by_a_quota_is_requested_again_without_the_others() -> None:
@@ -84,7 +82,7 @@ def test_topic_without_leaders_does_not_hide_the_others() -> None:
 
     with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
         kafka.create_topic("orders")
-        kafka.edit_replies(METADATA, without_leader)
+        kafka.edit_replies("Metadata", without_leader)
         topics = [NewTopic(name) for name in ("orders", "slow", "payments")]
         with pytest.raises(AdminFailed, match=r"slow-0.*UNKNOWN_TOPIC_OR_PARTITION") as caught:
             Admin(client=client).create_topics(topics, timeout_ms=1_000)

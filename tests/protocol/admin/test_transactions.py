@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from protocol import Client
 from protocol.admin.transactions import (
     OpenTransaction,
     abort_hanging,
@@ -16,16 +17,14 @@ from protocol.admin.transactions import (
     list_transactions,
 )
 from protocol.broker_errors import ErrorCode
-from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import BrokerError
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.handlers import VERSIONS
-from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import add_partitions, init_producer_id
 from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m10_find_coordinator import TRANSACTION
 from protocol.wire.messages.m27_write_txn_markers import WRITE_TXN_MARKERS
-from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from tests.support.misdirected import misdirect_coordinators
 
 NAMES = [f"etl-{number}" for number in range(9)]
@@ -51,7 +50,7 @@ def test_coordinators_are_asked_once_each(fake: FakeKafka, client: Client) -> No
     assert set(transactions) == set(NAMES)
     assert {transaction.timeout_ms for transaction in transactions.values()} == {5_000}
     assert {transaction.coordinator for transaction in transactions.values()} == {1, 2, 3}
-    requested = [body["transactional_ids"] for body in fake.request_bodies(DESCRIBE_TRANSACTIONS)]
+    requested = [body["transactional_ids"] for body in fake.request_bodies("DescribeTransactions")]
     assert len(requested) == 3
     assert sorted(name for names in requested for name in names) == sorted([*NAMES, "nobody-knows"])
     assert describe_transactions(client, []) == {}
@@ -67,8 +66,8 @@ def test_transactions_of_moved_or_loading_coordinators_are_asked_again(fake: Fak
     describe_transactions(client, NAMES)
     for name in NAMES[:4]:
         fake.move_coordinator(name, fake.coordinator(TRANSACTION, name) % 3 + 1, TRANSACTION)
-    fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 3)
-    fake.lose_replies(DESCRIBE_TRANSACTIONS)
+    fake.refuse("DescribeTransactions", ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, 3)
+    fake.lose_replies("DescribeTransactions")
     transactions = describe_transactions(client, NAMES)
     assert {name: transaction.coordinator for name, transaction in transactions.items()} == {
         name: fake.coordinator(TRANSACTION, name) for name in NAMES
@@ -81,7 +80,7 @@ def test_transactions_are_described_after_connections_have_reached_other_brokers
 
 
 def test_describe_without_authorisation_is_an_error(fake: FakeKafka, client: Client) -> None:
-    fake.refuse(DESCRIBE_TRANSACTIONS, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    fake.refuse("DescribeTransactions", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(BrokerError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         describe_transactions(client, NAMES)
 
