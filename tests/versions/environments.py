@@ -80,7 +80,9 @@ def extras(home: Path, names: Iterable[str]) -> list[str]:
     return sorted({requirement for requirement, name in optional if name in names})
 
 
-def make_environment(folder: Path, interpreter: str, spark: Path, requirements: list[str], wheel: Path) -> Path:
+def make_environment(
+    folder: Path, interpreter: str, spark: Path, requirements: list[str], wheel: Path | None = None
+) -> Path:
     """Make an environment with these packages and an unpacked PySpark, if it is not there; return its Python."""
     binary, stamp = folder / "bin" / "python", folder / "requirements.txt"
     if not stamp.exists() or stamp.read_text() != "\n".join(requirements):
@@ -90,7 +92,8 @@ def make_environment(folder: Path, interpreter: str, spark: Path, requirements: 
         (site,) = (folder / "lib").glob("python3*/site-packages")
         (site / "spark.pth").write_text(f"{spark}\n")
         stamp.write_text("\n".join(requirements))
-    pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
+    if wheel is not None:
+        pip(binary, "install", "--force-reinstall", "--no-deps", str(wheel))
     return binary
 
 
