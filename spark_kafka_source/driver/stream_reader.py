@@ -200,7 +200,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
         completed = Offsets({}) if is_new else query.offsets.parse(start)
         if not query.running:
             query.require_own_checkpoint(completed, deadline)
-        if is_new or (is_member and not completed.ends):
+        if is_new or (is_member and completed.precedes_first_batch):
             starting = query.starting_offsets(deadline)
             if is_member:
                 # Without topic ids: topics may be recreated before the member gets its first partition.

@@ -146,6 +146,14 @@ class Offsets:
         )
 
     @property
+    def precedes_first_batch(self) -> bool:
+        """True for the offsets of a member that has not been assigned any partition since the query's start.
+
+        The end of a batch has the id of the cluster, also if all topics were deleted or recreated.
+        """
+        return not self.ends and self.cluster_id is None
+
+    @property
     def is_batch_end(self) -> bool:
         """True for the end of a batch; the offsets of `reportLatestOffset` have only ends and topic ids."""
         return bool(self.joined or self.leaders or self.skipped or self.has_epochs)

@@ -187,6 +187,38 @@ def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_th
         reader.stop()
 
 
+@pytest.mark.parametrize(
+    "start", [LATEST, {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}}'}], ids=["latest", "json"]
+)
+def test_restarted_member_does_not_apply_starting_offsets_to_recreated_topic(
+    monkeypatch: pytest.MonkeyPatch, start: dict[str, str | None]
+) -> None:
+    """Until the group has assigned the new topic, the query's offsets have no partition, as before its first batch."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    with Cluster(20) as cluster:
+        options = {**KIP_848_OPTIONS, **start}
+        former = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        ends = [next_end(former, former.initialOffset())]
+        former.stop()
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        assert next_end(reader, ends[-1]) == ends[-1]
+        released = threading.Event()
+        cluster.before[CONSUMER_GROUP_HEARTBEAT] = lambda body: released.wait(20)
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create("a", 30)
+
+        def plans(end: dict[str, int] | None) -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return ends[-1].get("a") == end
+
+        wait_until(lambda: plans(None))
+        released.set()
+        wait_until(lambda: plans({"0": 30}))
+        assert ranges(reader, ends[-2], ends[-1]) == [(0, 0, 30)]
+        reader.stop()
+
+
 def test_member_does_not_apply_starting_offsets_to_topic_recreated_before_its_first_trigger() -> None:
     with Cluster(20) as cluster:
         options = {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}}'}
