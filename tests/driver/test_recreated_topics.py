@@ -9,6 +9,7 @@ import pytest
 
 from protocol import CommittedOffset
 from protocol.cluster import unknown_topic
+from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import commit_offsets
 from protocol.kafka_terms import NO_TOPIC_ID
@@ -185,6 +186,43 @@ def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_th
         assert ranges(reader, ends[-2], ends[-1]) == [(0, 90, 100)]
         assert cluster.committed_offsets("g") == {("a", 0): 90}
         reader.stop()
+
+
+def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group has assigned the new topic, so this one is not recreated again; ids have no order."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    options = {**KIP_848_OPTIONS, "failOnDataLoss": "true", "onTopicRecreated": "earliest"}
+    with FakeKafka(2) as cluster:
+        cluster.create_topic("a", 1, 1)
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        ends = [next_end(reader, reader.initialOffset())]
+        deleted_id = cluster.controller.topic("a").topic_id
+        lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
+        with cluster.changed:
+            cluster.isolate(lagging)
+            while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
+                cluster.delete_topic("a")
+                cluster.create_topic("a", 1, 1)
+            cluster.write("a", 0, records(0, 30))
+        new_id = topic_id_text(cluster.controller.topic("a").topic_id)
+
+        def has_read_new_topic() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return ends[-1].get("a") == {"0": 30} and ends[-1]["@ids"] == {"a": new_id}
+
+        def gets_stale_metadata() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return reader.query.logs is not None and reader.query.logs.assignment.existing_ids == {"a": deleted_id}
+
+        wait_until(has_read_new_topic)
+        read = ends[-1]
+        wait_until(gets_stale_metadata)
+        assert ends[-1] == read
+        reader.stop()
+
+
+def leads(cluster: FakeKafka, broker: int) -> bool:
+    return broker in {partition.leader for partition in cluster.controller.topic("a").partitions}
 
 
 @pytest.mark.parametrize(
