@@ -243,15 +243,18 @@ class QueryMembership:
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says.
 
-        That of a recreated topic which the query has read may be of the deleted one, unless the group assigns ids.
+        Those of a recreated topic which the query has read may be of the deleted one, unless the group assigns ids.
         """
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
         client, options, assigned_ids = PROCESS.client(self._options.client), self._options, self._assigned_ids
         read = {key: end for key, end in completed.positions.items() if end.is_in(new.get(key, NO_TOPIC_ID))}
-        of_deleted_topics = completed.ends.keys() - read.keys() - assigned_ids.keys()
-        partitions = {key: topic_id for key, topic_id in new.items() if key not in of_deleted_topics}
+        partitions = {
+            key: topic_id
+            for key, topic_id in new.items()
+            if key in assigned_ids or not is_another_topic(topic_id, completed.ids.get(key[0], NO_TOPIC_ID))
+        }
         after = {key: end.offset for key, end in read.items()}
         offsets = group_offsets(client, options, partitions, deadline, after=after)
         # Partitions of the topics, by id, for which `startingOffsets` were resolved.

@@ -188,6 +188,26 @@ def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_th
         reader.stop()
 
 
+def test_classic_member_reads_no_partition_of_a_recreated_topic_from_the_group_offset() -> None:
+    """It may be of the deleted topic, also in a partition that another member has read."""
+    options = {**EAGER_OPTIONS, **QUICK}
+    with FakeKafka() as cluster:
+        cluster.create_topic("a", 2)
+        former = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        begin = {"a": {"0": 0}, "@ids": next_end(former, former.initialOffset())["@ids"]}
+        former.stop()
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create_topic("a", 2)
+            for number in (0, 1):
+                cluster.rewrite("a", number, records(0, 1, last_offset=29))
+        cluster.offsets.committed["g"] = {("a", 0): Committed(10, -1, ""), ("a", 1): Committed(15, -1, "")}
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        end = next_end(reader, begin)
+        assert ranges(reader, begin, end) == [(0, 0, 30), (1, 0, 30)]
+        reader.stop()
+
+
 def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group has assigned the new topic, so this one is not recreated again; ids have no order."""
     monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
