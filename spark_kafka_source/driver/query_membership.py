@@ -17,7 +17,7 @@ from types import FrameType
 
 from protocol.admin.groups import describe_group
 from protocol.base.clock import Deadline
-from protocol.errors import DeadlineExceeded, KafkaError
+from protocol.errors import DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
@@ -92,7 +92,7 @@ class QueryMembership:
         `available_now`: True for a run that ends with the current backlog: it waits for its assignment until the
         deadline.
         Raises `KafkaError`: the query cannot be a member; or as `start_offsets` for group offsets that are not in the
-        log.
+        log. `TopicUnknown`: `available_now`, and the group has not assigned a recreated topic yet.
         """
         for key, start in existing.added.items():
             if key in existing.owned:
@@ -124,6 +124,9 @@ class QueryMembership:
             # One broker that lags behind may name the topic before, which was deleted.
             ids = PROCESS.client(self._options.client).ids_at_brokers({topic for topic, _ in lost}, deadline)
             lost = {key for key in lost if ids[key[0]] == {existing.owned[key]}}
+        if lost and available_now and not self._options.fail_on_topic_recreated:
+            names = partition_names(sorted(lost))
+            raise TopicUnknown(f"the group has not assigned the recreated topics to this query yet: {names}")
         self._add_assigned(owned, completed, deadline)
         starts = {
             key: assigned.start

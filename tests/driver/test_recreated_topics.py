@@ -188,6 +188,20 @@ def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_th
         reader.stop()
 
 
+def test_available_now_waits_for_the_assignment_of_a_recreated_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 500)
+    with Cluster(20) as cluster:
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **KIP_848_OPTIONS)
+        reader.prepareForTriggerAvailableNow()
+        read = next_end(reader, reader.initialOffset())
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create("a", 30)
+        end = next_end(reader, read)
+        assert ranges(reader, read, end) == [(0, 0, 30)]
+        reader.stop()
+
+
 def test_classic_member_reads_no_partition_of_a_recreated_topic_from_the_group_offset() -> None:
     """It may be of the deleted topic, also in a partition that another member has read."""
     options = {**EAGER_OPTIONS, **QUICK}
