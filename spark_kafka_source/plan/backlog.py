@@ -184,7 +184,9 @@ class LogSnapshot:
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions to read from their log start offsets."""
         positions, owned = self.positions, self.assignment.owned
-        return [key for key in partitions if key not in positions or not positions[key].is_in(owned[key])]
+        # A position without an id is one of the deleted topic.
+        old = {key for key in positions if key[0] in self.recreated and positions[key].topic_id != owned.get(key)}
+        return [key for key in partitions if key not in positions or key in old]
 
     def joined(
         self, ends: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]

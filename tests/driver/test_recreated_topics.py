@@ -291,9 +291,11 @@ def test_restarted_member_does_not_apply_starting_offsets_to_recreated_topic(
         reader.stop()
 
 
-def test_member_does_not_apply_starting_offsets_to_topic_recreated_before_its_first_trigger() -> None:
+@pytest.mark.parametrize("protocol", ["classic", "none"])
+def test_starting_offsets_do_not_apply_to_topic_recreated_before_the_first_trigger(protocol: str) -> None:
     with Cluster(20) as cluster:
         options = {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}}'}
+        options |= {"kafka.group.protocol": protocol, "onTopicRecreated": "earliest"}
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
         reader.query.starting_offsets(reader.query.deadline())
         cluster.delete_topic("a")

@@ -445,7 +445,7 @@ FAULTS = {
     "a recreated topic is read from its start by a former owner": DeliberateFault(
         "spark_query",
         "spark_kafka_source/plan/backlog.py",
-        "        return [key for key in partitions if key not in positions or not positions[key].is_in(owned[key])]\n",
+        "        return [key for key in partitions if key not in positions or key in old]\n",
         "        return [key for key in partitions if key not in positions or key[0] in self.recreated]\n",
     ),
     "a range is split with a gap": DeliberateFault(
