@@ -219,4 +219,4 @@ class AssignedPartition:
             raise UsageError(f"{self.key[0]}-{self.key[1]}: {state.name} may not follow {self.state.name}")
         self.state, self.lookup = state, None
         if state is PartitionState.READING:
-            self.loss = None
+            self.loss = self.failing_since_s = None

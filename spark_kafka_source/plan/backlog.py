@@ -96,6 +96,12 @@ class LogSnapshot:
         topics = {topic for topic, _ in (*assignment.owned, *lost)} & ids.keys() & completed.ids.keys()
         return {topic: ids[topic] for topic in sorted(topics) if completed.ids[topic] != ids[topic]}
 
+    @cached_property
+    def outdated(self) -> set[TopicPartition]:
+        """Return partitions of recreated topics whose position is in the deleted topic, as one without an id is."""
+        recreated, owned = self.recreated, self.assignment.owned
+        return {key for key, at in self.positions.items() if key[0] in recreated and at.topic_id != owned.get(key)}
+
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
         missing = self.positions.keys() - self.assignment.owned.keys() - set(self.assignment.revoked)
@@ -127,7 +133,7 @@ class LogSnapshot:
             if position.leader_epoch == NO_LEADER_EPOCH or now is None or now.leader_epoch <= position.leader_epoch:
                 continue
             topic_id, is_read = self.assignment.owned[key], position.offset == self.completed.ends.get(key)
-            if key[0] in self.recreated or (is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset)):
+            if key in self.outdated or (is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset)):
                 continue
             positions[key] = Position(position.offset, now.leader_epoch, topic_id=topic_id)
         return {key: position for key, position in positions.items() if confirmed.get(key) != position}
@@ -141,7 +147,7 @@ class LogSnapshot:
         return {
             key: Position(end.offset, self._known_epoch(key))
             for key, end in self.current.items()
-            if key in self.positions and end.offset < self.positions[key].offset and key[0] not in self.recreated
+            if key in self.positions and end.offset < self.positions[key].offset and key not in self.outdated
         }
 
     @cached_property
@@ -183,10 +189,7 @@ class LogSnapshot:
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions to read from their log start offsets."""
-        positions, owned = self.positions, self.assignment.owned
-        # A position without an id is one of the deleted topic.
-        old = {key for key in positions if key[0] in self.recreated and positions[key].topic_id != owned.get(key)}
-        return [key for key in partitions if key not in positions or key in old]
+        return [key for key in partitions if key not in self.positions or key in self.outdated]
 
     def joined(
         self, ends: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]

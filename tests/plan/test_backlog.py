@@ -35,6 +35,16 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
     assert (nameless.recreated, nameless.stale) == ({}, set())
 
 
+def test_only_positions_in_the_deleted_topic_are_left_out_of_comparisons() -> None:
+    """The group's offset in the new topic may be behind an open transaction, whose start is the end that is listed."""
+    assert B0 not in LOGS.ends_before_position()
+    assigned = replace(LOGS.assignment, added={B0: Position(10, 0, topic_id=NEW)})
+    logs = replace(LOGS, assignment=assigned)
+    assert (LOGS.outdated, logs.outdated) == ({B0}, set())
+    assert B0 in logs.ends_before_position()
+    assert logs.new(logs.ends(None)) == [C0]
+
+
 def test_epoch_of_an_assigned_offset_counts_too() -> None:
     """Another member has read A1 to 30, in epoch 6: a leader of epoch 5 is an old one."""
     assigned = replace(LOGS.assignment, added={A1: Position(30, 6), C0: Position(3, 5)})

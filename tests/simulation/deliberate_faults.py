@@ -445,8 +445,8 @@ FAULTS = {
     "a recreated topic is read from its start by a former owner": DeliberateFault(
         "spark_query",
         "spark_kafka_source/plan/backlog.py",
-        "        return [key for key in partitions if key not in positions or key in old]\n",
-        "        return [key for key in partitions if key not in positions or key[0] in self.recreated]\n",
+        "        return [key for key in partitions if key not in self.positions or key in self.outdated]\n",
+        "        return [key for key in partitions if key not in self.positions or key[0] in self.recreated]\n",
     ),
     "a range is split with a gap": DeliberateFault(
         "spark_query",

@@ -74,6 +74,11 @@ def poll_until(consumer: KafkaConsumer, condition: Callable[[], object]) -> Coun
     return rows
 
 
+def read_old_records(consumer: KafkaConsumer) -> None:
+    """Read all records of the topic that is deleted afterwards."""
+    poll_until(consumer, lambda: [at.offset for at in consumer.positions().values()] == [10, 10])
+
+
 def await_loss(consumer: KafkaConsumer, *keys: TopicPartition) -> Counter[TopicPartition]:
     """Poll until the consumer knows that these partitions are of a deleted topic; return the rows read meanwhile."""
     return poll_until(consumer, lambda: partitions_of(consumer).recreated >= set(keys))
@@ -84,7 +89,7 @@ def test_recreated_topic_is_read_only_by_the_member_to_which_it_is_assigned(
 ) -> None:
     """The former owner would read it twice, and its last commit would set the offset of the new owner back."""
     with client_of(fake.bootstrap_servers) as another, owner_of_orders(fake_client) as consumer:
-        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
         recreate_orders(fake)
         rows = await_loss(consumer, FIRST, SECOND)
@@ -110,7 +115,7 @@ def test_seek_to_a_position_in_a_topic_that_is_not_assigned_reads_no_record_of_i
 ) -> None:
     """The consumer does not know yet that the topic was recreated; `committed`, for example, returns such positions."""
     with owner_of_orders(fake_client) as consumer:
-        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
         consumer.pause([FIRST, SECOND])
         recreate_orders(fake)
@@ -141,7 +146,7 @@ def test_outdated_metadata_after_the_assignment_of_a_recreated_topic_expire(
     listener = Lagging()
     with consumer_of(fake_client, KIP_848) as consumer:
         consumer.subscribe(["orders"], listener)
-        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        read_old_records(consumer)
         recreate_orders(fake)
         poll_until(consumer, lambda: listener.calls.count("assigned") == 2)
         assert fake_client.remembered_topic("orders").topic_id == old_id
@@ -153,7 +158,7 @@ def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
     fake: SmallCluster, fake_client: Client, caplog: pytest.LogCaptureFixture, seek: str
 ) -> None:
     with owner_of_orders(fake_client) as consumer:
-        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
         recreate_orders(fake)
         await_loss(consumer, FIRST, SECOND)
@@ -176,7 +181,7 @@ def test_consumer_without_reset_raises_until_the_recreated_topic_is_assigned(
         with pytest.raises(NoOffset):
             poll_until(consumer, lambda: False)
         consumer.seek_to_beginning()
-        poll_until(consumer, lambda: len(consumer.positions()) == 2)
+        read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
         recreate_orders(fake)
         for _ in range(2):
