@@ -286,7 +286,7 @@ class ClusterState:
                 self._join_isr(led, node_id)
             elif not followed and node_id in led.partition.isr:
                 replica = follower.replicas.get((led.topic.topic_id, led.number)) if follower else None
-                ends.append(replica.log.end_offset if replica else 0)
+                ends.append(replica.log.common_end(led.log) if replica else 0)
         required = led.topic.config.get("min.insync.replicas", self.settings["min.insync.replicas"])
         if len(led.partition.isr) >= min(int(required), len(led.partition.replicas)):
             self.set_high_watermark(led.replica, min(ends))

@@ -246,6 +246,14 @@ class Log:
         """Return the leader epoch of an existing or future offset."""
         return max((epoch for epoch, start in self.epochs if start <= offset), default=NO_LEADER_EPOCH)
 
+    def common_end(self, other: Log) -> int:
+        """Return the offset up to which both logs have the same records, by their leader epochs (KIP-101)."""
+        common_epochs = {epoch for epoch, _ in self.epochs} & {epoch for epoch, _ in other.epochs}
+        if not common_epochs:
+            return 0 if self.epochs or other.epochs else min(self.end_offset, other.end_offset)
+        newest = max(common_epochs)
+        return min(self.end_of_epoch(newest)[1], other.end_of_epoch(newest)[1])
+
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
         """Return the latest epoch up to this one, and its end offset; (-1, -1) if the log has only newer epochs."""
         if epoch == NO_LEADER_EPOCH or not self.epochs or epoch > self.epochs[-1][0]:

@@ -220,6 +220,27 @@ class TestControls:
         assert row["error_code"] == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert values(fake, "payments") == [b"a", b"b"]
 
+    def test_records_of_an_isolated_former_leader_count_for_no_high_watermark(self, fake: FakeKafka) -> None:
+        """It is still an in-sync replica, with other records at the same offsets."""
+        fake.create_topic("payments", 1, 2)
+        leader = fake.leader("payments", 0)
+        (follower,) = {*fake.controller.topic("payments").partitions[0].replicas} - {leader}
+        fake.isolate(leader)
+        fake.move_leader("payments", 0, follower)
+
+        def produce(broker: int, acks: int) -> object:
+            part = {"index": 0, "records": write_batch(Batch([Record(b"a")]))}
+            rows = [{"topic_id": fake.controller.topic("payments").topic_id, "partition_data": [part]}]
+            body = {"acks": acks, "timeout_ms": 60_000, "topic_data": rows, "transactional_id": None}
+            return fake.handle(broker, Request(PRODUCE, PRODUCE.last, body, "test", ITSELF))
+
+        produce(leader, 1)
+        pending = produce(follower, -1)
+        assert callable(pending)
+        assert fake.look(pending) is None
+        fake.isolate(leader, False)
+        assert fake.look(pending) is not None
+
     def test_denied_operation_is_allowed_again(self) -> None:
         settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
         with FakeKafka(settings=settings) as fake:
