@@ -325,6 +325,7 @@ class ClusterState:
             return False
         now_ms = self.clock.wall_ms()
         led.log.append_marker(producer_id, epoch, led.partition.leader_epoch, commit=commit, now_ms=now_ms)
+        self._replicate(leader, led)
         self.is_stale = True
         return True
 

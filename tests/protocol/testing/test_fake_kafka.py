@@ -241,6 +241,13 @@ class TestControls:
         fake.isolate(leader, False)
         assert fake.look(pending) is not None
 
+    def test_marker_is_on_all_in_sync_replicas_at_once(self, fake: FakeKafka) -> None:
+        fake.create_topic("payments", 1, 2)
+        assert fake.write_marker(("payments", 0), 1, 0, commit=True)
+        topic = fake.controller.topic("payments")
+        ends = [fake.brokers[id].replicas[topic.topic_id, 0].log.end_offset for id in topic.partitions[0].isr]
+        assert ends == [1, 1]
+
     def test_denied_operation_is_allowed_again(self) -> None:
         settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
         with FakeKafka(settings=settings) as fake:
