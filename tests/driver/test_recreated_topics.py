@@ -137,6 +137,7 @@ def test_recreated_topic_is_read_after_its_assignment(monkeypatch: pytest.Monkey
 def test_recreated_topic_with_fewer_partitions_is_no_deleted_one(monkeypatch: pytest.MonkeyPatch, fail: str) -> None:
     """It is noticed before the group has assigned the new topic; the missing partition was not deleted alone."""
     monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
     options = {**KIP_848_OPTIONS, "failOnDataLoss": fail}
     with FakeKafka() as cluster:
         cluster.create_topic("a", 2)

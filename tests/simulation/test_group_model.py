@@ -12,20 +12,20 @@ from tests.simulation.group_model import GroupModel
 
 
 @pytest.fixture
-def kafka() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        yield kafka
+def fake() -> Iterator[FakeKafka]:
+    with FakeKafka() as fake:
+        yield fake
 
 
 @pytest.fixture
-def model(kafka: FakeKafka) -> GroupModel:
-    return GroupModel(kafka, "g", lambda text: None)
+def model(fake: FakeKafka) -> GroupModel:
+    return GroupModel(fake, "g", lambda text: None)
 
 
 @pytest.fixture
-def group(kafka: FakeKafka, model: GroupModel) -> Group:
+def group(fake: FakeKafka, model: GroupModel) -> Group:
     """A group after its first generation, which has an assignment and no members."""
-    group = kafka.groups.create("g")
+    group = fake.groups.create("g")
     group.generation = 1
     group.store()
     return group
