@@ -118,15 +118,16 @@ class QueryMembership:
             for key, topic_id in assigned.items()
             if not is_another_topic(topic_id, assigned_ids.get(key, NO_TOPIC_ID))
         }
-        # Assigned in the topic that the query has read, while a new one has its name.
-        lost = {key for key in assigned.keys() - owned.keys() if completed.ids.get(key[0]) == assigned_ids[key]}
+        unassigned = assigned.keys() - owned.keys()
+        if unassigned and available_now and not self._options.fail_on_topic_recreated:
+            names = partition_names(sorted(unassigned))
+            raise TopicUnknown(f"the group has not assigned the recreated topics to this query yet: {names}")
+        # In the topic that the query has read, while a new one has its name.
+        lost = {key for key in unassigned if completed.ids.get(key[0]) == assigned_ids[key]}
         if lost:
             # One broker that lags behind may name the topic before, which was deleted.
             ids = PROCESS.client(self._options.client).ids_at_brokers({topic for topic, _ in lost}, deadline)
             lost = {key for key in lost if ids[key[0]] == {existing.owned[key]}}
-        if lost and available_now and not self._options.fail_on_topic_recreated:
-            names = partition_names(sorted(lost))
-            raise TopicUnknown(f"the group has not assigned the recreated topics to this query yet: {names}")
         self._add_assigned(owned, completed, deadline)
         starts = {
             key: assigned.start

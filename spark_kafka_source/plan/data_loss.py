@@ -54,7 +54,8 @@ def recreated(logs: LogSnapshot) -> list[Loss]:
     losses = []
     for topic, now in sorted(logs.recreated.items()):
         key = min(key for key in logs.positions if key[0] == topic)
-        read = f"offsets up to {logs.positions[key].offset} of {partition_name(key)}"
+        end = logs.completed.ends.get(key, logs.positions[key].offset)
+        read = f"offsets up to {end} of {partition_name(key)}"
         message = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.completed.ids[topic])}, now "
             f"it is {topic_id_text(now)}; {read} belong to the old topic"

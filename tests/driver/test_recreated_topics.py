@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from protocol import CommittedOffset
+from protocol import Client, CommittedOffset
 from protocol.cluster import unknown_topic
 from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
@@ -189,8 +189,13 @@ def test_member_that_has_read_the_deleted_topic_starts_at_the_group_offset_in_th
         reader.stop()
 
 
-def test_available_now_waits_for_the_assignment_of_a_recreated_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answers", [True, False], ids=["brokers agree", "no broker answers"])
+def test_available_now_waits_for_the_assignment_of_a_recreated_topic(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
     monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 500)
+    if not answers:
+        monkeypatch.setattr(Client, "ids_at_brokers", lambda self, topics, _: {topic: set() for topic in topics})
     with Cluster(20) as cluster:
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **KIP_848_OPTIONS)
         reader.prepareForTriggerAvailableNow()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,13 @@ def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
     assert f"its id was {topic_id_text(OLD)}, now it is {topic_id_text(NEW)}; offsets up to 7 of a-1" in loss.message
     assert "onTopicRecreated=earliest" in loss.remedy
     assert "onTopicRecreated=earliest" in loss.note
+
+
+def test_recreated_topic_error_has_the_offset_that_was_read_in_the_deleted_topic() -> None:
+    logs = snapshot(batch_end({A0: 7}, ids={"a": OLD}), {A0: NEW})
+    assigned = replace(logs.assignment, added={A0: Position(100, topic_id=NEW)})
+    (loss,) = data_loss.recreated(replace(logs, assignment=assigned))
+    assert "offsets up to 7 of a-0" in loss.message
 
 
 @pytest.mark.parametrize(("before", "now"), [(OLD, NO_TOPIC_ID), (None, NEW)], ids=["no id now", "no id before"])
