@@ -247,7 +247,7 @@ class QueryMembership:
     def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says.
 
-        Those of a recreated topic which the query has read may be of the deleted one, unless the group assigns ids.
+        A group that assigns names may still have offsets of a deleted topic that the query has read: not fetched.
         """
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:

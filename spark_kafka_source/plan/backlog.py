@@ -24,8 +24,9 @@ class QueryAssignment:
     `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
     was never read and is not in here is read from its log start offset. So is a partition of a topic that was recreated
     since the last batch, unless it was assigned at a position in the new topic.
-    `revoked`: existing partitions that another member of the group reads. Any other partition that was read before and
-    is not owned was deleted, or is assigned in a deleted topic while a new one has its name: a loss.
+    `revoked`: existing partitions that another member of the group reads, or that the group has assigned to this one by
+    another topic id than brokers report now. Any other partition that was read before and is not owned is a loss: it
+    was deleted, or the group has assigned it in the topic that was read, while a new topic has its name.
     `existing_ids`: ids of the topics that exist, also of those without an owned partition.
     """
 
@@ -88,7 +89,7 @@ class LogSnapshot:
     def recreated(self) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read.
 
-        Without those of which the query owns no partition and has lost none: other members read them.
+        Topics whose partitions are all read by other members are left out.
         """
         assignment, completed = self.assignment, self.completed
         ids = {**topic_ids(assignment.owned), **assignment.existing_ids}

@@ -146,7 +146,7 @@ FOR_A_WHILE = [UNKNOWN] * 25
         [UNKNOWN, 30.0, UNKNOWN, 30.0, UNKNOWN, KNOWN],
         [*FOR_A_WHILE, KNOWN],
     ],
-    ids=["an election", "a cluster that comes and goes", "at last"],
+    ids=["an election", "a cluster that comes and goes", "the last reply"],
 )
 def test_topic_that_returns_is_read_completely(clock: ManualClock, says: list[str | float]) -> None:
     with reading(clock, *says, on_loss=skip_loss, poll_timeout_ms=300_000) as (broker, reader):
