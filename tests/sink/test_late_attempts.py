@@ -145,6 +145,20 @@ def test_late_attempt_of_earlier_stream_batch_is_refused(query: Query) -> None:
     assert query.committed_values() == ["0", "1", "2"]
 
 
+def test_task_paused_before_its_takeover_is_refused_once_its_start_has_decided_later_batches(query: Query) -> None:
+    """Its own look at the ledger is older than the takeover by another task and two batches."""
+
+    def meanwhile() -> None:
+        for batch in (0, 1):
+            query.commit(query.task("A", batch, 0, (TOPIC, f"{batch}")))
+
+    too_late = pytest.raises(ProducerFenced, match=r"too late: batch 0 .* up to batch 1")
+    with too_late, paused_at(takeover, "rewrite_ledger", meanwhile):
+        query.task("A", 0, 0, (TOPIC, "late"))
+    assert query.left_open() == []
+    assert query.committed_values() == ["0", "1"]
+
+
 def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(query: Query) -> None:
     """The other attempt has no rows, so its transactional id is not part of the commit."""
 

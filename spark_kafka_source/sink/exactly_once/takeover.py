@@ -121,7 +121,7 @@ def take_over(
         if before is None:
             assert topic is not None
             return Ledger(topic, (batch.start_id,))
-        require_newest(before, batch)
+        _require_not_passed(before, batch)
         if before.start_id == batch.start_id:
             return before
         _require_checkpoint_not_reset(before, batch)
@@ -134,9 +134,7 @@ def take_over(
     def current_ledger() -> Ledger | None:
         ledger = read_ledger(client, batch.query, deadline)
         if ledger is not None:
-            require_newest(ledger, batch)
-            if ledger.start_id == batch.start_id and ledger.batch_id > batch.batch_id:
-                raise _too_late(ledger, batch)
+            _require_not_passed(ledger, batch)
         return ledger
 
     backoff: TakeoverBackoff | None = None
@@ -191,6 +189,13 @@ def require_not_decided(client: Client, batch: StreamBatch, former_ledger: Ledge
     require_newest(ledger, batch)
     # The first look may have been at the ledger before the previous batch.
     if ledger.start_id == batch.start_id and ledger.batch_id >= batch.batch_id and ledger != former_ledger:
+        raise _too_late(ledger, batch)
+
+
+def _require_not_passed(ledger: Ledger, batch: StreamBatch) -> None:
+    """Raise `ProducerFenced` if there is a newer start, or this one has decided a later batch."""
+    require_newest(ledger, batch)
+    if ledger.start_id == batch.start_id and ledger.batch_id > batch.batch_id:
         raise _too_late(ledger, batch)
 
 
