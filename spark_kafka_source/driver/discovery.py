@@ -29,7 +29,6 @@ from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, K
 from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import QueryAssignment
 
 T = TypeVar("T")
 
@@ -59,10 +58,10 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     return partitions
 
 
-def existing_assignment(
+def existing_partitions(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
-) -> QueryAssignment:
-    """Return the assignment of a running query that is not a group member: all existing partitions of its topics.
+) -> dict[TopicPartition, bytes]:
+    """Return the partitions of a running query, as `discover`.
 
     `expected`: partitions read before. One that no longer exists, or is not subscribed to any more, is not in the
     result.
@@ -72,7 +71,7 @@ def existing_assignment(
     named = _named_topics(options)
     expected = list(filter(partition_filter(options), expected))
     names = None if named is None else named | {topic for topic, _ in expected}
-    return QueryAssignment(_discover_with_retries(client, options, names, expected, deadline, existed=True)[0])
+    return _discover_with_retries(client, options, names, expected, deadline, existed=True)[0]
 
 
 def partition_filter(options: SourceOptions) -> Callable[[TopicPartition], bool]:

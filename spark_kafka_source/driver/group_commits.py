@@ -21,7 +21,7 @@ from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
 
@@ -74,15 +74,15 @@ class GroupCommits:
     def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
         """Mark the positions of owned partitions for the commit. `completed` is the end of a complete batch.
 
-        Partitions of recreated topics are left out: the offsets belong to the old topic. Revoked partitions are
-        committed by their new owner. `member` had the assignment; nothing is staged if it has lost it since.
+        Partitions that are not owned are committed by their owner. `member` had the assignment; nothing is staged if
+        it has lost it since.
         """
         if self.manager is not None:
             owned = assignment.owned
             offsets = {
                 key: to_commit(position.assumed_in(owned[key]))
                 for key, position in assignment.positions(completed).items()
-                if key in owned and position.is_in(owned[key])
+                if key in owned
             }
             if log.isEnabledFor(logging.INFO):
                 self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})

@@ -11,25 +11,25 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 
 from protocol.admin.groups import describe_group
 from protocol.base.clock import Deadline
-from protocol.errors import DeadlineExceeded, KafkaError, TopicUnknown
+from protocol.errors import DeadlineExceeded, KafkaError
 from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
-from protocol.kafka_terms import NO_TOPIC_ID, NO_TOPIC_IDS, TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from protocol.position import Position, is_another_topic
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import QueryAssignment
-from spark_kafka_source.plan.offsets import Offsets, topic_ids
+from spark_kafka_source.plan.assignment import QueryAssignment
+from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.process_state import PROCESS
 
 log = logging.getLogger(__name__)
@@ -72,31 +72,31 @@ class QueryMembership:
         # The resolved `startingOffsets` of the topics that existed when the query began.
         self._starting: dict[TopicPartition, _AssignedPartition] = {}
         self._assigned: dict[TopicPartition, _AssignedPartition] = {}
-        self._assigned_ids = NO_TOPIC_IDS
         self._last_assignment = QueryAssignment({})
         # The end of the last complete batch, and the number of different ends so far.
         self._completed = Offsets({})
         self._completed_count = 0
         self.member = NO_MEMBER
 
-    def assignment(
-        self, existing: QueryAssignment, completed: Offsets, *, available_now: bool, deadline: Deadline
-    ) -> QueryAssignment:
-        """Handle rebalances, and return the assignment of this member.
+    def set_starting(self, starting: Offsets, existing: TopicIds) -> None:
+        """Keep the starts of the first batch until the partitions are assigned, unless their topics were recreated."""
+        for key, start in starting.positions.items():
+            if key in existing and start.is_in(existing[key]):
+                self._starting.setdefault(key, _AssignedPartition(existing[key], start))
 
-        A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
-        `existing.added` at the query's start, or else at its log start offset.
+    def assigned(
+        self, existing: TopicIds, completed: Offsets, *, available_now: bool, deadline: Deadline
+    ) -> dict[TopicPartition, bytes]:
+        """Handle rebalances, and return the partitions of this member, with the topic ids that the group has assigned.
 
-        `existing`: all existing partitions of the subscribed topics.
+        The ids are zeros if it assigns names.
+
+        `existing`: all partitions of the subscribed topics.
         `completed`: end of the last complete batch; committed before a partition is revoked.
         `available_now`: True for a run that ends with the current backlog: it waits for its assignment until the
         deadline.
-        Raises `KafkaError`: the query cannot be a member; or as `start_offsets` for group offsets that are not in the
-        log. `TopicUnknown`: `available_now`, and the group has not assigned a recreated topic yet.
+        Raises `KafkaError`: the query cannot be a member.
         """
-        for key, start in existing.added.items():
-            if key in existing.owned:
-                self._starting.setdefault(key, _AssignedPartition(existing.owned[key], start))
         self._drop_passed_starts(completed)
         membership = self._subscribe(existing)
         membership.progress()
@@ -111,31 +111,27 @@ class QueryMembership:
                 pending_reason = self._poll_rebalance(membership, existing, completed, deadline)
         if (refusal := membership.take_authorization_error()) is not None:
             log.warning("%s", with_option_names(refusal))
-        assigned = {key: existing.owned[key] for key in membership.owned & existing.owned.keys()}
-        self._assigned_ids = assigned_ids = membership.topic_ids
-        owned = {
-            key: topic_id
-            for key, topic_id in assigned.items()
-            if not is_another_topic(topic_id, assigned_ids.get(key, NO_TOPIC_ID))
-        }
-        unassigned = assigned.keys() - owned.keys()
-        if unassigned and available_now and not self._options.fail_on_topic_recreated:
-            names = partition_names(sorted(unassigned))
-            raise TopicUnknown(f"the group has not assigned the recreated topics to this query yet: {names}")
-        # In the topic that the query has read, while a new one has its name.
-        lost = {key for key in unassigned if completed.ids.get(key[0]) == assigned_ids[key]}
-        if lost:
-            # One broker that lags behind may name the topic before, which was deleted.
-            ids = PROCESS.client(self._options.client).ids_at_brokers({topic for topic, _ in lost}, deadline)
-            lost = {key for key in lost if ids[key[0]] == {existing.owned[key]}}
-        self._add_assigned(owned, completed, deadline)
+        assigned_ids = membership.topic_ids
+        return {key: assigned_ids.get(key, NO_TOPIC_ID) for key in membership.owned}
+
+    def with_starts(
+        self, assignment: QueryAssignment, assigned: TopicIds, completed: Offsets, deadline: Deadline
+    ) -> QueryAssignment:
+        """Return the assignment with the start positions of its partitions.
+
+        A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
+        `set_starting`, or else at its log start offset.
+
+        `assigned`: the result of `assigned`.
+        Raises as `start_offsets` for group offsets that are not in the log.
+        """
+        self._add_assigned(assignment.owned, assigned, completed, deadline)
         starts = {
-            key: assigned.start
-            for key, assigned in self._assigned.items()
-            if assigned.start is not None and assigned.topic_id == owned.get(key)
+            key: partition.start
+            for key, partition in self._assigned.items()
+            if partition.start is not None and partition.topic_id == assignment.owned.get(key)
         }
-        revoked = existing.owned.keys() - owned.keys() - lost
-        self._last_assignment = QueryAssignment(owned, starts, revoked, topic_ids(existing.owned))
+        self._last_assignment = replace(assignment, added=starts)
         return self._last_assignment
 
     @property
@@ -150,8 +146,8 @@ class QueryMembership:
 
     # -- membership -----------------------------------------------------------------------------
 
-    def _subscribe(self, existing: QueryAssignment) -> Membership:
-        topics = frozenset(self._options.subscribe or {topic for topic, _ in existing.owned})
+    def _subscribe(self, existing: TopicIds) -> Membership:
+        topics = frozenset(self._options.subscribe or {topic for topic, _ in existing})
         if self.membership is None:
             self.membership = Membership(
                 PROCESS.client(self._options.client),
@@ -169,7 +165,7 @@ class QueryMembership:
     def _rebalance_deadline(self, deadline: Deadline) -> Deadline:
         return deadline.at_most_ms(_AWAIT_ASSIGNMENT_MS if self._assigned else _AWAIT_FIRST_ASSIGNMENT_MS)
 
-    def _pending_reason(self, membership: Membership, existing: QueryAssignment, deadline: Deadline) -> str | None:
+    def _pending_reason(self, membership: Membership, existing: TopicIds, deadline: Deadline) -> str | None:
         """Return why more partitions will be assigned, from the coordinator; None if none will."""
         if (reason := membership.rebalance_pending) is not None:
             return str(reason)
@@ -187,11 +183,11 @@ class QueryMembership:
         unrevoked = targets.get(membership.member.member_id, frozenset()) - membership.owned
         if not membership.owned:
             # In a classic cooperative rebalance, moved partitions have no owner for one generation.
-            unrevoked |= existing.owned.keys() - frozenset[TopicPartition]().union(*targets.values())
+            unrevoked |= existing.keys() - frozenset[TopicPartition]().union(*targets.values())
         return f"other members still have to revoke {partition_names(sorted(unrevoked))}" if unrevoked else None
 
     def _poll_rebalance(
-        self, membership: Membership, existing: QueryAssignment, completed: Offsets, deadline: Deadline
+        self, membership: Membership, existing: TopicIds, completed: Offsets, deadline: Deadline
     ) -> EndReason | None:
         """Revoke and accept partitions; return why more will be assigned, None if the assignment is final."""
         group = self._options.consumer.group_id
@@ -200,7 +196,7 @@ class QueryMembership:
             """Commit, then drop the partitions. One poll may call it several times, with the former `self.member`."""
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
-                same_topics = dict(self._last_assignment.owned.items() & existing.owned.items())
+                same_topics = dict(self._last_assignment.owned.items() & existing.items())
                 self._commits.mark(completed, replace(self._last_assignment, owned=same_topics), self.member)
                 self._commits.await_last_commit(
                     "the new owner of the partitions reads the last records of this query again"
@@ -244,7 +240,7 @@ class QueryMembership:
         passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
         self._last_assignment = self._last_assignment.without_starts(passed)
 
-    def _add_assigned(self, owned: Mapping[TopicPartition, bytes], completed: Offsets, deadline: Deadline) -> None:
+    def _add_assigned(self, owned: TopicIds, assigned: TopicIds, completed: Offsets, deadline: Deadline) -> None:
         """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says.
 
         A group that assigns names may still have offsets of a deleted topic that the query has read: not fetched.
@@ -252,12 +248,12 @@ class QueryMembership:
         new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
         if not new:
             return
-        client, options, assigned_ids = PROCESS.client(self._options.client), self._options, self._assigned_ids
+        client, options = PROCESS.client(self._options.client), self._options
         read = {key: end for key, end in completed.positions.items() if end.is_in(new.get(key, NO_TOPIC_ID))}
         partitions = {
             key: topic_id
             for key, topic_id in new.items()
-            if key in assigned_ids or not is_another_topic(topic_id, completed.ids.get(key[0], NO_TOPIC_ID))
+            if assigned[key] != NO_TOPIC_ID or not is_another_topic(topic_id, completed.ids.get(key[0], NO_TOPIC_ID))
         }
         after = {key: end.offset for key, end in read.items()}
         offsets = group_offsets(client, options, partitions, deadline, after=after)

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protocol.base.clock import Deadline
+from protocol.base.once import log_once
 from protocol.errors import TopicUnknown
 from protocol.fetch.list_offsets import ends_of_epochs
-from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
-from protocol.position import Position
+from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from spark_kafka_source.driver.discovery import (
     discover_present,
-    existing_assignment,
+    existing_partitions,
     leader_ids,
     partition_filter,
     retry_unknown_topics,
@@ -25,6 +25,7 @@ from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
 from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
+from spark_kafka_source.plan.assignment import QueryAssignment, query_assignment, suspected_topics
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
@@ -97,25 +98,37 @@ class Trigger:
 
     def _assigned_logs(self) -> LogSnapshot:
         """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
-        keys = self.completed.ends.keys() | self.starting.ends.keys()
-        assignment = existing_assignment(self._client, self._options, keys, self.deadline)
-        starting, owned = self.starting, assignment.owned
-        same_topic = {key for key, topic_id in owned.items() if topic_id == starting.ids.get(key[0])}
-        starts = {
-            key: start if key in same_topic else Position(start.offset)
-            for key, start in starting.positions.items()
-            if self.query.membership is None or start.is_in(owned.get(key, NO_TOPIC_ID))
-        }
-        assignment = replace(assignment, added={**starts, **assignment.added})
-        if self.query.membership is not None:
-            available_now = self.query.target is not None
-            assignment = self.query.membership.assignment(
-                assignment, self.completed, available_now=available_now, deadline=self.deadline
-            )
-        self.query.commits.mark(self.completed, assignment, self.query.member)
+        completed, starting, membership = self.completed, self.starting, self.query.membership
+        keys = completed.ends.keys() | starting.ends.keys()
+        existing = existing_partitions(self._client, self._options, keys, self.deadline)
+        is_available_now = self.query.target is not None
+        if membership is None:
+            assigned: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
+        else:
+            membership.set_starting(starting, existing)
+            assigned = membership.assigned(existing, completed, available_now=is_available_now, deadline=self.deadline)
+        suspected = suspected_topics(existing, assigned, completed)
+        ids_at_brokers = self._client.ids_at_brokers(suspected, self.deadline) if suspected else {}
+        assignment = query_assignment(existing, assigned, completed, ids_at_brokers)
+        if membership is not None:
+            assignment = membership.with_starts(assignment, assigned, completed, self.deadline)
+        elif starting.positions:
+            assignment = replace(assignment, added=starting.positions)
+        self.query.commits.mark(completed, assignment, self.query.member)
+        for topic, reason in assignment.awaited.items():
+            log_once(f"topic {topic}: nothing is read from it for now: {reason}")
+        # A first batch keeps the start of all partitions; those of a member wait in its membership.
+        if is_available_now or (membership is None and starting.positions):
+            self._require_readable(assignment)
         return LogSnapshot(
-            self.completed, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
+            completed, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
         )
+
+    def _require_readable(self, assignment: QueryAssignment) -> None:
+        """Raise `TopicUnknown` if a topic is awaited, but for one that ends the query as recreated anyway."""
+        fails = assignment.recreated(self.completed) if self._options.fail_on_topic_recreated else {}
+        for topic in sorted(assignment.awaited.keys() - fails.keys()):
+            raise TopicUnknown(f"topic {topic} cannot be read yet: {assignment.awaited[topic]}")
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
         """Return the backlog with its start offsets. Losses are raised or kept, as in `_raise_or_defer`."""

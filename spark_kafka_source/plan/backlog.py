@@ -1,4 +1,4 @@
-"""The partitions of one trigger, the state of their logs, and the micro-batch that follows. Sans-IO.
+"""The state of the logs in one trigger, and the micro-batch that follows. Sans-IO.
 
 `driver/trigger.py` sends the requests. `data_loss` finds losses between two triggers; `limits` bounds the batch.
 """
@@ -13,56 +13,8 @@ from functools import cached_property
 from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
-from spark_kafka_source.plan.offsets import Offsets, topic_ids
-
-
-@dataclass(frozen=True)
-class QueryAssignment:
-    """The partitions that a query may read in one trigger: all of its topics, or those that its group has assigned.
-
-    `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
-    `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
-    was never read and is not in here is read from its log start offset. So is a partition of a topic that was recreated
-    since the last batch, unless it was assigned at a position in the new topic.
-    `revoked`: existing partitions that another member of the group reads, or that the group has assigned to this one by
-    another topic id than brokers report now. Any other partition that was read before and is not owned is a loss: it
-    was deleted, or the group has assigned it in the topic that was read, while a new topic has its name.
-    `existing_ids`: ids of the topics that exist, also of those without an owned partition.
-    """
-
-    owned: Mapping[TopicPartition, bytes]
-    added: Mapping[TopicPartition, Position] = field(default_factory=dict)
-    revoked: Collection[TopicPartition] = frozenset()
-    existing_ids: Mapping[str, bytes] = field(default_factory=dict)
-
-    def without_starts(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
-        """Return a copy in which the positions of these partitions in `added` no longer apply."""
-        return replace(self, added={key: start for key, start in self.added.items() if key not in partitions})
-
-    def without(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
-        """Return a copy that does not own these partitions."""
-        return replace(self, owned={key: topic_id for key, topic_id in self.owned.items() if key not in partitions})
-
-    def positions(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
-        """Return the position in each partition that was read or assigned at a position, owned or not.
-
-        The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
-        An assigned position in another topic than `completed` counts alone. `completed` is the batch before this
-        assignment; see `after` for a later one.
-        """
-        ends = completed.positions
-        starts = {
-            key: ends[key].later(start) if key in ends and ends[key].is_in(start.topic_id) else start
-            for key, start in self.added.items()
-        }
-        return {**ends, **starts} if starts else ends
-
-    def after(self, planned: Offsets) -> QueryAssignment:
-        """Return the assignment after a batch that was planned with it: its ends replace the assigned positions.
-
-        An end is lower than the assigned position if the log was truncated before it.
-        """
-        return self.without_starts(planned.ends.keys())
+from spark_kafka_source.plan.assignment import QueryAssignment
+from spark_kafka_source.plan.offsets import Offsets
 
 
 @dataclass(frozen=True)
@@ -87,26 +39,17 @@ class LogSnapshot:
 
     @cached_property
     def recreated(self) -> dict[str, bytes]:
-        """Return the new ids of topics that were deleted and recreated since they were read.
-
-        Topics whose partitions are all read by other members are left out.
-        """
-        assignment, completed = self.assignment, self.completed
-        ids = {**topic_ids(assignment.owned), **assignment.existing_ids}
-        lost = completed.ends.keys() - assignment.owned.keys() - set(assignment.revoked)
-        topics = {topic for topic, _ in (*assignment.owned, *lost)} & ids.keys() & completed.ids.keys()
-        return {topic: ids[topic] for topic in sorted(topics) if completed.ids[topic] != ids[topic]}
+        """Return `QueryAssignment.recreated` since the last batch."""
+        return self.assignment.recreated(self.completed)
 
     @cached_property
-    def outdated(self) -> set[TopicPartition]:
-        """Return partitions of recreated topics whose position is in the deleted topic, as one without an id is."""
-        recreated, owned = self.recreated, self.assignment.owned
-        return {key for key, at in self.positions.items() if key[0] in recreated and at.topic_id != owned.get(key)}
+    def outdated(self) -> Mapping[TopicPartition, Position]:
+        """Return `QueryAssignment.outdated` since the last batch."""
+        return self.assignment.outdated(self.completed)
 
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
-        missing = self.positions.keys() - self.assignment.owned.keys() - set(self.assignment.revoked)
-        return sorted(key for key in missing if key[0] not in self.recreated)
+        return sorted(self.positions.keys() - self.assignment.owned.keys() - set(self.assignment.unowned))
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
@@ -134,7 +77,7 @@ class LogSnapshot:
             if position.leader_epoch == NO_LEADER_EPOCH or now is None or now.leader_epoch <= position.leader_epoch:
                 continue
             topic_id, is_read = self.assignment.owned[key], position.offset == self.completed.ends.get(key)
-            if key in self.outdated or (is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset)):
+            if is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset):
                 continue
             positions[key] = Position(position.offset, now.leader_epoch, topic_id=topic_id)
         return {key: position for key, position in positions.items() if confirmed.get(key) != position}
@@ -148,7 +91,7 @@ class LogSnapshot:
         return {
             key: Position(end.offset, self._known_epoch(key))
             for key, end in self.current.items()
-            if key in self.positions and end.offset < self.positions[key].offset and key not in self.outdated
+            if key in self.positions and end.offset < self.positions[key].offset
         }
 
     @cached_property
@@ -190,7 +133,7 @@ class LogSnapshot:
 
     def new(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
         """Return the partitions to read from their log start offsets."""
-        return [key for key in partitions if key not in self.positions or key in self.outdated]
+        return [key for key in partitions if key not in self.positions]
 
     def joined(
         self, ends: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int]
@@ -216,10 +159,11 @@ class LogSnapshot:
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
-        read, positions = self.completed.positions.get(key), [self.assignment.added.get(key)]
+        read, added = self.completed.positions.get(key), self.assignment.added.get(key)
+        epochs = [] if added is None or key in self.outdated else [added.leader_epoch]
         if read is not None and read.topic_id == self.assignment.owned[key] != NO_TOPIC_ID:
-            positions.append(read)
-        return max((position.leader_epoch for position in positions if position is not None), default=NO_LEADER_EPOCH)
+            epochs.append(read.leader_epoch)
+        return max(epochs, default=NO_LEADER_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -272,14 +216,13 @@ class Backlog:
         `until`: has the partitions of `ends`.
         """
         logs, completed, owned = self.logs, self.logs.completed, self.logs.assignment.owned
-        # Keep positions of revoked partitions: they may be assigned again.
-        revoked = {key for key in logs.assignment.revoked if key in completed.ends and key[0] not in logs.recreated}
-        offsets = {**until, **{key: completed.ends[key] for key in revoked}}
-        before = {key: position.offset for key, position in logs.positions.items()}
-        if offsets == before and not (self.joined or self.advanced or self.skipped):
+        # They may be assigned again.
+        unowned = {key: logs.positions[key] for key in logs.assignment.unowned if key in logs.positions}
+        offsets = {**until, **{key: position.offset for key, position in unowned.items()}}
+        if offsets == completed.ends and not (self.joined or self.advanced or self.skipped):
             return None
         ends = {key: Position(end, self._epoch(key, end), topic_id=owned[key]) for key, end in until.items()}
-        ends |= {key: completed.positions[key] for key in revoked}
+        ends |= unowned
         skipped = Counter(completed.skipped)
         skipped.update(self.skipped)
         skipped.update({key: offset - logs.positions[key].offset for key, offset in self.advanced.items()})

@@ -52,10 +52,10 @@ def raise_or_warn(losses: Iterable[Loss], *, fail: bool) -> None:
 def recreated(logs: LogSnapshot) -> list[Loss]:
     """Return a loss for each topic that was deleted and recreated."""
     losses = []
-    for topic, now in sorted(logs.recreated.items()):
-        key = min(key for key in logs.positions if key[0] == topic)
-        end = logs.completed.ends.get(key, logs.positions[key].offset)
-        read = f"offsets up to {end} of {partition_name(key)}"
+    ends = {**{key: start.offset for key, start in logs.outdated.items()}, **logs.completed.ends}
+    for topic, now in logs.recreated.items():
+        key = min(key for key in ends if key[0] == topic)
+        read = f"offsets up to {ends[key]} of {partition_name(key)}"
         message = (
             f"topic {topic} was deleted and created again: its id was {topic_id_text(logs.completed.ids[topic])}, now "
             f"it is {topic_id_text(now)}; {read} belong to the old topic"

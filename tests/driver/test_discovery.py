@@ -14,10 +14,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing import FakeKafka, ManualClock
-from spark_kafka_source.driver.discovery import discover, existing_assignment, require_dead_letter_topic
+from spark_kafka_source.driver.discovery import discover, existing_partitions, require_dead_letter_topic
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
-from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.process_state import PROCESS
 from tests.driver.changing_logs import Cluster, next_end, read_to
 from tests.protocol.fetch.consuming import TOPIC_ID
@@ -40,9 +41,7 @@ def clock() -> ManualClock:
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        return dict(
-            existing_assignment(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)).owned
-        )
+        return dict(existing_partitions(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)))
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -55,10 +54,10 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        assignment = existing_assignment(client, options_on(broker), [*EXISTING, deleted], client.deadline())
-    assert assignment == QueryAssignment(EXISTING)
+        existing = existing_partitions(client, options_on(broker), [*EXISTING, deleted], client.deadline())
+    assert existing == EXISTING
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
-    assert LogSnapshot(read, assignment, {}).deleted() == [deleted]
+    assert LogSnapshot(read, QueryAssignment(existing), {}).deleted() == [deleted]
     assert 10 < clock.at_s < 13
 
 
@@ -139,7 +138,7 @@ def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
     options, expected = options_on(kafka, subscribePattern="orders-.*"), [("orders-1", 0), ("orders-2", 0)]
     with client_on(kafka, clock) as client:
-        return [topic for topic, _ in existing_assignment(client, options, expected, client.deadline()).owned]
+        return [topic for topic, _ in existing_partitions(client, options, expected, client.deadline())]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
@@ -251,6 +250,6 @@ def test_time_of_a_trigger_does_not_grow_with_the_square_of_the_topics(monkeypat
             kafka.create_topic(name, 1)
         options = replace(options_on(kafka), subscribe=CountedTopics(names))
         client = PROCESS.client(options.client)
-        owned = existing_assignment(client, options, [(name, 0) for name in names], client.deadline()).owned
+        owned = existing_partitions(client, options, [(name, 0) for name in names], client.deadline())
     assert len(owned) == 50
     assert CountedTopics.times_read < 10

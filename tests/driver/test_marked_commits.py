@@ -12,7 +12,7 @@ from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.position import Position
 from spark_kafka_source.driver import group_commits, trigger
-from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadAllAvailable
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, Marks, next_end, ranges, read_to
@@ -54,8 +54,8 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Assignments of group members have revoked partitions, at whose committed offsets another member resumes."""
-    assignment = QueryAssignment({("a", 0): OLD_ID}, revoked={("a", 1)})
-    monkeypatch.setattr(trigger, "existing_assignment", lambda *_: assignment)
+    assignment = QueryAssignment({("a", 0): OLD_ID}, unowned={("a", 1)})
+    monkeypatch.setattr(trigger, "query_assignment", lambda *_: assignment)
     reader = cluster.reader()
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
     reader.query.running = True

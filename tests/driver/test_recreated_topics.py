@@ -252,13 +252,68 @@ def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeyp
 
         def gets_stale_metadata() -> bool:
             ends.append(next_end(reader, ends[-1]))
-            return reader.query.logs is not None and reader.query.logs.assignment.existing_ids == {"a": deleted_id}
+            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
 
         wait_until(has_read_new_topic)
         read = ends[-1]
         wait_until(gets_stale_metadata)
         assert ends[-1] == read
         reader.stop()
+
+
+@pytest.mark.parametrize("protocol", ["none", "classic"])
+def test_query_waits_until_brokers_agree_about_a_recreated_topic(
+    protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If it believed the one that lags behind, it would read the new topic from its start again and again."""
+    options = {"kafka.group.protocol": protocol, "onTopicRecreated": "earliest", "kafka.metadata.max.age.ms": "50"}
+    with FakeKafka(2) as cluster:
+        cluster.create_topic("a", 1, 1)
+        cluster.write("a", 0, records(0, 20))
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, **options})
+        read = next_end(reader, reader.initialOffset())
+        deleted_id = cluster.controller.topic("a").topic_id
+        lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
+        with cluster.changed:
+            cluster.isolate(lagging)
+            while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
+                cluster.delete_topic("a")
+                cluster.create_topic("a", 1, 1)
+            cluster.write("a", 0, records(0, 30))
+        ends = [read]
+
+        def awaits_topic() -> bool:
+            ends.append(next_end(reader, read))
+            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
+
+        wait_until(awaits_topic)
+        for _ in range(20):
+            ends.append(next_end(reader, read))
+        assert ends == [read] * len(ends)
+        assert "nothing is read from it for now: brokers do not agree whether it was recreated" in caplog.text
+        cluster.isolate(lagging, False)
+
+        def planned() -> bool:
+            ends.append(next_end(reader, read))
+            return ends[-1] != read
+
+        wait_until(planned)
+        assert ranges(reader, read, ends[-1]) == [(0, 0, 30)]
+        reader.stop()
+
+
+def test_start_in_the_deleted_topic_is_not_committed_in_the_new_one() -> None:
+    """A new query of the group would start there, and skip the records before silently."""
+    with Cluster(20) as cluster:
+        options = {"kafka.group.protocol": "none", "onTopicRecreated": "fail", **LATEST}
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        reader.query.starting_offsets(reader.query.deadline())
+        cluster.delete_topic("a")
+        cluster.create("a", 30)
+        with pytest.raises(DataLoss, match="deleted and created again"):
+            next_end(reader, reader.initialOffset())
+        reader.stop()
+        assert cluster.committed_offsets("g") == {}
 
 
 def leads(cluster: FakeKafka, broker: int) -> bool:

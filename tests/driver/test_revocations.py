@@ -16,7 +16,7 @@ from spark_kafka_source.driver import query_membership
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.options.parsing import parse_source_options
-from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.assignment import query_assignment
 from spark_kafka_source.plan.offsets import Offsets
 from tests.driver.changing_logs import Marks
 
@@ -38,7 +38,7 @@ class Membership:
         self.member = NO_MEMBER
         self.rebalance_pending: EndReason | None = EndReason("as if")
         self.assignment_lost = None
-        self.topic_ids: dict[TopicPartition, bytes] = {}
+        self.topic_ids = dict.fromkeys((A, B), TOPIC_ID)
 
     def progress(self) -> None: ...
 
@@ -66,10 +66,12 @@ def test_partition_revoked_first_is_not_committed_again_with_the_second(monkeypa
     commits, marks = GroupCommits(options), Marks()
     commits.manager = cast("Any", marks)
     membership = QueryMembership(options, commits)
-    existing = QueryAssignment({A: TOPIC_ID, B: TOPIC_ID})
+    existing = dict.fromkeys((A, B), TOPIC_ID)
     completed = Offsets.at({key: Position(5, topic_id=TOPIC_ID) for key in (A, B)})
     deadline = Deadline.after_ms(1_000)
     for _ in range(2):
-        last = membership.assignment(existing, completed, available_now=False, deadline=deadline)
+        assigned = membership.assigned(existing, completed, available_now=False, deadline=deadline)
+        assignment = query_assignment(existing, assigned, completed, {})
+        assert membership.with_starts(assignment, assigned, completed, deadline).owned == assigned
     assert marks.marked == [{A: 5, B: 5}, {B: 5}]
-    assert not last.owned
+    assert not assigned

@@ -17,13 +17,14 @@ from protocol.errors import ConfigurationError, DataLoss, DeadlineExceeded
 from protocol.fetch import log_offsets
 from protocol.fetch.log_offsets import Range
 from protocol.group.member import NO_MEMBER
+from protocol.kafka_terms import TopicIds
 from protocol.testing import ManualClock
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.handlers import VERSIONS
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.driver import start_offsets
-from spark_kafka_source.plan.backlog import QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment
 from spark_kafka_source.plan.offsets import JsonDict, Offsets
 from spark_kafka_source.task import range_reader
 from tests.driver.changing_logs import BOTH, ID_OF_B, OLD_ID, Cluster, next_end, ranges, read_to
@@ -119,8 +120,13 @@ class SuspendedMembership:
         self._clock.advance(1_000 * suspends)
         return suspends
 
-    def assignment(self, existing: QueryAssignment, completed: Offsets, **_: object) -> QueryAssignment:
+    def set_starting(self, starting: Offsets, existing: TopicIds) -> None: ...
+
+    def assigned(self, existing: TopicIds, completed: Offsets, **_: object) -> TopicIds:
         return existing
+
+    def with_starts(self, assignment: QueryAssignment, *_: object) -> QueryAssignment:
+        return assignment
 
 
 @pytest.mark.timeout(20)

@@ -13,7 +13,8 @@ from protocol.fetch.log_offsets import ListedOffset, Range
 from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from spark_kafka_source.plan import data_loss
-from spark_kafka_source.plan.backlog import LogSnapshot, QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment
+from spark_kafka_source.plan.backlog import LogSnapshot
 from spark_kafka_source.plan.data_loss import Loss
 from spark_kafka_source.plan.offsets import Offsets
 from tests.support.offsets import batch_end

@@ -9,9 +9,11 @@ from itertools import product
 import pytest
 
 from protocol.fetch.log_offsets import ListedOffset, Range
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.plan import data_loss
-from spark_kafka_source.plan.backlog import Backlog, LogSnapshot, QueryAssignment
+from spark_kafka_source.plan.assignment import QueryAssignment, query_assignment, suspected_topics
+from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.plan.ranges import offset_ranges, unresolved
 from tests.support.offsets import batch_end, epochs_of
@@ -155,3 +157,56 @@ def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> N
                     read[reader] = end
                 group.update({key: read[reader].ends[key] for key in keys})
         assert sorted(delivered) == [(number, 10 * at, 10 * at + 10) for number in range(3) for at in range(3)]
+
+
+OTHER_ID = b"o" * 16
+
+
+@pytest.mark.parametrize(
+    ("assigned", "read", "at_brokers", "asked", "owned", "awaited", "recreated"),
+    [
+        (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
+        (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
+        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID}, True, True, False, True),
+        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+        (NO_TOPIC_ID, OTHER_ID, set(), True, False, True, False),
+        (TOPIC_ID, OTHER_ID, set(), False, True, False, True),
+        (OTHER_ID, OTHER_ID, {TOPIC_ID}, True, False, True, True),
+        (OTHER_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+        (OTHER_ID, TOPIC_ID, set(), False, False, True, False),
+    ],
+    ids=[
+        "the topic that was read",
+        "a topic whose id is unknown",
+        "brokers agree about another one",
+        "brokers do not agree",
+        "no broker answers",
+        "the group has assigned the new one",
+        "the group has not assigned the new one yet",
+        "one broker names a new one",
+        "the group has assigned one that no broker names",
+    ],
+)
+def test_topic_counts_as_recreated_if_a_second_witness_says_so(
+    assigned: bytes,
+    read: bytes,
+    at_brokers: set[bytes],
+    asked: bool,
+    owned: bool,
+    awaited: bool,
+    recreated: bool,
+) -> None:
+    """`TOPIC_ID` is the id that one broker reports. An awaited topic without certainty keeps its position."""
+    completed = Offsets.at({A0: Position(10, topic_id=read)})
+    existing, ids = {A0: TOPIC_ID}, {A0: assigned}
+    assert suspected_topics(existing, ids, completed) == ({"a"} if asked else set())
+    assignment = query_assignment(existing, ids, completed, {"a": at_brokers} if asked else {})
+    assert (A0 in assignment.owned, "a" in assignment.awaited) == (owned, awaited)
+    assert assignment.recreated(completed) == ({"a": TOPIC_ID} if recreated else {})
+    assert (A0 in assignment.positions(completed)) == (not recreated)
+
+
+def test_partition_that_only_a_lagging_broker_lacks_is_not_deleted() -> None:
+    completed = Offsets.at({A0: Position(10, topic_id=OTHER_ID), A1: Position(10, topic_id=OTHER_ID)})
+    assignment = query_assignment({A0: TOPIC_ID}, {A0: NO_TOPIC_ID}, completed, {"a": {TOPIC_ID, OTHER_ID}})
+    assert LogSnapshot(completed, assignment, {}).deleted() == []
