@@ -178,8 +178,8 @@ class HandlerCalls:
         # By member and partition: the end of its marked records.
         self._marked: dict[tuple[str, int], int] = {}
         self._member_ids: dict[tuple[str, int], str] = {}
-        # By partition and lane: members whose handlers run now.
-        self._running: dict[tuple[int, bytes], dict[str, str]] = {}
+        # By partition and lane: members whose handlers run now, with their id and membership at the start.
+        self._running: dict[tuple[int, bytes], dict[str, tuple[str, object]]] = {}
 
     def assigned(self, member: str, partitions: Collection[int]) -> None:
         """A member gets partitions."""
@@ -213,11 +213,13 @@ class HandlerCalls:
         lanes[lane] = offset
         running = self._running.setdefault((partition, lane), {})
         member_id = self._member_ids[member, partition]
-        for rival, rival_id in running.items():
-            # A member that the group has removed does not know it yet.
-            if rival_id != member_id and self._model.has_member(rival_id) and self._model.has_member(member_id):
+        membership = self._model.membership(member_id)
+        for rival, (rival_id, membership_of_rival) in running.items():
+            # A member that the group has removed does not know it yet, or has joined again while its handler runs.
+            remains = membership_of_rival is not None and membership_of_rival is self._model.membership(rival_id)
+            if rival_id != member_id and remains and membership is not None:
                 self._model.fail(f"{member}: t-{partition}:{offset} is handled while {rival} handles key {lane!r}")
-        running[member] = member_id
+        running[member] = member_id, membership
         time.sleep(0.01 + offset % 5 * 0.02)
         running.pop(member, None)
         if lanes.get(lane) != offset:

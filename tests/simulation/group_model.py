@@ -267,10 +267,10 @@ class GroupModel:
         """Return True if no record lies between two offsets."""
         return expected <= offset and all(self._has_no_record(partition, gap) for gap in range(expected, offset))
 
-    def has_member(self, member_id: str) -> bool:
-        """Return True if the cluster has a member in the group now."""
+    def membership(self, member_id: str) -> object:
+        """Return the cluster's object of a member; None if it is not in the group, another one once it joins again."""
         groups = (self._groups.get(self._group_id), self._kafka.groups.consumer_groups.get(self._group_id))
-        return any(group is not None and member_id in group.members for group in groups)
+        return next((group.members[member_id] for group in groups if group and member_id in group.members), None)
 
     def processed(self, member: str, partition: int, offsets: Sequence[int], values: Sequence[bytes] = ()) -> None:
         """A member has processed records that it got."""
