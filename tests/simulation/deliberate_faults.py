@@ -445,8 +445,28 @@ FAULTS = {
     "a recreated topic is read from its start by a former owner": DeliberateFault(
         "spark_query",
         "spark_kafka_source/plan/backlog.py",
-        "        return [key for key in partitions if key not in self.positions or key in self.outdated]\n",
+        "        return [key for key in partitions if key not in self.positions]\n",
         "        return [key for key in partitions if key not in self.positions or key[0] in self.recreated]\n",
+    ),
+    "one broker's word counts for a recreated topic": DeliberateFault(
+        "spark_query",
+        DRIVER + "trigger.py",
+        "ids_at_brokers(suspected, self.deadline) if suspected else {}\n",
+        "ids_at_brokers(suspected, self.deadline) if False else {}\n",
+    ),
+    "positions in the deleted topic count in the recreated one": DeliberateFault(
+        "spark_query",
+        "spark_kafka_source/plan/assignment.py",
+        "        return {key: at for key, at in positions.items() if key not in outdated} if outdated else positions\n",
+        "        return positions\n",
+    ),
+    "offsets in the deleted topic are committed in the recreated one": DeliberateFault(
+        "spark_query",
+        DRIVER + "group_commits.py",
+        "                key: to_commit(position.assumed_in(owned[key]))\n"
+        "                for key, position in assignment.positions(completed).items()\n",
+        "                key: to_commit(position.in_topic(owned[key]))\n"
+        "                for key, position in {**completed.positions, **assignment.added}.items()\n",
     ),
     "a range is split with a gap": DeliberateFault(
         "spark_query",

@@ -53,10 +53,12 @@ class ChangingCluster:
         return [(TOPIC, number) for number in range(len(self.kafka.controller.topic(TOPIC).partitions))]
 
     def write(self, key: TopicPartition | None = None, count: int | None = None) -> None:
-        """Append values, in a few record batches; none without a leader or a topic."""
+        """Append values, in a few record batches; none without a leader, a topic, or an in-sync replica's copy."""
         if not self.exists:
             return
         key = key or self._rng.choice(self.partitions)
+        if any(self.kafka.brokers[number].isolated or not self._has_log(key, number) for number in self._in_sync(key)):
+            return
         left = count or self._rng.choice([1, 2, 5, 20])
         while left:
             size = min(left, self._rng.choice([1, 3, 10]))
@@ -68,11 +70,12 @@ class ChangingCluster:
 
     def truncate(self) -> None:
         """An unclean election, or two: the new leader's log ends earlier. Usually it grows again."""
+        if not self.exists:
+            return
         kafka, key = self.kafka, self._rng.choice(self.partitions)
         with kafka.changed:
             image = kafka.controller.topic(TOPIC)
-            partition = image.partitions[key[1]]
-            if partition.leader < 0 or not kafka.brokers[partition.leader].running:
+            if not self._has_log(key, image.partitions[key[1]].leader):
                 return
             log = kafka.log(*key)
             end = self._rng.choice([*(batch.base_offset for batch in log.batches), log.end_offset][-8:])
@@ -80,11 +83,10 @@ class ChangingCluster:
             log.truncate(end)
             for _ in range(self._rng.choice([1, 1, 2])):
                 partition = kafka.controller.topic(TOPIC).partitions[key[1]]
-                running = [replica for replica in partition.replicas if kafka.brokers[replica].running]
-                leader = self._rng.choice(running)
+                leader = self._rng.choice([replica for replica in partition.replicas if self._has_log(key, replica)])
                 if leader != partition.leader:
                     kafka.brokers[leader].replicas[image.topic_id, key[1]].log = log.copy()
-                kafka.controller.elect(*key, leader, tuple(running))
+                kafka.controller.elect(*key, leader, tuple(r for r in partition.replicas if self._has_log(key, r)))
             kafka.advance()
             kafka.changed.notify_all()
             self.truncated = True
@@ -93,9 +95,11 @@ class ChangingCluster:
 
     def delete_records(self) -> None:
         """As retention does."""
+        if not self.exists:
+            return
         key = self._rng.choice(self.partitions)
         with self.kafka.changed:
-            if self.kafka.controller.topic(TOPIC).partitions[key[1]].leader < 0:
+            if not self._has_log(key, self.kafka.controller.topic(TOPIC).partitions[key[1]].leader):
                 return
             log = self.kafka.log(*key)
             start = self._rng.randint(log.start_offset, log.end_offset)
@@ -103,12 +107,19 @@ class ChangingCluster:
             self.gone |= {value for value, (where, offset) in self.written.items() if where == key and offset < start}
             self.shrunk = True
 
+    def _has_log(self, key: TopicPartition, broker_id: int) -> bool:
+        """Return True if a broker runs and has a replica: one that lags behind has not heard of the new topic."""
+        broker = self.kafka.brokers.get(broker_id)
+        return broker is not None and broker.running and (self.topic_id, key[1]) in broker.replicas
+
+    def _in_sync(self, key: TopicPartition) -> tuple[int, ...]:
+        return tuple(self.kafka.controller.topic(TOPIC).partitions[key[1]].isr)
+
     def move_leader(self) -> None:
         if not self.exists:
             return
         key = self._rng.choice(self.partitions)
-        in_sync = self.kafka.controller.topic(TOPIC).partitions[key[1]].isr
-        if running := [replica for replica in in_sync if self.kafka.brokers[replica].running]:
+        if running := [replica for replica in self._in_sync(key) if self.kafka.brokers[replica].running]:
             self.kafka.move_leader(*key, self._rng.choice(running))
 
     def stop_or_start_broker(self) -> None:
@@ -120,11 +131,19 @@ class ChangingCluster:
             self.kafka.stop(number)
 
     def add_partition(self) -> None:
-        if len(self.partitions) < 6 and all(broker.running for broker in self.kafka.brokers.values()):
+        if self.exists and len(self.partitions) < 6 and all(broker.running for broker in self.kafka.brokers.values()):
             self.kafka.create_partitions(TOPIC, len(self.partitions) + 1)
 
-    def delete_topic(self) -> Callable[[], None]:
-        """Delete the topic with all records; return the function that creates it again, with as many partitions."""
+    @property
+    def topic_id(self) -> bytes | None:
+        """Id of the topic; None while there is none."""
+        return self.kafka.controller.topic(TOPIC).topic_id if self.exists else None
+
+    def delete_topic(self, partitions: int | None = None, copies: int | None = None) -> Callable[[], None]:
+        """Delete the topic with all records; return the function that creates it again.
+
+        `partitions`, `copies`: numbers of partitions and of their replicas in the new topic; by default as many.
+        """
         kafka = self.kafka
         with kafka.changed:
             image = kafka.controller.topic(TOPIC)
@@ -135,8 +154,8 @@ class ChangingCluster:
 
         def create() -> None:
             with kafka.changed:
-                copies = min(len(image.partitions[0].replicas), len(kafka.controller.image.brokers))
-                kafka.create_topic(TOPIC, len(image.partitions), copies)
+                replicas = min(copies or len(image.partitions[0].replicas), len(kafka.controller.image.brokers))
+                kafka.create_topic(TOPIC, partitions or len(image.partitions), replicas)
                 self.exists = True
 
         return create

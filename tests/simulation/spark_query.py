@@ -3,7 +3,8 @@
 The scenario keeps the query's checkpoint and its sink. Several queries with one `kafka.group.protocol` are members of a
 group and share the topic. In a part of these runs, the topic is recreated while a query has no partition and has read
 nothing: then it has lost nothing, and its first partition starts at the group's offset. If it gets the partition while
-the topic is being deleted, and plans a batch of it, that batch is lost.
+the topic is being deleted, and plans a batch of it, that batch is lost. In other runs the topic is recreated again and
+again, with another number of partitions, and one broker learns of it later: each new topic is read from its start.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import DataLoss, KafkaError
+from protocol.kafka_terms import TopicPartition
 from protocol.testing.simulation import Process, Simulation, network_faults, settle
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
@@ -58,6 +60,10 @@ class Query:
         Drivers are killed between the steps of a batch.
     has_lost_batch : bool
         With `failOnDataLoss`, it has ended since a batch was in a deleted topic. It continues without the option.
+    first_start : Offsets or None
+        `startingOffsets` as the driver that planned the first batch has resolved them.
+    first_end : dict or None
+        End of the first batch.
     options : dict
         Options of this query only.
     """
@@ -72,6 +78,8 @@ class Query:
     leaving: bool = False
     dies: bool = True
     has_lost_batch: bool = False
+    first_start: Offsets | None = None
+    first_end: JsonDict | None = None
     options: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -84,6 +92,14 @@ class Query:
         positions = Offsets.from_json_dict(self.planned).positions if self.planned else {}
         return any(position.topic_id in topic_ids for position in positions.values())
 
+    def starts_in(self, topic_id: bytes | None) -> dict[TopicPartition, int]:
+        """Return the first offsets of the first batch, if it and its resolved start are in this topic."""
+        if self.first_start is None or self.first_end is None:
+            return {}
+        end = Offsets.from_json_dict(self.first_end)
+        in_topic = {self.first_start.ids.get(TOPIC), end.ids.get(TOPIC)} == {topic_id}
+        return dict(end.joined) if in_topic else {}
+
     @property
     def rows(self) -> list[Row]:
         """Rows of completed batches."""
@@ -91,10 +107,13 @@ class Query:
 
 
 def scenario(world: Simulation) -> dict[str, object]:
-    """Run queries; members without faults, which only come and go, read no record twice."""
+    """Run queries; without faults, members that only come and go read no record twice."""
     protocol = world.random.choice([None, None, "classic", "consumer"])
     calm = protocol is not None and world.random.random() < 0.5
     has_standby = protocol is not None and world.random.random() < 0.5
+    recreates = not (calm or has_standby) and world.random.random() < 0.4
+    # Undisturbed, a query reads the new topic while a broker still names the deleted one.
+    calm = calm or (recreates and protocol is None and world.random.random() < 0.5)
     truncates = not (calm or has_standby) and world.random.random() < 0.7
     settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
     cluster = ChangingCluster(world.random, 1 if has_standby else world.random.choice([1, 2, 3]), **settings)
@@ -108,7 +127,10 @@ def scenario(world: Simulation) -> dict[str, object]:
     )
     queries = [Query(dies=not calm) for _ in range(1 if protocol is None else world.random.choice([2, 3]))]
     base = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
-    base |= {"failOnDataLoss": "false", "kafka.group.id": GROUP, "kafka.metadata.max.age.ms": "2000"}
+    if protocol is None and world.random.random() < 0.3:
+        base["startingOffsets"] = "latest"
+    base |= {"failOnDataLoss": "false", "kafka.group.id": GROUP}
+    base["kafka.metadata.max.age.ms"] = "300" if recreates else "2000"
     if protocol is not None:
         base["kafka.group.protocol"] = protocol
     if protocol == "classic":
@@ -183,6 +205,10 @@ def scenario(world: Simulation) -> dict[str, object]:
         [("change the cluster", cluster.change)] if truncates else quiet_changes + losses,
         every_s=(0.1, 0.6),
     )
+    recreations = world.start_faults(
+        [("recreate the topic", lambda: recreate_topic(world, cluster))] if recreates else [("nothing", lambda: None)],
+        every_s=(2, 8),
+    )
 
     def check() -> None:
         check_fetches(fetches)
@@ -190,8 +216,9 @@ def scenario(world: Simulation) -> dict[str, object]:
             check_commits(cluster, queries[0])
 
     write_for(world, cluster, DURATION_S, check)
-    faults.stop()
-    changes.stop()
+    for schedule_of_faults in (faults, changes, recreations):
+        schedule_of_faults.stop()
+    world.wait_until(lambda: cluster.exists, 10, "the topic exists")
     for query in queries:
         query.dies = False
     settle(world, kafka)
@@ -200,6 +227,9 @@ def scenario(world: Simulation) -> dict[str, object]:
     def complete() -> bool:
         check_fetches(fetches)
         read = {value for query in queries for _, _, value in query.rows}
+        if base["startingOffsets"] == "latest":
+            starts = queries[0].starts_in(cluster.topic_id)
+            cluster.gone |= {value for value, (key, offset) in cluster.written.items() if offset < starts.get(key, 0)}
         return not cluster.written.keys() - cluster.gone - read
 
     world.wait_until(complete, 300, f"all records are read: {cluster.written.keys() - cluster.gone}")
@@ -220,7 +250,7 @@ def scenario(world: Simulation) -> dict[str, object]:
         "calm": calm,
         "truncates": truncates,
         "standby": has_standby,
-        "recreated": recreated,
+        "recreated": recreated or len(cluster.deleted_topic_ids),
         "lost_batches": lost_batches,
         "batches": sum(query.completed for query in queries),
         "drivers": sum(query.drivers for query in queries),
@@ -238,6 +268,20 @@ def write_for(
         if world.random.random() < 0.15:
             cluster.write()
         check()
+
+
+def recreate_topic(world: Simulation, cluster: ChangingCluster) -> None:
+    """Delete the topic and create it, now or after some time. One broker may hear of both later."""
+    kafka, rng = cluster.kafka, world.fault_random
+    if not cluster.exists:
+        return
+    copies = None
+    if len(kafka.brokers) > 1 and rng.random() < 0.7:
+        lagging = rng.choice(list(kafka.brokers))
+        copies = rng.choice([None, 1])  # with one, most partitions get records meanwhile
+        kafka.isolate(lagging)
+        world.later(rng.uniform(0.5, 6), lambda: kafka.isolate(lagging, False))
+    world.later(rng.choice([0.0, rng.uniform(0, 2)]), cluster.delete_topic(rng.choice([None, 1, 2, 3]), copies))
 
 
 def recreate_topic_of_standby(
@@ -297,10 +341,17 @@ def check_fetches(fetches: Counter[tuple[str, int, int]]) -> None:
 
 def check_commits(cluster: ChangingCluster, query: Query) -> None:
     """Fail if an offset of the group is beyond the last completed batch."""
-    if cluster.truncated or query.start is None or "@startingOffsets" in query.start:
+    if query.start is None or "@startingOffsets" in query.start:
         return
-    ends = Offsets.from_json_dict(query.start).ends
-    for key, offset in cluster.kafka.committed_offsets(GROUP).items():
+    committed, batch = cluster.kafka.committed_offsets(GROUP), Offsets.from_json_dict(query.start)
+    ends = batch.ends
+    if batch.ids.get(TOPIC, cluster.topic_id) != cluster.topic_id:
+        # A coordinator that has not heard of the new topic stores offsets of the deleted one, as such.
+        in_new = {key for key, at in cluster.kafka.offsets.committed[GROUP].items() if at.topic_id == cluster.topic_id}
+        assert not in_new, f"{in_new} have an offset in a new topic of which no batch is complete"
+    if cluster.truncated or cluster.deleted_topic_ids:
+        return
+    for key, offset in committed.items():
         assert offset <= ends.get(key, offset if cluster.shrunk else 0), (
             f"{key} is committed at {offset}, and the last batch ends at {ends}"
         )
@@ -324,12 +375,16 @@ def run_driver(options: dict[str, str], query: Query, now: bool) -> None:
                     time.sleep(0.2)
                     continue
                 die(query, 0.05)
+                if query.completed == 0:
+                    query.first_start = reader.query.starting_offsets(reader.query.deadline())
                 query.planned = json.loads(json.dumps(end))
                 die(query, 0.2)
             tasks = list(reader.partitions(query.start, query.planned))
             random.shuffle(tasks)
             query.batches[query.completed] = [row for task in tasks for row in read_task(reader, task)]
             die(query, 0.1)
+            if query.completed == 0:
+                query.first_end = query.planned
             query.completed, query.start, query.planned = query.completed + 1, query.planned, None
             die(query, 0.1)
         if query.start is not None and query.planned is None:
