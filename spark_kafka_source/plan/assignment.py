@@ -1,8 +1,8 @@
 """The partitions that a query may read in one trigger, and its positions in them. Sans-IO.
 
 A topic may be deleted and created again between any two requests, and brokers learn of that at different times. This
-module decides in which topic a position counts: once for planning, comparing and committing. `driver/trigger.py` sends
-the requests.
+module decides which positions count in the topic that exists now; planning, comparing and committing use no others.
+`driver/trigger.py` sends the requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from protocol.cluster.metadata import topic_id_text
-from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
+from protocol.kafka_terms import TopicIds, TopicPartition
 from protocol.position import Position, is_another_topic
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
@@ -21,13 +21,14 @@ class QueryAssignment:
     """The partitions that a query may read in one trigger: all of its topics, or those that its group has assigned.
 
     `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
-    `added`: position at which a partition was assigned, until it is revoked or its topic is recreated. A partition that
-    was never read and is not in here is read from its log start offset. So is a partition of a topic that was recreated
-    since the last batch, unless it was assigned at a position in the new topic.
-    `unowned`: existing partitions that are not read now, since another member of the group reads them or the topic is
-    in `awaited`. Any other partition that was read before and is not owned is a loss: it was deleted, or the group has
-    assigned it in the topic that was read, while a new topic has its name.
-    `existing_ids`: ids of the topics that exist, also of those without an owned partition; none if brokers disagree.
+    `added`: position at which a partition was assigned, until a batch that contains it is complete, it is revoked, or
+    its topic is recreated. A partition that was never read and is not in here is read from its log start offset. So is
+    a partition of a topic that was recreated since the last batch, unless it was assigned at a position in the new one.
+    `unowned`: other partitions whose position is kept, since another member of the group reads them or brokers disagree
+    about the topic. Any other partition that was read before and is not owned is a loss: it was deleted, or the group
+    has assigned it in the topic that was read, while a new topic has its name.
+    `existing_ids`: ids of the topics that exist, also without an owned partition, but for those that brokers disagree
+    about.
     `awaited`: topics that may have been recreated, with the reason why nothing can be read from them yet.
     """
 
@@ -54,22 +55,22 @@ class QueryAssignment:
         changed = {topic for topic, topic_id in completed.ids.items() if topic in ids and ids[topic] != topic_id}
         if not changed:
             return {}
-        lost = completed.ends.keys() - self.owned.keys() - set(self.unowned)
-        return {topic: ids[topic] for topic in sorted(changed & {topic for topic, _ in (*self.owned, *lost)})}
+        missing = completed.ends.keys() - self.owned.keys() - set(self.unowned)
+        return {topic: ids[topic] for topic in sorted(changed & {topic for topic, _ in (*self.owned, *missing)})}
 
     def positions(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
         """Return the position in each partition that was read or assigned at a position, owned or not.
 
         The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
-        An assigned position in another topic than `completed` counts alone. Those in the deleted topic of a recreated
-        one, which are `outdated`, are left out: no batch, no comparison and no commit may use them. `completed` is the
-        batch before this assignment; see `after` for a later one.
+        An assigned position in another topic than `completed` counts alone. `outdated` positions are left out: no
+        batch, no comparison and no commit may use them. `completed` is the batch before this assignment; see `after`
+        for a later one.
         """
         positions, outdated = self._positions_in_any_topic(completed), self.outdated(completed)
         return {key: at for key, at in positions.items() if key not in outdated} if outdated else positions
 
     def outdated(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
-        """Return the positions in the deleted topics of recreated ones."""
+        """Return the positions in the deleted topics of recreated ones, also those without a topic id."""
         recreated = self.recreated(completed)
         positions = self._positions_in_any_topic(completed).items() if recreated else ()
         return {key: at for key, at in positions if key[0] in recreated and at.topic_id != self.owned.get(key)}
@@ -90,51 +91,54 @@ class QueryAssignment:
         return self.without_starts(planned.ends.keys())
 
 
-def suspected_topics(existing: TopicIds, assigned: TopicIds, completed: Offsets) -> set[str]:
+def suspected_topics(existing: TopicIds, assigned_ids: TopicIds, completed: Offsets) -> set[str]:
     """Return topics that seem recreated, but only one broker says so: others must be asked.
 
-    A group that has assigned the topic by the new id confirms it. Arguments as in `query_assignment`.
+    A group that has assigned a partition of the topic by the new id confirms it. Topics of which this query has neither
+    a partition nor, as it seems, lost one are left out. Arguments as in `query_assignment`.
     """
-    ids, ids_read = topic_ids(existing), completed.ids
-    changed = {topic for topic in ids.keys() & ids_read.keys() if ids[topic] != ids_read[topic]}
+    ids = topic_ids(existing)
+    changed = {topic for topic in ids.keys() & completed.ids.keys() if ids[topic] != completed.ids[topic]}
     if not changed:
         return changed
-    return {
-        key[0]
-        for key in assigned.keys() & existing.keys()
-        if key[0] in changed and assigned[key] in (NO_TOPIC_ID, ids_read[key[0]])
-    }
+    assigned, missing = assigned_ids.keys() & existing.keys(), completed.ends.keys() - existing.keys()
+    confirmed = {key[0] for key in assigned if assigned_ids[key] == existing[key]}
+    return changed & {topic for topic, _ in (*assigned, *missing)} - confirmed
 
 
 def query_assignment(
-    existing: TopicIds, assigned: TopicIds, completed: Offsets, ids_at_brokers: Mapping[str, Set[bytes]]
+    existing: TopicIds, assigned_ids: TopicIds, completed: Offsets, ids_at_brokers: Mapping[str, Set[bytes]]
 ) -> QueryAssignment:
     """Return the assignment of a query, without positions.
 
     `existing`: the partitions of the subscribed topics, with the ids of their topics.
-    `assigned`: those that the query should read, with the topic ids by which its group has assigned them; zeros if it
-    assigns names, or without a group.
+    `assigned_ids`: the partitions that the query should read, with the topic ids by which its group has assigned them;
+    zeros if it assigns names, or without a group.
     `completed`: end of the last batch.
     `ids_at_brokers`: ids of the `suspected_topics` at several brokers. If they differ, the topic is awaited.
     """
     ids = topic_ids(existing)
     disputed = {topic: reported for topic, reported in ids_at_brokers.items() if reported != {ids[topic]}}
     awaited = {
-        topic: f"brokers do not agree whether it was recreated ({' or '.join(sorted(map(topic_id_text, reported)))})"
+        topic: f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
         for topic, reported in disputed.items()
     }
-    owned, lost = {}, set()
-    for key, assigned_id in assigned.items():
+    owned, in_deleted_topic = {}, set()
+    for key, assigned_id in assigned_ids.items():
         if key not in existing or key[0] in disputed:
             continue
         if not is_another_topic(existing[key], assigned_id):
             owned[key] = existing[key]
             continue
-        awaited[key[0]] = "it was recreated, and the group has not assigned the new topic yet"
+        awaited[key[0]] = f"the group has not assigned the recreated topic yet ({_ids_text([existing[key]])})"
         if completed.ids.get(key[0]) == assigned_id:
-            lost.add(key)
-    unowned = existing.keys() - owned.keys() - lost
+            in_deleted_topic.add(key)
+    unowned = existing.keys() - owned.keys() - in_deleted_topic
     if disputed:
         unowned |= {key for key in completed.ends if key[0] in disputed}
         ids = {topic: topic_id for topic, topic_id in ids.items() if topic not in disputed}
     return QueryAssignment(owned, {}, unowned, ids, awaited)
+
+
+def _ids_text(ids: Collection[bytes]) -> str:
+    return f"topic id {' or '.join(sorted(map(topic_id_text, ids))) or 'unknown'}"
