@@ -158,7 +158,7 @@ class LogSnapshot:
         return end.is_stale(self._known_epoch(key))
 
     def _known_epoch(self, key: TopicPartition) -> int:
-        """Return the newest leader epoch seen; `NO_LEADER_EPOCH` if none, or if the topic may have been recreated."""
+        """Return the newest leader epoch seen; of an end that was read none, if its topic may have been recreated."""
         read, added = self.completed.positions.get(key), self.assignment.added.get(key)
         epochs = [] if added is None or key in self.outdated else [added.leader_epoch]
         if read is not None and read.topic_id == self.assignment.owned[key] != NO_TOPIC_ID:
@@ -236,7 +236,7 @@ class Backlog:
         """Return the leader epoch to store with an end; the next batch validates the log with it."""
         now = self.logs.listed[key].leader_epoch
         # Without a read, the log was not validated: keep the previous epoch.
-        compared = until > self.starts[key] or key in self.advanced or key[0] in self.logs.recreated
+        compared = until > self.starts[key] or key in self.advanced
         position = self.logs.positions.get(key)
         if compared or position is None or position.leader_epoch == NO_LEADER_EPOCH:
             return now

@@ -210,3 +210,20 @@ def test_partition_that_only_a_lagging_broker_lacks_is_not_deleted() -> None:
     completed = Offsets.at({A0: Position(10, topic_id=OTHER_ID), A1: Position(10, topic_id=OTHER_ID)})
     assignment = query_assignment({A0: TOPIC_ID}, {A0: NO_TOPIC_ID}, completed, {"a": {TOPIC_ID, OTHER_ID}})
     assert LogSnapshot(completed, assignment, {}).deleted() == []
+
+
+def test_topic_that_another_member_reads_is_asked_about_if_a_partition_seems_lost() -> None:
+    """One broker names another topic with fewer partitions: with `onTopicRecreated=fail` the query would end."""
+    completed = Offsets.at(dict.fromkeys((A0, A1), Position(10, topic_id=OTHER_ID)))
+    assert suspected_topics({A0: TOPIC_ID}, {}, completed) == {"a"}
+    assert suspected_topics(EXISTING, {}, completed) == set()
+
+
+def test_start_in_a_recreated_topic_keeps_its_epoch_until_it_is_read() -> None:
+    """A stale leader lists an older end; with its epoch the log would seem truncated later."""
+    completed, start = Offsets.at({A0: Position(20, 1, topic_id=OTHER_ID)}), Position(90, 3, topic_id=TOPIC_ID)
+    logs = LogSnapshot(completed, QueryAssignment({A0: TOPIC_ID}, {A0: start}), {A0: ListedOffset(60, 2, -1)})
+    ends = logs.ends(None)
+    end = Backlog(logs, ends, logs.joined(ends, {})).batch(ends)
+    assert end is not None
+    assert end.positions == {A0: start}
