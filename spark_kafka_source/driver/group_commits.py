@@ -74,8 +74,8 @@ class GroupCommits:
     def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
         """Mark the positions of owned partitions for the commit. `completed` is the end of a complete batch.
 
-        Partitions that are not owned are committed by their owner. `member` had the assignment; nothing is staged if
-        it has lost it since.
+        Other partitions are committed by their owner, or not at all while brokers disagree about the topic. `member`
+        had the assignment; nothing is staged if it has lost it since.
         """
         if self.manager is not None:
             owned = assignment.owned

@@ -22,7 +22,7 @@ from protocol.group.member import NO_MEMBER
 from protocol.group.membership.assignment import EndReason, Revocation, TopicSubscription
 from protocol.group.membership.membership import Membership
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
-from protocol.position import Position, is_another_topic
+from protocol.position import Position
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.start_offsets import group_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -47,14 +47,12 @@ _MAX_CLOSE_S = 2.0
 class _AssignedPartition:
     """An assigned partition.
 
-    `start` is the group's position at the assignment, None without one. `completed_batches` is the number of batches
-    that the query had completed by then. The next batch begins at `start`, or before it if the log was truncated. Once
-    that batch is complete, `start` no longer applies.
+    `start` is the group's position at the assignment, None without one. The next batch that contains the partition
+    begins at `start`, or before it if the log was truncated. Once that batch is complete, `start` no longer applies.
     """
 
     topic_id: bytes
     start: Position | None
-    completed_batches: int = 0
 
 
 class QueryMembership:
@@ -70,21 +68,20 @@ class QueryMembership:
         """The query's member; None before it joins."""
         self._topics: frozenset[str] = frozenset()
         # The resolved `startingOffsets` of the topics that existed when the query began.
-        self._starting: dict[TopicPartition, _AssignedPartition] = {}
+        self._starting: dict[TopicPartition, Position] = {}
         self._assigned: dict[TopicPartition, _AssignedPartition] = {}
+        # With which the last batch was planned.
         self._last_assignment = QueryAssignment({})
-        # The end of the last complete batch, and the number of different ends so far.
         self._completed = Offsets({})
-        self._completed_count = 0
         self.member = NO_MEMBER
 
-    def set_starting(self, starting: Offsets, existing: TopicIds) -> None:
+    def keep_starting_offsets(self, starting: Offsets, existing: TopicIds) -> None:
         """Keep the starts of the first batch until the partitions are assigned, unless their topics were recreated."""
         for key, start in starting.positions.items():
             if key in existing and start.is_in(existing[key]):
-                self._starting.setdefault(key, _AssignedPartition(existing[key], start))
+                self._starting.setdefault(key, start.in_topic(existing[key]))
 
-    def assigned(
+    def poll_assignment(
         self, existing: TopicIds, completed: Offsets, *, available_now: bool, deadline: Deadline
     ) -> dict[TopicPartition, bytes]:
         """Handle rebalances, and return the partitions of this member, with the topic ids that the group has assigned.
@@ -114,18 +111,18 @@ class QueryMembership:
         assigned_ids = membership.topic_ids
         return {key: assigned_ids.get(key, NO_TOPIC_ID) for key in membership.owned}
 
-    def with_starts(
-        self, assignment: QueryAssignment, assigned: TopicIds, completed: Offsets, deadline: Deadline
+    def fetch_start_positions(
+        self, assignment: QueryAssignment, assigned_ids: TopicIds, completed: Offsets, deadline: Deadline
     ) -> QueryAssignment:
         """Return the assignment with the start positions of its partitions.
 
         A new partition starts at the group's offset. Without one, an unread partition starts at its offset in
-        `set_starting`, or else at its log start offset.
+        `keep_starting_offsets`, or else at its log start offset.
 
-        `assigned`: the result of `assigned`.
+        `assigned_ids`: the result of `poll_assignment`.
         Raises as `start_offsets` for group offsets that are not in the log.
         """
-        self._add_assigned(assignment.owned, assigned, completed, deadline)
+        self._add_assigned(assignment, assigned_ids, completed, deadline)
         starts = {
             key: partition.start
             for key, partition in self._assigned.items()
@@ -229,41 +226,43 @@ class QueryMembership:
 
         After a truncation, the end of a batch may be lower than the group's offset, or the same as before.
         """
-        if completed != self._completed:
-            self._completed, self._completed_count = completed, self._completed_count + 1
+        is_complete = completed != self._completed
+        self._completed = completed
         for key, assigned in self._assigned.items():
             reached, start = completed.positions.get(key), assigned.start
             if start is None or reached is None or not reached.is_in(assigned.topic_id):
                 continue
-            if reached.offset >= start.offset or assigned.completed_batches != self._completed_count:
+            if reached.offset >= start.offset or (is_complete and key in self._last_assignment.owned):
                 self._assigned[key] = replace(assigned, start=None)
         passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
         self._last_assignment = self._last_assignment.without_starts(passed)
 
-    def _add_assigned(self, owned: TopicIds, assigned: TopicIds, completed: Offsets, deadline: Deadline) -> None:
+    def _add_assigned(
+        self, assignment: QueryAssignment, assigned_ids: TopicIds, completed: Offsets, deadline: Deadline
+    ) -> None:
         """Fetch the group's offsets of new partitions. They apply as `_AssignedPartition` says.
 
         A group that assigns names may still have offsets of a deleted topic that the query has read: not fetched.
         """
-        new = {key: topic_id for key, topic_id in owned.items() if key not in self._assigned}
+        new = {key: topic_id for key, topic_id in assignment.owned.items() if key not in self._assigned}
         if not new:
             return
         client, options = PROCESS.client(self._options.client), self._options
-        read = {key: end for key, end in completed.positions.items() if end.is_in(new.get(key, NO_TOPIC_ID))}
+        recreated, read = assignment.recreated(completed), assignment.positions(completed)
         partitions = {
             key: topic_id
             for key, topic_id in new.items()
-            if assigned[key] != NO_TOPIC_ID or not is_another_topic(topic_id, completed.ids.get(key[0], NO_TOPIC_ID))
+            if assigned_ids[key] != NO_TOPIC_ID or key[0] not in recreated
         }
-        after = {key: end.offset for key, end in read.items()}
+        after = {key: position.offset for key, position in read.items()}
         offsets = group_offsets(client, options, partitions, deadline, after=after)
-        # Partitions of the topics, by id, for which `startingOffsets` were resolved.
-        known_since_start = new.items() & {(key, start.topic_id) for key, start in self._starting.items()}
-        starts = {key: self._starting[key].start for key, _ in known_since_start if key not in completed.ends}
+        starts = {
+            key: start
+            for key, start in self._starting.items()
+            if key not in completed.ends and new.get(key) == start.topic_id
+        }
         starts.update(offsets)
-        self._assigned.update(
-            {key: _AssignedPartition(topic_id, starts.get(key), self._completed_count) for key, topic_id in new.items()}
-        )
+        self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
         if ahead := [key for key in offsets if key in read]:
             log.warning(
                 "group %s is ahead of the checkpoint, since other members have read further: resuming at its offsets "

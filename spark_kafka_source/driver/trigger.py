@@ -43,7 +43,7 @@ class Trigger:
     deleted. Partitions with a loss, except deleted ones, continue at `Backlog.joined` or `Backlog.advanced`, which is
     never after their end.
 
-    `completed`: end of the last batch; empty before the first one.
+    `completed`: end of the last batch; without positions before the first one.
     `starting`: start of a query's first batch; empty afterwards.
     """
 
@@ -103,15 +103,17 @@ class Trigger:
         existing = existing_partitions(self._client, self._options, keys, self.deadline)
         is_available_now = self.query.target is not None
         if membership is None:
-            assigned: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
+            assigned_ids: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
         else:
-            membership.set_starting(starting, existing)
-            assigned = membership.assigned(existing, completed, available_now=is_available_now, deadline=self.deadline)
-        suspected = suspected_topics(existing, assigned, completed)
+            membership.keep_starting_offsets(starting, existing)
+            assigned_ids = membership.poll_assignment(
+                existing, completed, available_now=is_available_now, deadline=self.deadline
+            )
+        suspected = suspected_topics(existing, assigned_ids, completed)
         ids_at_brokers = self._client.ids_at_brokers(suspected, self.deadline) if suspected else {}
-        assignment = query_assignment(existing, assigned, completed, ids_at_brokers)
+        assignment = query_assignment(existing, assigned_ids, completed, ids_at_brokers)
         if membership is not None:
-            assignment = membership.with_starts(assignment, assigned, completed, self.deadline)
+            assignment = membership.fetch_start_positions(assignment, assigned_ids, completed, self.deadline)
         elif starting.positions:
             assignment = replace(assignment, added=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)

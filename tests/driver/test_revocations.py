@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import pytest
@@ -70,8 +70,33 @@ def test_partition_revoked_first_is_not_committed_again_with_the_second(monkeypa
     completed = Offsets.at({key: Position(5, topic_id=TOPIC_ID) for key in (A, B)})
     deadline = Deadline.after_ms(1_000)
     for _ in range(2):
-        assigned = membership.assigned(existing, completed, available_now=False, deadline=deadline)
+        assigned = membership.poll_assignment(existing, completed, available_now=False, deadline=deadline)
         assignment = query_assignment(existing, assigned, completed, {})
-        assert membership.with_starts(assignment, assigned, completed, deadline).owned == assigned
+        assert membership.fetch_start_positions(assignment, assigned, completed, deadline).owned == assigned
     assert marks.marked == [{A: 5, B: 5}, {B: 5}]
     assert not assigned
+
+
+def test_start_applies_until_a_batch_contains_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers disagree about the topic after its partition was assigned, and a batch of another one is complete."""
+    start = Position(30, topic_id=TOPIC_ID)
+    monkeypatch.setattr(query_membership, "Membership", Membership)
+    monkeypatch.setattr(query_membership, "group_offsets", lambda *_, **__: {A: start})
+    options = parse_source_options(OPTIONS, streaming=True)
+    membership, deadline = QueryMembership(options, GroupCommits(options)), Deadline.after_ms(1_000)
+    owned = dict.fromkeys((A, B), TOPIC_ID)
+
+    def trigger(completed: Offsets, assigned_ids: dict[TopicPartition, bytes]) -> Mapping[TopicPartition, Position]:
+        membership.poll_assignment(owned, completed, available_now=False, deadline=deadline)
+        cast("Any", membership.membership).rebalance_pending = None
+        assignment = query_assignment(owned, assigned_ids, completed, {})
+        return membership.fetch_start_positions(assignment, assigned_ids, completed, deadline).added
+
+    first, second, third = (
+        Offsets.at({A: Position(a, topic_id=TOPIC_ID), B: Position(b, topic_id=TOPIC_ID)})
+        for a, b in ((10, 5), (10, 6), (20, 7))
+    )
+    assert trigger(first, owned) == {A: start}
+    assert trigger(first, {B: TOPIC_ID}) == {}
+    assert trigger(second, owned) == {A: start}
+    assert trigger(third, owned) == {}

@@ -120,12 +120,12 @@ class SuspendedMembership:
         self._clock.advance(1_000 * suspends)
         return suspends
 
-    def set_starting(self, starting: Offsets, existing: TopicIds) -> None: ...
+    def keep_starting_offsets(self, starting: Offsets, existing: TopicIds) -> None: ...
 
-    def assigned(self, existing: TopicIds, completed: Offsets, **_: object) -> TopicIds:
+    def poll_assignment(self, existing: TopicIds, completed: Offsets, **_: object) -> TopicIds:
         return existing
 
-    def with_starts(self, assignment: QueryAssignment, *_: object) -> QueryAssignment:
+    def fetch_start_positions(self, assignment: QueryAssignment, *_: object) -> QueryAssignment:
         return assignment
 
 
