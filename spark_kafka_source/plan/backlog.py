@@ -219,7 +219,8 @@ class Backlog:
         # They may be assigned again.
         unowned = {key: logs.positions[key] for key in logs.assignment.unowned if key in logs.positions}
         offsets = {**until, **{key: position.offset for key, position in unowned.items()}}
-        if offsets == completed.ends and not (self.joined or self.advanced or self.skipped):
+        before = {key: position.offset for key, position in {**logs.positions, **logs.outdated}.items()}
+        if offsets == before and not (self.joined or self.advanced or self.skipped):
             return None
         ends = {key: Position(end, self._epoch(key, end), topic_id=owned[key]) for key, end in until.items()}
         ends |= unowned

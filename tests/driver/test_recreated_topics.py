@@ -1,4 +1,4 @@
-"""Members of groups whose topics are deleted and created again, without Spark."""
+"""Queries whose topics are deleted and created again, without Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from protocol import Client, CommittedOffset
 from protocol.cluster import unknown_topic
-from protocol.cluster.metadata import topic_id_text
 from protocol.errors import DataLoss
 from protocol.group.commits.committed_offsets import commit_offsets
 from protocol.kafka_terms import NO_TOPIC_ID
@@ -18,7 +17,7 @@ from protocol.testing.fake_kafka import consumer_group
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
-from tests.driver.changing_logs import next_end, ranges
+from tests.driver.changing_logs import NEW_ID, OLD_ID, next_end, ranges
 from tests.driver.members import (
     EAGER_OPTIONS,
     KIP_848_OPTIONS,
@@ -228,80 +227,6 @@ def test_classic_member_reads_no_partition_of_a_recreated_topic_from_the_group_o
         reader.stop()
 
 
-def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group has assigned the new topic, so this one is not recreated again; ids have no order."""
-    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
-    options = {**KIP_848_OPTIONS, "failOnDataLoss": "true", "onTopicRecreated": "earliest"}
-    with FakeKafka(2) as cluster:
-        cluster.create_topic("a", 1, 1)
-        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
-        ends = [next_end(reader, reader.initialOffset())]
-        deleted_id = cluster.controller.topic("a").topic_id
-        lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
-        with cluster.changed:
-            cluster.isolate(lagging)
-            while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
-                cluster.delete_topic("a")
-                cluster.create_topic("a", 1, 1)
-            cluster.write("a", 0, records(0, 30))
-        new_id = topic_id_text(cluster.controller.topic("a").topic_id)
-
-        def has_read_new_topic() -> bool:
-            ends.append(next_end(reader, ends[-1]))
-            return ends[-1].get("a") == {"0": 30} and ends[-1]["@ids"] == {"a": new_id}
-
-        def gets_stale_metadata() -> bool:
-            ends.append(next_end(reader, ends[-1]))
-            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
-
-        wait_until(has_read_new_topic)
-        read = ends[-1]
-        wait_until(gets_stale_metadata)
-        assert ends[-1] == read
-        reader.stop()
-
-
-@pytest.mark.parametrize("protocol", ["none", "classic"])
-def test_query_waits_until_brokers_agree_about_a_recreated_topic(
-    protocol: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """If it believed the one that lags behind, it would read the new topic from its start again and again."""
-    options = {"kafka.group.protocol": protocol, "onTopicRecreated": "earliest", "kafka.metadata.max.age.ms": "50"}
-    with FakeKafka(2) as cluster:
-        cluster.create_topic("a", 1, 1)
-        cluster.write("a", 0, records(0, 20))
-        reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, **options})
-        read = next_end(reader, reader.initialOffset())
-        deleted_id = cluster.controller.topic("a").topic_id
-        lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
-        with cluster.changed:
-            cluster.isolate(lagging)
-            while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
-                cluster.delete_topic("a")
-                cluster.create_topic("a", 1, 1)
-            cluster.write("a", 0, records(0, 30))
-        ends = [read]
-
-        def awaits_topic() -> bool:
-            ends.append(next_end(reader, read))
-            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
-
-        wait_until(awaits_topic)
-        for _ in range(20):
-            ends.append(next_end(reader, read))
-        assert ends == [read] * len(ends)
-        assert "nothing is read from it for now: brokers do not agree whether it was recreated" in caplog.text
-        cluster.isolate(lagging, False)
-
-        def planned() -> bool:
-            ends.append(next_end(reader, read))
-            return ends[-1] != read
-
-        wait_until(planned)
-        assert ranges(reader, read, ends[-1]) == [(0, 0, 30)]
-        reader.stop()
-
-
 def test_start_in_the_deleted_topic_is_not_committed_in_the_new_one() -> None:
     """A new query of the group would start there, and skip the records before silently."""
     with Cluster(20) as cluster:
@@ -316,8 +241,27 @@ def test_start_in_the_deleted_topic_is_not_committed_in_the_new_one() -> None:
         assert cluster.committed_offsets("g") == {}
 
 
-def leads(cluster: FakeKafka, broker: int) -> bool:
-    return broker in {partition.leader for partition in cluster.controller.topic("a").partitions}
+@pytest.mark.parametrize("ids", [(OLD_ID, NEW_ID), (NO_TOPIC_ID, NO_TOPIC_ID)], ids=["with ids", "without ids"])
+def test_topic_deleted_before_the_first_batch_is_forgotten_with_its_start(
+    monkeypatch: pytest.MonkeyPatch, ids: tuple[bytes, bytes]
+) -> None:
+    """Otherwise a topic that is created under its name is read from the offset in the deleted one."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 100)
+    options = dict.fromkeys(("kafka.group.id", "kafka.group.protocol", "kafka.auto.offset.reset"))
+    options |= {"startingOffsets": "latest", "failOnDataLoss": "false"}
+    with FakeKafka() as kafka:
+        kafka.create_topic("a", 1, topic_id=ids[0])
+        kafka.rewrite("a", 0, records(0, 1, last_offset=19))
+        reader = reader_of(kafka.bootstrap_servers, "a", "g", **options)
+        reader.query.starting_offsets(reader.query.deadline())
+        kafka.delete_topic("a")
+        deleted = next_end(reader, reader.initialOffset())
+        assert "a" not in deleted
+        kafka.create_topic("a", 1, topic_id=ids[1])
+        kafka.rewrite("a", 0, records(0, 1, last_offset=29))
+        end = next_end(reader, deleted)
+        assert ranges(reader, deleted, end) == [(0, 0, 30)]
+        reader.stop()
 
 
 @pytest.mark.parametrize(
