@@ -75,11 +75,9 @@ class QueryMembership:
         self._completed = Offsets({})
         self.member = NO_MEMBER
 
-    def keep_starting_offsets(self, starting: Offsets, existing: TopicIds) -> None:
-        """Keep the starts of the first batch until the partitions are assigned, unless their topics were recreated."""
-        for key, start in starting.positions.items():
-            if key in existing and start.is_in(existing[key]):
-                self._starting.setdefault(key, start.in_topic(existing[key]))
+    def keep_starting_offsets(self, starting: Offsets) -> None:
+        """Keep the starts of the first batch: a partition may be assigned later."""
+        self._starting = {**starting.positions, **self._starting}
 
     def poll_assignment(
         self, existing: TopicIds, completed: Offsets, *, available_now: bool, deadline: Deadline
@@ -244,7 +242,15 @@ class QueryMembership:
 
         A group that assigns names may still have offsets of a deleted topic that the query has read: not fetched.
         """
-        new = {key: topic_id for key, topic_id in assignment.owned.items() if key not in self._assigned}
+        # A partition that seemed deleted, and was forgotten, is new when it comes back.
+        forgotten = {
+            key
+            for key in assignment.owned.keys() - self._last_assignment.owned.keys() - completed.ends.keys()
+            if key in self._assigned and self._assigned[key].topic_id == assignment.owned[key]
+        }
+        new = {
+            key: topic_id for key, topic_id in assignment.owned.items() if key not in self._assigned or key in forgotten
+        }
         if not new:
             return
         client, options = PROCESS.client(self._options.client), self._options
@@ -259,7 +265,7 @@ class QueryMembership:
         starts = {
             key: start
             for key, start in self._starting.items()
-            if key not in completed.ends and new.get(key) == start.topic_id
+            if key in new and key not in completed.ends and start.is_in(new[key])
         }
         starts.update(offsets)
         self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})

@@ -105,7 +105,7 @@ class Trigger:
         if membership is None:
             assigned_ids: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
         else:
-            membership.keep_starting_offsets(starting, existing)
+            membership.keep_starting_offsets(starting)
             assigned_ids = membership.poll_assignment(
                 existing, completed, available_now=is_available_now, deadline=self.deadline
             )

@@ -120,7 +120,7 @@ class SuspendedMembership:
         self._clock.advance(1_000 * suspends)
         return suspends
 
-    def keep_starting_offsets(self, starting: Offsets, existing: TopicIds) -> None: ...
+    def keep_starting_offsets(self, starting: Offsets) -> None: ...
 
     def poll_assignment(self, existing: TopicIds, completed: Offsets, **_: object) -> TopicIds:
         return existing

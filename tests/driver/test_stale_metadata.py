@@ -1,0 +1,141 @@
+"""Queries whose metadata come from one broker that has not heard of the newest topic, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.cluster.metadata import topic_id_text
+from protocol.testing import FakeKafka
+from protocol.testing.fake_kafka import consumer_group
+from spark_kafka_source.driver import discovery, trigger
+from tests.driver.changing_logs import next_end, ranges
+from tests.driver.members import EAGER_OPTIONS, KIP_848_OPTIONS, QUICK, Cluster, reader_of
+from tests.protocol.fetch.consuming import records
+from tests.support.wait_until import wait_until
+
+
+def recreate_behind_a_broker(cluster: FakeKafka) -> int:
+    """Recreate `a`, with 30 records, while one broker does not hear of it, and return that broker."""
+    deleted_id = cluster.controller.topic("a").topic_id
+    lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
+    with cluster.changed:
+        cluster.isolate(lagging)
+        while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
+            cluster.delete_topic("a")
+            cluster.create_topic("a", 1, 1)
+        cluster.write("a", 0, records(0, 30))
+    return lagging
+
+
+def leads(cluster: FakeKafka, broker: int) -> bool:
+    return broker in {partition.leader for partition in cluster.controller.topic("a").partitions}
+
+
+def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group has assigned the new topic, so this one is not recreated again; ids have no order."""
+    monkeypatch.setattr(consumer_group, "HEARTBEAT_INTERVAL_MS", 100)
+    options = {**KIP_848_OPTIONS, "failOnDataLoss": "true", "onTopicRecreated": "earliest"}
+    with FakeKafka(2) as cluster:
+        cluster.create_topic("a", 1, 1)
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        ends = [next_end(reader, reader.initialOffset())]
+        recreate_behind_a_broker(cluster)
+        new_id = topic_id_text(cluster.controller.topic("a").topic_id)
+
+        def has_read_new_topic() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return ends[-1].get("a") == {"0": 30} and ends[-1]["@ids"] == {"a": new_id}
+
+        def gets_stale_metadata() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
+
+        wait_until(has_read_new_topic)
+        read = ends[-1]
+        wait_until(gets_stale_metadata)
+        assert ends[-1] == read
+        reader.stop()
+
+
+@pytest.mark.parametrize("protocol", ["none", "classic"])
+def test_query_waits_until_brokers_agree_about_a_recreated_topic(
+    protocol: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If it believed the one that lags behind, it would read the new topic from its start again and again."""
+    options = {"kafka.group.protocol": protocol, "onTopicRecreated": "earliest", "kafka.metadata.max.age.ms": "50"}
+    with FakeKafka(2) as cluster:
+        cluster.create_topic("a", 1, 1)
+        cluster.write("a", 0, records(0, 20))
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, **options})
+        read = next_end(reader, reader.initialOffset())
+        lagging = recreate_behind_a_broker(cluster)
+        ends = [read]
+
+        def awaits_topic() -> bool:
+            ends.append(next_end(reader, read))
+            return reader.query.logs is not None and "a" in reader.query.logs.assignment.awaited
+
+        wait_until(awaits_topic)
+        for _ in range(20):
+            ends.append(next_end(reader, read))
+        assert ends == [read] * len(ends)
+        assert "nothing is read from it for now: brokers do not agree whether it was recreated" in caplog.text
+        cluster.isolate(lagging, False)
+
+        def planned() -> bool:
+            ends.append(next_end(reader, read))
+            return ends[-1] != read
+
+        wait_until(planned)
+        assert ranges(reader, read, ends[-1]) == [(0, 0, 30)]
+        reader.stop()
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    options = KIP_848_OPTIONS if protocol == "consumer" else {**EAGER_OPTIONS, **QUICK}
+    find = discovery.existing_partitions
+    with Cluster(90) as cluster:
+        cluster.create("b", 20)
+        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **{**options, "failOnDataLoss": "false"})
+        read = next_end(reader, reader.initialOffset())
+        assert next_end(reader, read) == read
+        wait_until(lambda: cluster.committed_offsets("g") == {("a", 0): 90, ("b", 0): 20})
+        monkeypatch.setattr(
+            trigger,
+            "existing_partitions",
+            lambda *arguments: {key: topic_id for key, topic_id in find(*arguments).items() if key[0] != "a"},
+        )
+        without = next_end(reader, read)
+        assert "a" not in without
+        monkeypatch.undo()
+        end = next_end(reader, without)
+        assert (end["a"], ranges(reader, without, end)) == ({"0": 90}, [])
+        reader.stop()
+
+
+def test_start_of_a_member_outlives_a_stale_reply_in_the_first_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another topic makes the first batch, after which `startingOffsets` are not resolved again."""
+    find = discovery.existing_partitions
+    start = {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}, "b": {"0": 15}}'}
+    with Cluster(20) as cluster:
+        cluster.create("b", 20)
+        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **{**KIP_848_OPTIONS, **start})
+        monkeypatch.setattr(
+            trigger,
+            "existing_partitions",
+            lambda *arguments: {key: b"x" * 16 if key[0] == "a" else at for key, at in find(*arguments).items()},
+        )
+        ends = [reader.initialOffset()]
+
+        def has_first_batch() -> bool:
+            ends.append(next_end(reader, ends[-1]))
+            return "b" in ends[-1]
+
+        wait_until(has_first_batch)
+        assert "a" not in ends[-1]
+        monkeypatch.undo()
+        assert ranges(reader, ends[-1], next_end(reader, ends[-1])) == [(0, 15, 20)]
+        reader.stop()
