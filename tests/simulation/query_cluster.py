@@ -139,6 +139,12 @@ class ChangingCluster:
         """Id of the topic; None while there is none."""
         return self.kafka.controller.topic(TOPIC).topic_id if self.exists else None
 
+    @property
+    def committed_in_topic(self) -> dict[TopicPartition, int]:
+        """The group's offsets in the existing topic; a late coordinator may keep others of the deleted one."""
+        committed = self.kafka.offsets.committed.get(GROUP, {})
+        return {key: at.offset for key, at in committed.items() if at.topic_id == self.topic_id}
+
     def delete_topic(self, partitions: int | None = None, copies: int | None = None) -> Callable[[], None]:
         """Delete the topic with all records; return the function that creates it again.
 

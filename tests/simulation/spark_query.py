@@ -235,7 +235,7 @@ def scenario(world: Simulation) -> dict[str, object]:
     world.wait_until(complete, 300, f"all records are read: {cluster.written.keys() - cluster.gone}")
     ends = {key: kafka.log(*key).end_offset for key in cluster.partitions}
     if protocol is None:
-        world.wait_until(lambda: kafka.committed_offsets(GROUP) == ends, 60, "the group's offsets are the log ends")
+        world.wait_until(lambda: cluster.committed_in_topic == ends, 60, "the group's offsets are the log ends")
     for query in queries:
         query.leaving = query.stopping = True
     for driver in drivers():
@@ -343,15 +343,14 @@ def check_commits(cluster: ChangingCluster, query: Query) -> None:
     """Fail if an offset of the group is beyond the last completed batch."""
     if query.start is None or "@startingOffsets" in query.start:
         return
-    committed, batch = cluster.kafka.committed_offsets(GROUP), Offsets.from_json_dict(query.start)
+    batch = Offsets.from_json_dict(query.start)
     ends = batch.ends
     if batch.ids.get(TOPIC, cluster.topic_id) != cluster.topic_id:
-        # A coordinator that has not heard of the new topic stores offsets of the deleted one, as such.
-        in_new = {key for key, at in cluster.kafka.offsets.committed[GROUP].items() if at.topic_id == cluster.topic_id}
-        assert not in_new, f"{in_new} have an offset in a new topic of which no batch is complete"
+        committed = cluster.committed_in_topic
+        assert not committed, f"{committed} are committed in a new topic of which no batch is complete"
     if cluster.truncated or cluster.deleted_topic_ids:
         return
-    for key, offset in committed.items():
+    for key, offset in cluster.kafka.committed_offsets(GROUP).items():
         assert offset <= ends.get(key, offset if cluster.shrunk else 0), (
             f"{key} is committed at {offset}, and the last batch ends at {ends}"
         )
