@@ -76,7 +76,7 @@ class QueryMembership:
         self.member = NO_MEMBER
 
     def keep_starting_offsets(self, starting: Offsets) -> None:
-        """Keep the starts of the first batch: a partition may be assigned later."""
+        """Keep the starts of the first batch until they are read: a partition may be assigned later."""
         self._starting = {**starting.positions, **self._starting}
 
     def poll_assignment(
@@ -220,7 +220,7 @@ class QueryMembership:
     # -- start offsets --------------------------------------------------------------------------
 
     def _drop_passed_starts(self, completed: Offsets) -> None:
-        """Drop the group's offsets that no longer apply, before a revocation commits `completed`.
+        """Drop starts that no longer apply, before a revocation commits `completed`.
 
         After a truncation, the end of a batch may be lower than the group's offset, or the same as before.
         """
@@ -232,6 +232,8 @@ class QueryMembership:
                 continue
             if reached.offset >= start.offset or (is_complete and key in self._last_assignment.owned):
                 self._assigned[key] = replace(assigned, start=None)
+        # Also without topic ids, they do not apply to a topic that is created again.
+        self._starting = {key: start for key, start in self._starting.items() if key not in completed.ends}
         passed = {key for key, assigned in self._assigned.items() if assigned.start is None}
         self._last_assignment = self._last_assignment.without_starts(passed)
 
@@ -246,7 +248,7 @@ class QueryMembership:
         forgotten = {
             key
             for key in assignment.owned.keys() - self._last_assignment.owned.keys() - completed.ends.keys()
-            if key in self._assigned and self._assigned[key].topic_id == assignment.owned[key]
+            if key in self._assigned and self._assigned[key].topic_id == assignment.owned[key] != NO_TOPIC_ID
         }
         new = {
             key: topic_id for key, topic_id in assignment.owned.items() if key not in self._assigned or key in forgotten
@@ -262,11 +264,7 @@ class QueryMembership:
         }
         after = {key: position.offset for key, position in read.items()}
         offsets = group_offsets(client, options, partitions, deadline, after=after)
-        starts = {
-            key: start
-            for key, start in self._starting.items()
-            if key in new and key not in completed.ends and start.is_in(new[key])
-        }
+        starts = {key: start for key, start in self._starting.items() if key in new and start.is_in(new[key])}
         starts.update(offsets)
         self._assigned.update({key: _AssignedPartition(topic_id, starts.get(key)) for key, topic_id in new.items()})
         if ahead := [key for key in offsets if key in read]:

@@ -11,6 +11,7 @@ from protocol import TopicPartition
 from protocol.base.clock import Deadline
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.group.membership.assignment import Assignment, EndReason, Revocation
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.position import Position
 from spark_kafka_source.driver import query_membership
 from spark_kafka_source.driver.group_commits import GroupCommits
@@ -100,3 +101,28 @@ def test_start_applies_until_a_batch_contains_its_partition(monkeypatch: pytest.
     assert trigger(first, {B: TOPIC_ID}) == {}
     assert trigger(second, owned) == {A: start}
     assert trigger(third, owned) == {}
+
+
+def test_starting_offset_applies_until_the_partition_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without topic ids (Kafka before 2.8), a topic that is deleted and created again looks the same."""
+    monkeypatch.setattr(query_membership, "Membership", Membership)
+    monkeypatch.setattr(query_membership, "group_offsets", lambda *_, **__: {})
+    options = parse_source_options(OPTIONS, streaming=True)
+    membership, deadline = QueryMembership(options, GroupCommits(options)), Deadline.after_ms(1_000)
+    start = Position(30)
+
+    def trigger(completed: Offsets, existing: dict[TopicPartition, bytes]) -> Mapping[TopicPartition, Position]:
+        membership.poll_assignment(existing, completed, available_now=False, deadline=deadline)
+        cast("Any", membership.membership).rebalance_pending = None
+        assignment = query_assignment(existing, existing, completed, {})
+        return membership.fetch_start_positions(assignment, existing, completed, deadline).added
+
+    membership.keep_starting_offsets(Offsets({A: start}))
+    exists, deleted, no_batch = {A: NO_TOPIC_ID}, dict[TopicPartition, bytes](), Offsets({})
+    assert trigger(no_batch, exists) == {A: start}
+    assert trigger(no_batch, deleted) == {}
+    assert trigger(no_batch, exists) == {A: start}
+    assert trigger(Offsets({A: Position(40)}), exists) == {}
+    assert trigger(no_batch, deleted) == {}
+    membership._assigned.clear()  # as by a revocation
+    assert trigger(no_batch, exists) == {}
