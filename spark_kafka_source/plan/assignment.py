@@ -92,7 +92,7 @@ class QueryAssignment:
 
 
 def suspected_topics(existing: TopicIds, assigned_ids: TopicIds, completed: Offsets) -> set[str]:
-    """Return topics that seem recreated, but only one broker says so: others must be asked.
+    """Return topics that seem recreated by the reply of one broker; `Client.ids_at_brokers` tells what others say.
 
     A group that has assigned a partition of the topic by the new id confirms it. Topics of which this query has neither
     a partition nor, as it seems, lost one are left out. Arguments as in `query_assignment`.
