@@ -549,15 +549,18 @@ class Client:
     def ids_at_brokers(self, topics: Collection[str], deadline: Deadline) -> dict[str, set[bytes]]:
         """Return the ids of topics, after one Metadata request to each of up to five brokers.
 
-        A topic has several ids, if a broker lags behind the controller, and none, if no broker answers or knows it. The
-        cached metadata are not changed.
+        A topic has several ids, if a broker lags behind the controller, and none, if no broker knows it, or at most
+        half of them answer: those may be the ones that lag behind. The cached metadata are not changed.
         """
         ids: dict[str, set[bytes]] = {name: set() for name in topics}
         deadline = deadline.at_most_ms(_ABOUT_DELETION_MS)
         try:
-            replies, _ = self._ask_each_about(self._some_brokers(deadline), topics, deadline)
+            brokers = self._some_brokers(deadline)
+            replies, failure = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
-            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), error)
+            brokers, replies, failure = [], [], error
+        if 2 * len(replies) <= len(brokers) or not brokers:
+            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), failure)
             return ids
         for rows in replies:
             for name, row in rows.items():

@@ -17,6 +17,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset, commit_off
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
+from tests.protocol.cluster.conftest import client_of
 
 WITHOUT_BROKERS: dict[str, Any] = {"brokers": [], "cluster_id": "fake", "topics": []}
 
@@ -49,6 +50,20 @@ def test_broker_that_has_just_started_is_not_asked_for_all_topics(fake: FakeKafk
     for _ in range(8):  # the order of bootstrap servers is random
         with Client(ClientConfig(tuple(fake.addresses.values()))) as client:
             assert "orders" in client.metadata(None, client.deadline(5_000)).topics
+
+
+@pytest.mark.parametrize(
+    ("brokers", "silent", "is_certain"), [(1, 0, True), (2, 1, False), (3, 1, True), (3, 2, False)]
+)
+def test_ids_count_only_if_more_than_half_of_the_brokers_answer(brokers: int, silent: int, is_certain: bool) -> None:
+    """The others may be the ones that have heard of a recreated topic."""
+    with FakeKafka(brokers) as fake, client_of(fake) as client:
+        fake.create_topic("orders", 1)
+        client.metadata(["orders"])
+        for broker in range(1, silent + 1):
+            fake.listeners[broker].handlers[METADATA] = lambda body, version: b""
+        ids = client.ids_at_brokers(["orders"], client.deadline())
+        assert ids == {"orders": {fake.controller.topic("orders").topic_id} if is_certain else set()}
 
 
 def test_short_question_about_topics_leaves_a_slow_request_alone(fake: FakeKafka, client: Client) -> None:
