@@ -122,6 +122,11 @@ class GroupCommits:
         deadline = PROCESS.client(self._options.client).deadline(timeout_ms)
         return manager.flush(deadline, partition_timeout_s=DELETED_TOPIC_S)
 
+    def await_commit_before_leaving(self) -> None:
+        """Wait up to 1 s for the commit, also if commits fail: a retry may be due."""
+        if self.manager is not None:
+            self._flush(self.manager, _AWAIT_COMMIT_MS)
+
     def close(self) -> None:
         """Stop committing."""
         if self.manager is not None:

@@ -178,8 +178,9 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
             self.query.commits.mark(completed, assignment, self.query.member)
 
     def stop(self) -> None:
-        """Leave the group, and stop committing."""
+        """Wait up to 1 s for the last commit, leave the group, and stop committing."""
         try:
+            self.query.commits.await_commit_before_leaving()
             if self.query.membership is not None:
                 self.query.membership.close()
         finally:

@@ -192,3 +192,15 @@ def test_commit_does_not_wait_for_deleted_topic() -> None:
         assert time.monotonic() - since_s < 24, "less than ten seconds for each commit"
         assert manager.healthy
         reader.stop()
+
+
+def test_stopped_query_leaves_after_the_retry_of_its_last_commit() -> None:
+    """Otherwise the next owner of the partition reads the last batch again."""
+    with Cluster(20) as cluster:
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **EAGER_OPTIONS)
+        end = next_end(reader, reader.initialOffset())
+        cluster.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS")
+        reader.commit(end)
+        wait_until(lambda: len(cluster.request_bodies("OffsetCommit")) > 0)
+        reader.stop()
+        assert cluster.committed_offsets("g") == {("a", 0): 20}
