@@ -189,11 +189,12 @@ class Trigger:
     # -- limits ---------------------------------------------------------------------------------
 
     def _waits_for_more(self, new_offsets: int) -> bool:
-        """Return True if `minOffsetsPerTrigger` is not reached; an `availableNow` run never waits."""
+        """Return True if `minOffsetsPerTrigger` is not reached. An `availableNow` run never waits, nor do losses."""
         if self.query.target is not None:
             return False
         now_ms = self._client.clock.now_s() * 1000
-        wait = limits.must_wait(
+        # A batch without what is lost ends the search for it, which would delay each trigger by up to 10 s.
+        wait = not self._losses and limits.must_wait(
             new_offsets,
             self.limit,
             min_offsets=self._options.min_offsets_per_trigger,

@@ -327,3 +327,23 @@ def test_member_starts_at_starting_offsets_in_a_topic_without_id(
         end = next_end(reader, reader.initialOffset())
         assert ranges(reader, {}, end) == read
         reader.stop()
+
+
+def test_batch_of_a_recreated_topic_is_not_delayed_by_min_offsets_per_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a batch has dropped it, each trigger looks for the missing partition for up to 10 s."""
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 300)
+    options = {**QUICK, "onTopicRecreated": "earliest", "minOffsetsPerTrigger": "1000", "kafka.group.protocol": "none"}
+    with FakeKafka() as cluster:
+        cluster.create_topic("a", 2)
+        reader = reader_of(cluster.bootstrap_servers, "a", "g", **options)
+        read = next_end(reader, reader.initialOffset())
+        with cluster.changed:
+            cluster.delete_topic("a")
+            cluster.create_topic("a", 1)
+            cluster.write("a", 0, records(0, 30))
+        end = next_end(reader, read)
+        assert end["a"] == {"0": 30}
+        requests = len(cluster.request_bodies("Metadata"))
+        assert next_end(reader, end) == end
+        assert len(cluster.request_bodies("Metadata")) <= requests + 1
+        reader.stop()
