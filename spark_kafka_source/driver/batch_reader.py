@@ -14,7 +14,12 @@ from protocol.cluster.client import Client
 from protocol.errors import ConfigurationError
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
-from spark_kafka_source.driver.discovery import discover, leader_ids, require_dead_letter_topic, retry_unknown_topics
+from spark_kafka_source.driver.discovery import (
+    leader_ids,
+    partitions_of_new_query,
+    require_dead_letter_topic,
+    retry_unknown_topics,
+)
 from spark_kafka_source.driver.start_offsets import ending_offsets, starting_offsets
 from spark_kafka_source.error_messages import RESOLVED_START_AFTER_END, with_error_class, with_remedies
 from spark_kafka_source.options.partitions import partition_name
@@ -44,7 +49,7 @@ class KafkaBatchReader(RangeReader, DataSourceReader):
 
     def _plan(self, client: Client, deadline: Deadline) -> Sequence[RangePartition]:
         options = self._options
-        partitions = discover(client, options, deadline)
+        partitions = partitions_of_new_query(client, options, deadline)
         starts = starting_offsets(client, options, partitions, deadline)
         ends, at_log_end = ending_offsets(client, options, partitions, deadline)
         # With an open transaction, the last stable offset may be before the start.

@@ -33,7 +33,7 @@ from spark_kafka_source.options.table import SourceOptions
 T = TypeVar("T")
 
 
-def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+def partitions_of_new_query(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
     """Return the partitions of a new query.
 
     Returns topic ids (16 bytes, zeros before Kafka 2.8), sorted by partition.
@@ -58,15 +58,15 @@ def discover(client: Client, options: SourceOptions, deadline: Deadline) -> dict
     return partitions
 
 
-def existing_partitions(
+def partitions_of_running_query(
     client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
 ) -> dict[TopicPartition, bytes]:
-    """Return the partitions of a running query, as `discover`.
+    """Return the partitions of a running query, as `partitions_of_new_query`.
 
     `expected`: partitions read before. One that no longer exists, or is not subscribed to any more, is not in the
     result.
-    Raises `DeadlineExceeded` or `BrokerError`: as `discover`. Missing topics are no error: a running query waits for
-    them.
+    Raises `DeadlineExceeded` or `BrokerError`: as `partitions_of_new_query`. Missing topics are no error: a running
+    query waits for them.
     """
     named = _named_topics(options)
     expected = list(filter(partition_filter(options), expected))
@@ -88,8 +88,8 @@ def subscription(options: SourceOptions) -> str:
     return listed(sorted(topics or ()))
 
 
-def discover_present(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
-    """Return the subscribed partitions as `discover`, from one Metadata reply; missing ones are left out silently."""
+def partitions_in_one_reply(client: Client, options: SourceOptions, deadline: Deadline) -> dict[TopicPartition, bytes]:
+    """Return the subscribed partitions of one Metadata reply, with topic ids; missing ones are left out silently."""
     named = _named_topics(options)
     snapshot = client.metadata(None if named is None else sorted(named), deadline)
     return dict(sorted(_subscribed(snapshot.topics.values(), options).items()))
@@ -171,8 +171,8 @@ def _discover_with_retries(
             try:
                 request(retry_deadline)
             except BrokerError as error:
-                suspected = existed and is_unknown_topic(error) and client.clock.now_s() >= suspect_at_s
-                if not suspected or client.unknown_to_brokers(absent, retry_deadline) != set(absent):
+                may_be_deleted = existed and is_unknown_topic(error) and client.clock.now_s() >= suspect_at_s
+                if not may_be_deleted or client.unknown_to_brokers(absent, retry_deadline) != set(absent):
                     raise
 
         with contextlib.suppress(TopicUnknown):

@@ -61,7 +61,7 @@ class GroupCommits:
                 require_no_members(client, group, deadline)
             self.manager = OffsetManager(client, group, compare_ms=_COMPARE_MS)
 
-    def report_to(self, membership: Membership) -> None:
+    def report_refusals_to(self, membership: Membership) -> None:
         """Tell the membership if a commit shows that the coordinator has removed its member."""
         if self.manager is not None:
             self.manager.on_member_refused = membership.on_member_refused
@@ -72,17 +72,17 @@ class GroupCommits:
             self.manager.set_member(member)
 
     def mark(self, completed: Offsets, assignment: QueryAssignment, member: GroupMember = NO_MEMBER) -> None:
-        """Mark the positions of owned partitions for the commit. `completed` is the end of a complete batch.
+        """Mark the positions of readable partitions for the commit. `completed` is the end of a complete batch.
 
         Other partitions are committed by their owner, or not at all while brokers disagree about the topic. `member`
         had the assignment; nothing is staged if it has lost it since.
         """
         if self.manager is not None:
-            owned = assignment.owned
+            readable = assignment.readable
             offsets = {
-                key: to_commit(position.assumed_in(owned[key]))
+                key: to_commit(position.assumed_in(readable[key]))
                 for key, position in assignment.positions(completed).items()
-                if key in owned
+                if key in readable
             }
             if log.isEnabledFor(logging.INFO):
                 self._log(self.manager.group, {key: offset.offset for key, offset in offsets.items()})

@@ -124,9 +124,9 @@ class QueryMembership:
         starts = {
             key: partition.start
             for key, partition in self._assigned.items()
-            if partition.start is not None and partition.topic_id == assignment.owned.get(key)
+            if partition.start is not None and partition.topic_id == assignment.readable.get(key)
         }
-        self._last_assignment = replace(assignment, added=starts)
+        self._last_assignment = replace(assignment, starts=starts)
         return self._last_assignment
 
     @property
@@ -150,7 +150,7 @@ class QueryMembership:
                 TopicSubscription(topics),
                 on_member=self._commits.set_member,
             )
-            self._commits.report_to(self.membership)
+            self._commits.report_refusals_to(self.membership)
             at_sigterm(self.close)
         elif topics != self._topics:
             self.membership.subscribe(TopicSubscription(topics))
@@ -191,8 +191,8 @@ class QueryMembership:
             """Commit, then drop the partitions. One poll may call it several times, with the former `self.member`."""
             if not revocation.lost:
                 # Offsets of a recreated topic belong to the old one.
-                same_topics = dict(self._last_assignment.owned.items() & existing.items())
-                self._commits.mark(completed, replace(self._last_assignment, owned=same_topics), self.member)
+                same_topics = dict(self._last_assignment.readable.items() & existing.items())
+                self._commits.mark(completed, replace(self._last_assignment, readable=same_topics), self.member)
                 self._commits.await_last_commit(
                     "the new owner of the partitions reads the last records of this query again"
                 )
@@ -230,7 +230,7 @@ class QueryMembership:
             reached, start = completed.positions.get(key), assigned.start
             if start is None or reached is None or not reached.is_in(assigned.topic_id):
                 continue
-            if reached.offset >= start.offset or (is_complete and key in self._last_assignment.owned):
+            if reached.offset >= start.offset or (is_complete and key in self._last_assignment.readable):
                 self._assigned[key] = replace(assigned, start=None)
         # Also without topic ids, they do not apply to a topic that is created again.
         self._starting = {key: start for key, start in self._starting.items() if key not in completed.ends}
@@ -247,11 +247,13 @@ class QueryMembership:
         # A partition that seemed deleted, and was forgotten, is new when it comes back.
         forgotten = {
             key
-            for key in assignment.owned.keys() - self._last_assignment.owned.keys() - completed.ends.keys()
-            if key in self._assigned and self._assigned[key].topic_id == assignment.owned[key] != NO_TOPIC_ID
+            for key in assignment.readable.keys() - self._last_assignment.readable.keys() - completed.ends.keys()
+            if key in self._assigned and self._assigned[key].topic_id == assignment.readable[key] != NO_TOPIC_ID
         }
         new = {
-            key: topic_id for key, topic_id in assignment.owned.items() if key not in self._assigned or key in forgotten
+            key: topic_id
+            for key, topic_id in assignment.readable.items()
+            if key not in self._assigned or key in forgotten
         }
         if not new:
             return

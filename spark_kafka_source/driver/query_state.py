@@ -28,7 +28,12 @@ from protocol.fetch.log_samples import RecordSizes
 from protocol.group.member import NO_MEMBER, GroupMember
 from protocol.kafka_terms import TopicPartition
 from protocol.position import Position
-from spark_kafka_source.driver.discovery import discover, partition_filter, retry_unknown_topics, subscription
+from spark_kafka_source.driver.discovery import (
+    partition_filter,
+    partitions_of_new_query,
+    retry_unknown_topics,
+    subscription,
+)
 from spark_kafka_source.driver.group_commits import GroupCommits
 from spark_kafka_source.driver.query_membership import QueryMembership
 from spark_kafka_source.driver.start_offsets import starting_offsets
@@ -113,7 +118,7 @@ class QueryState:
         if self._starting is None:
 
             def find() -> Offsets:
-                partitions = discover(self.client, self.options, deadline)
+                partitions = partitions_of_new_query(self.client, self.options, deadline)
                 starts = starting_offsets(self.client, self.options, partitions, deadline)
                 positions = {key: start.assumed_in(partitions[key]) for key, start in starts.items()}
                 return Offsets(positions, topic_ids(partitions))

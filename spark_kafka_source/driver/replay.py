@@ -14,7 +14,7 @@ from protocol.errors import KafkaError
 from protocol.fetch.log_offsets import Range
 from protocol.kafka_terms import TopicPartition
 from protocol.position import is_another_topic
-from spark_kafka_source.driver.discovery import existing_partitions, retry_unknown_topics
+from spark_kafka_source.driver.discovery import partitions_of_running_query, retry_unknown_topics
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_start_offsets
 from spark_kafka_source.error_messages import with_option_names
@@ -54,8 +54,8 @@ def new_partition_starts(
     deadline = query.deadline()
 
     def find() -> dict[TopicPartition, int]:
-        owned = existing_partitions(query.client, query.options, partitions, deadline)
-        return log_start_offsets(query.client, [key for key in partitions if key in owned], deadline)
+        existing = partitions_of_running_query(query.client, query.options, partitions, deadline)
+        return log_start_offsets(query.client, [key for key in partitions if key in existing], deadline)
 
     starts = retry_unknown_topics(query.client, find, deadline)
     deleted = sorted(set(partitions) - starts.keys())

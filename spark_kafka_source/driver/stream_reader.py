@@ -21,7 +21,7 @@ from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import TopicPartition
 from protocol.settings.property_kinds import MAX_INT64
 from spark_kafka_source.driver import replay
-from spark_kafka_source.driver.discovery import discover_present, require_dead_letter_topic, retry_unknown_topics
+from spark_kafka_source.driver.discovery import partitions_in_one_reply, require_dead_letter_topic, retry_unknown_topics
 from spark_kafka_source.driver.group_commits import warn_if_offsets_differ
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import log_end_offsets
@@ -71,7 +71,7 @@ class KafkaStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
 
         def target() -> dict[TopicPartition, ListedOffset]:
             # A topic that is missing is compared later, with the offsets that the query starts from.
-            return log_end_offsets(client, options, discover_present(client, options, deadline), deadline)
+            return log_end_offsets(client, options, partitions_in_one_reply(client, options, deadline), deadline)
 
         self.query.target = retry_unknown_topics(client, target, deadline)
 

@@ -15,10 +15,10 @@ from protocol.errors import TopicUnknown
 from protocol.fetch.list_offsets import ends_of_epochs
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from spark_kafka_source.driver.discovery import (
-    discover_present,
-    existing_partitions,
     leader_ids,
     partition_filter,
+    partitions_in_one_reply,
+    partitions_of_running_query,
     retry_unknown_topics,
 )
 from spark_kafka_source.driver.query_state import QueryState
@@ -97,10 +97,14 @@ class Trigger:
         return self._backlog(logs)
 
     def _assigned_logs(self) -> LogSnapshot:
-        """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested."""
+        """Return the logs of the assigned partitions. Marks `completed` for the commit before offsets are requested.
+
+        A member keeps its starting offsets before it is assigned partitions, which begin there. Start positions follow
+        the decision which topics exist, and precede the mark, which stages the later of start and `completed`.
+        """
         completed, starting, membership = self.completed, self.starting, self.query.membership
         keys = completed.ends.keys() | starting.ends.keys()
-        existing = existing_partitions(self._client, self._options, keys, self.deadline)
+        existing = partitions_of_running_query(self._client, self._options, keys, self.deadline)
         is_available_now = self.query.target is not None
         if membership is None:
             assigned_ids: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
@@ -115,7 +119,7 @@ class Trigger:
         if membership is not None:
             assignment = membership.fetch_start_positions(assignment, assigned_ids, completed, self.deadline)
         elif starting.positions:
-            assignment = replace(assignment, added=starting.positions)
+            assignment = replace(assignment, starts=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)
         for topic, reason in assignment.awaited.items():
             log_once(f"topic {topic}: nothing is read from it for now: {reason}")
@@ -123,7 +127,7 @@ class Trigger:
         if is_available_now or (membership is None and starting.positions):
             self._require_readable(assignment)
         return LogSnapshot(
-            completed, assignment, log_end_offsets(self._client, self._options, assignment.owned, self.deadline)
+            completed, assignment, log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
         )
 
     def _require_readable(self, assignment: QueryAssignment) -> None:
@@ -151,15 +155,15 @@ class Trigger:
 
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
-        truncated, positions, owned = backlog.truncated(), backlog.logs.positions, backlog.logs.assignment.owned
-        present = discover_present(self._client, self._options, self.deadline) if truncated else {}
+        truncated, positions, readable = backlog.truncated(), backlog.logs.positions, backlog.logs.assignment.readable
+        present = partitions_in_one_reply(self._client, self._options, self.deadline) if truncated else {}
         for key in truncated:
-            if present.get(key) != owned[key]:
+            if present.get(key) != readable[key]:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
                 raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
         unconfirmed = backlog.logs.unconfirmed(self.query.confirmed)
-        suspects = {key: positions[key] for key in [*truncated, *unconfirmed] if key in positions}
-        epoch_ends = ends_of_epochs(self._client, suspects, self.deadline)
+        compared = {key: positions[key] for key in [*truncated, *unconfirmed] if key in positions}
+        epoch_ends = ends_of_epochs(self._client, compared, self.deadline)
         divergent = {}
         for key in truncated:
             end = backlog.ends[key]

@@ -20,46 +20,48 @@ from spark_kafka_source.plan.offsets import Offsets, topic_ids
 class QueryAssignment:
     """The partitions that a query may read in one trigger: all of its topics, or those that its group has assigned.
 
-    `owned`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
-    `added`: position at which a partition was assigned, until a batch that contains it is complete, it is revoked, or
+    `readable`: topic id (16 bytes, zeros before Kafka 2.8) of each partition that a batch may read.
+    `starts`: position at which a partition was assigned, until a batch that contains it is complete, it is revoked, or
     its topic is recreated. A partition that was never read and is not in here is read from its log start offset. So is
     a partition of a topic that was recreated since the last batch, unless it was assigned at a position in the new one.
-    `unowned`: other partitions whose position is kept, since another member of the group reads them or brokers disagree
-    about the topic. Any other partition that was read before and is not owned is a loss: it was deleted, or the group
-    has assigned it in the topic that was read, while a new topic has its name.
-    `existing_ids`: ids of the topics that exist, also without an owned partition, but for those that brokers disagree
+    `kept`: other partitions whose position is kept, since another member of the group reads them or brokers disagree
+    about the topic. Any other partition that was read before is a loss: it was deleted, or the group has assigned it in
+    the topic that was read, while a new topic has its name.
+    `existing_ids`: ids of the topics that exist, also without a readable partition, but for those that brokers disagree
     about.
     `awaited`: topics that may have been recreated, with the reason why nothing can be read from them yet.
     """
 
-    owned: Mapping[TopicPartition, bytes]
-    added: Mapping[TopicPartition, Position] = field(default_factory=dict)
-    unowned: Collection[TopicPartition] = frozenset()
+    readable: Mapping[TopicPartition, bytes]
+    starts: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    kept: Collection[TopicPartition] = frozenset()
     existing_ids: Mapping[str, bytes] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
 
     def without_starts(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
-        """Return a copy in which the positions of these partitions in `added` no longer apply."""
-        return replace(self, added={key: start for key, start in self.added.items() if key not in partitions})
+        """Return a copy in which the positions of these partitions in `starts` no longer apply."""
+        return replace(self, starts={key: start for key, start in self.starts.items() if key not in partitions})
 
     def without(self, partitions: Collection[TopicPartition]) -> QueryAssignment:
-        """Return a copy that does not own these partitions."""
-        return replace(self, owned={key: topic_id for key, topic_id in self.owned.items() if key not in partitions})
+        """Return a copy without these partitions among the readable ones."""
+        return replace(
+            self, readable={key: topic_id for key, topic_id in self.readable.items() if key not in partitions}
+        )
 
     def recreated(self, completed: Offsets) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read.
 
-        Topics whose partitions are all unowned are left out.
+        Topics whose partitions are all kept are left out.
         """
-        ids = self.existing_ids or topic_ids(self.owned)
+        ids = self.existing_ids or topic_ids(self.readable)
         changed = {topic for topic, topic_id in completed.ids.items() if topic in ids and ids[topic] != topic_id}
         if not changed:
             return {}
-        missing = completed.ends.keys() - self.owned.keys() - set(self.unowned)
-        return {topic: ids[topic] for topic in sorted(changed & {topic for topic, _ in (*self.owned, *missing)})}
+        missing = completed.ends.keys() - self.readable.keys() - set(self.kept)
+        return {topic: ids[topic] for topic in sorted(changed & {topic for topic, _ in (*self.readable, *missing)})}
 
     def positions(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
-        """Return the position in each partition that was read or assigned at a position, owned or not.
+        """Return the position in each partition that was read or assigned at a position, readable or not.
 
         The later of both: this query has delivered up to `completed`, the previous owner up to the assigned position.
         An assigned position in another topic than `completed` counts alone. `outdated` positions are left out: no
@@ -73,13 +75,13 @@ class QueryAssignment:
         """Return the positions in the deleted topics of recreated ones, also those without a topic id."""
         recreated = self.recreated(completed)
         positions = self._positions_in_any_topic(completed).items() if recreated else ()
-        return {key: at for key, at in positions if key[0] in recreated and at.topic_id != self.owned.get(key)}
+        return {key: at for key, at in positions if key[0] in recreated and at.topic_id != self.readable.get(key)}
 
     def _positions_in_any_topic(self, completed: Offsets) -> Mapping[TopicPartition, Position]:
         ends = completed.positions
         starts = {
             key: ends[key].later(start) if key in ends and ends[key].is_in(start.topic_id) else start
-            for key, start in self.added.items()
+            for key, start in self.starts.items()
         }
         return {**ends, **starts} if starts else ends
 
@@ -123,21 +125,21 @@ def query_assignment(
         topic: f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
         for topic, reported in disputed.items()
     }
-    owned, in_deleted_topic = {}, set()
+    readable, in_deleted_topic = {}, set()
     for key, assigned_id in assigned_ids.items():
         if key not in existing or key[0] in disputed:
             continue
         if not is_another_topic(existing[key], assigned_id):
-            owned[key] = existing[key]
+            readable[key] = existing[key]
             continue
         awaited[key[0]] = f"the group has not assigned the recreated topic yet ({_ids_text([existing[key]])})"
         if completed.ids.get(key[0]) == assigned_id:
             in_deleted_topic.add(key)
-    unowned = existing.keys() - owned.keys() - in_deleted_topic
+    kept = existing.keys() - readable.keys() - in_deleted_topic
     if disputed:
-        unowned |= {key for key in completed.ends if key[0] in disputed}
+        kept |= {key for key in completed.ends if key[0] in disputed}
         ids = {topic: topic_id for topic, topic_id in ids.items() if topic not in disputed}
-    return QueryAssignment(owned, {}, unowned, ids, awaited)
+    return QueryAssignment(readable, {}, kept, ids, awaited)
 
 
 def _ids_text(ids: Collection[bytes]) -> str:

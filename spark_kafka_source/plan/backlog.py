@@ -23,7 +23,7 @@ class LogSnapshot:
 
     `completed`: the end of the last batch; without `ends` before a query's first batch.
     `assignment`: the partitions that the query may read now.
-    `listed`: log end offset and leader epoch of every owned partition.
+    `listed`: log end offset and leader epoch of every readable partition.
     `high_watermarks`: high watermarks of the partitions in `ends_before_position`.
     """
 
@@ -49,7 +49,7 @@ class LogSnapshot:
 
     def deleted(self) -> list[TopicPartition]:
         """Return partitions that were read and no longer exist, without those of recreated topics."""
-        return sorted(self.positions.keys() - self.assignment.owned.keys() - set(self.assignment.unowned))
+        return sorted(self.positions.keys() - self.assignment.readable.keys() - set(self.assignment.kept))
 
     @cached_property
     def stale(self) -> set[TopicPartition]:
@@ -76,7 +76,7 @@ class LogSnapshot:
             now = self.current.get(key)
             if position.leader_epoch == NO_LEADER_EPOCH or now is None or now.leader_epoch <= position.leader_epoch:
                 continue
-            topic_id, is_read = self.assignment.owned[key], position.offset == self.completed.ends.get(key)
+            topic_id, is_read = self.assignment.readable[key], position.offset == self.completed.ends.get(key)
             if is_read and (topic_id == NO_TOPIC_ID or now.offset != position.offset):
                 continue
             positions[key] = Position(position.offset, now.leader_epoch, topic_id=topic_id)
@@ -104,8 +104,8 @@ class LogSnapshot:
 
     def log_end_offsets(self) -> Offsets:
         """Return the log end offsets and topic ids."""
-        owned = self.assignment.owned
-        return Offsets.at({key: Position(end, topic_id=owned[key]) for key, end in self._current_ends.items()})
+        readable = self.assignment.readable
+        return Offsets.at({key: Position(end, topic_id=readable[key]) for key, end in self._current_ends.items()})
 
     def late_targets(self, target: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, ListedOffset]:
         """Return ends of partitions that were missing, stale or of another topic when `availableNow` set its target."""
@@ -151,17 +151,17 @@ class LogSnapshot:
         return moved | {key: min(log_start_offsets[key], ends[key]) for key in log_start_offsets}
 
     def _is_stale(self, key: TopicPartition, end: ListedOffset) -> bool:
-        read, added = self.completed.positions.get(key), self.assignment.added.get(key)
+        read, start = self.completed.positions.get(key), self.assignment.starts.get(key)
         # Of most partitions, no newer epoch than that of the leader is known.
-        if (read is None or read.leader_epoch <= end.leader_epoch) and added is None:
+        if (read is None or read.leader_epoch <= end.leader_epoch) and start is None:
             return False
         return end.is_stale(self._known_epoch(key))
 
     def _known_epoch(self, key: TopicPartition) -> int:
         """Return the newest leader epoch seen; of an end that was read none, if its topic may have been recreated."""
-        read, added = self.completed.positions.get(key), self.assignment.added.get(key)
-        epochs = [] if added is None or key in self.outdated else [added.leader_epoch]
-        if read is not None and read.topic_id == self.assignment.owned[key] != NO_TOPIC_ID:
+        read, start = self.completed.positions.get(key), self.assignment.starts.get(key)
+        epochs = [] if start is None or key in self.outdated else [start.leader_epoch]
+        if read is not None and read.topic_id == self.assignment.readable[key] != NO_TOPIC_ID:
             epochs.append(read.leader_epoch)
         return max(epochs, default=NO_LEADER_EPOCH)
 
@@ -215,15 +215,15 @@ class Backlog:
 
         `until`: has the partitions of `ends`.
         """
-        logs, completed, owned = self.logs, self.logs.completed, self.logs.assignment.owned
+        logs, completed, readable = self.logs, self.logs.completed, self.logs.assignment.readable
         # They may be assigned again.
-        unowned = {key: logs.positions[key] for key in logs.assignment.unowned if key in logs.positions}
-        offsets = {**until, **{key: position.offset for key, position in unowned.items()}}
+        kept = {key: logs.positions[key] for key in logs.assignment.kept if key in logs.positions}
+        offsets = {**until, **{key: position.offset for key, position in kept.items()}}
         before = {key: position.offset for key, position in {**logs.positions, **logs.outdated}.items()}
         if offsets == before and not (self.joined or self.advanced or self.skipped):
             return None
-        ends = {key: Position(end, self._epoch(key, end), topic_id=owned[key]) for key, end in until.items()}
-        ends |= unowned
+        ends = {key: Position(end, self._epoch(key, end), topic_id=readable[key]) for key, end in until.items()}
+        ends |= kept
         skipped = Counter(completed.skipped)
         skipped.update(self.skipped)
         skipped.update({key: offset - logs.positions[key].offset for key, offset in self.advanced.items()})

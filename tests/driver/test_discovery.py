@@ -14,7 +14,11 @@ from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
 from protocol.testing import FakeKafka, ManualClock
-from spark_kafka_source.driver.discovery import discover, existing_partitions, require_dead_letter_topic
+from spark_kafka_source.driver.discovery import (
+    partitions_of_new_query,
+    partitions_of_running_query,
+    require_dead_letter_topic,
+)
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.options.table import SourceOptions
 from spark_kafka_source.plan.assignment import QueryAssignment
@@ -41,7 +45,9 @@ def clock() -> ManualClock:
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        return dict(existing_partitions(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock)))
+        return dict(
+            partitions_of_running_query(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock))
+        )
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -54,7 +60,7 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        existing = existing_partitions(client, options_on(broker), [*EXISTING, deleted], client.deadline())
+        existing = partitions_of_running_query(client, options_on(broker), [*EXISTING, deleted], client.deadline())
     assert existing == EXISTING
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
     assert LogSnapshot(read, QueryAssignment(existing), {}).deleted() == [deleted]
@@ -88,7 +94,7 @@ def test_replies_of_rarely_answering_brokers_prove_no_deletion(clock: ManualCloc
 def test_new_query_fails_on_unknown_topic(clock: ManualClock) -> None:
     unknown = pytest.raises(ConfigurationError, match=r"unknown topic\(s\) orders")
     with Broker(clock, UNKNOWN) as broker, client_on(broker, clock) as client, unknown:
-        discover(client, options_on(broker), client.deadline())
+        partitions_of_new_query(client, options_on(broker), client.deadline())
     assert 10 < clock.at_s < 13
 
 
@@ -138,7 +144,7 @@ def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
     options, expected = options_on(kafka, subscribePattern="orders-.*"), [("orders-1", 0), ("orders-2", 0)]
     with client_on(kafka, clock) as client:
-        return [topic for topic, _ in existing_partitions(client, options, expected, client.deadline())]
+        return [topic for topic, _ in partitions_of_running_query(client, options, expected, client.deadline())]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
@@ -187,7 +193,7 @@ def test_assigned_partition_that_does_not_exist_is_refused_by_name(
     options = options_on(cluster, streaming, assign=f'{{"a": [{numbers}]}}')
     client = PROCESS.client(options.client)
     with pytest.raises(ConfigurationError) as raised:
-        discover(client, options, client.deadline())
+        partitions_of_new_query(client, options, client.deadline())
     assert str(raised.value) == (
         "assign: the partition(s) a-7 do not exist; a has 2, counted from 0. Correct the option assign"
     )
@@ -199,7 +205,7 @@ def test_pattern_without_a_topic_is_a_warning(
 ) -> None:
     options = options_on(cluster, streaming, subscribePattern="paid.*")
     client = PROCESS.client(options.client)
-    assert discover(client, options, client.deadline()) == {}
+    assert partitions_of_new_query(client, options, client.deadline()) == {}
     (line,) = caplog.messages
     assert line.startswith("subscribePattern=paid.* matches no topic of the cluster at 127.0.0.1:")
 
@@ -250,6 +256,6 @@ def test_time_of_a_trigger_does_not_grow_with_the_square_of_the_topics(monkeypat
             kafka.create_topic(name, 1)
         options = replace(options_on(kafka), subscribe=CountedTopics(names))
         client = PROCESS.client(options.client)
-        owned = existing_partitions(client, options, [(name, 0) for name in names], client.deadline())
-    assert len(owned) == 50
+        existing = partitions_of_running_query(client, options, [(name, 0) for name in names], client.deadline())
+    assert len(existing) == 50
     assert CountedTopics.times_read < 10

@@ -54,7 +54,7 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Assignments of group members have revoked partitions, at whose committed offsets another member resumes."""
-    assignment = QueryAssignment({("a", 0): OLD_ID}, unowned={("a", 1)})
+    assignment = QueryAssignment({("a", 0): OLD_ID}, kept={("a", 1)})
     monkeypatch.setattr(trigger, "query_assignment", lambda *_: assignment)
     reader = cluster.reader()
     marks = reader.query.commits.manager = Marks()  # type: ignore[assignment]
@@ -64,7 +64,7 @@ def test_revoked_partition_gets_no_commit_and_no_warning(
     assert end == read_to(20)
     assert ranges(reader, read_to(15), end) == [(0, 15, 20)]
     assert next_end(reader, end) == end
-    assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), added={("a", 1): Position(30)})
+    assignment = QueryAssignment(dict.fromkeys(BOTH, OLD_ID), starts={("a", 1): Position(30)})
     after = next_end(reader, end)
     reader.commit(end)
     assert ranges(reader, end, after) == [(1, 30, 40)]

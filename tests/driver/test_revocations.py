@@ -73,7 +73,7 @@ def test_partition_revoked_first_is_not_committed_again_with_the_second(monkeypa
     for _ in range(2):
         assigned = membership.poll_assignment(existing, completed, available_now=False, deadline=deadline)
         assignment = query_assignment(existing, assigned, completed, {})
-        assert membership.fetch_start_positions(assignment, assigned, completed, deadline).owned == assigned
+        assert membership.fetch_start_positions(assignment, assigned, completed, deadline).readable == assigned
     assert marks.marked == [{A: 5, B: 5}, {B: 5}]
     assert not assigned
 
@@ -85,22 +85,22 @@ def test_start_applies_until_a_batch_contains_its_partition(monkeypatch: pytest.
     monkeypatch.setattr(query_membership, "group_offsets", lambda *_, **__: {A: start})
     options = parse_source_options(OPTIONS, streaming=True)
     membership, deadline = QueryMembership(options, GroupCommits(options)), Deadline.after_ms(1_000)
-    owned = dict.fromkeys((A, B), TOPIC_ID)
+    existing = dict.fromkeys((A, B), TOPIC_ID)
 
     def trigger(completed: Offsets, assigned_ids: dict[TopicPartition, bytes]) -> Mapping[TopicPartition, Position]:
-        membership.poll_assignment(owned, completed, available_now=False, deadline=deadline)
+        membership.poll_assignment(existing, completed, available_now=False, deadline=deadline)
         cast("Any", membership.membership).rebalance_pending = None
-        assignment = query_assignment(owned, assigned_ids, completed, {})
-        return membership.fetch_start_positions(assignment, assigned_ids, completed, deadline).added
+        assignment = query_assignment(existing, assigned_ids, completed, {})
+        return membership.fetch_start_positions(assignment, assigned_ids, completed, deadline).starts
 
     first, second, third = (
         Offsets.at({A: Position(a, topic_id=TOPIC_ID), B: Position(b, topic_id=TOPIC_ID)})
         for a, b in ((10, 5), (10, 6), (20, 7))
     )
-    assert trigger(first, owned) == {A: start}
+    assert trigger(first, existing) == {A: start}
     assert trigger(first, {B: TOPIC_ID}) == {}
-    assert trigger(second, owned) == {A: start}
-    assert trigger(third, owned) == {}
+    assert trigger(second, existing) == {A: start}
+    assert trigger(third, existing) == {}
 
 
 def test_starting_offset_applies_until_the_partition_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_starting_offset_applies_until_the_partition_was_read(monkeypatch: pytes
         membership.poll_assignment(existing, completed, available_now=False, deadline=deadline)
         cast("Any", membership.membership).rebalance_pending = None
         assignment = query_assignment(existing, existing, completed, {})
-        return membership.fetch_start_positions(assignment, existing, completed, deadline).added
+        return membership.fetch_start_positions(assignment, existing, completed, deadline).starts
 
     membership.keep_starting_offsets(Offsets({A: start}))
     exists, deleted, no_batch = {A: NO_TOPIC_ID}, dict[TopicPartition, bytes](), Offsets({})

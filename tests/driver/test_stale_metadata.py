@@ -96,7 +96,7 @@ def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
     monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     options = KIP_848_OPTIONS if protocol == "consumer" else {**EAGER_OPTIONS, **QUICK}
-    find = discovery.existing_partitions
+    find = discovery.partitions_of_running_query
     with Cluster(90) as cluster:
         cluster.create("b", 20)
         reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **{**options, "failOnDataLoss": "false"})
@@ -105,7 +105,7 @@ def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
         wait_until(lambda: cluster.committed_offsets("g") == {("a", 0): 90, ("b", 0): 20})
         monkeypatch.setattr(
             trigger,
-            "existing_partitions",
+            "partitions_of_running_query",
             lambda *arguments: {key: topic_id for key, topic_id in find(*arguments).items() if key[0] != "a"},
         )
         without = next_end(reader, read)
@@ -118,14 +118,14 @@ def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
 
 def test_start_of_a_member_outlives_a_stale_reply_in_the_first_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another topic makes the first batch, after which `startingOffsets` are not resolved again."""
-    find = discovery.existing_partitions
+    find = discovery.partitions_of_running_query
     start = {"kafka.auto.offset.reset": None, "startingOffsets": '{"a": {"0": 15}, "b": {"0": 15}}'}
     with Cluster(20) as cluster:
         cluster.create("b", 20)
         reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **{**KIP_848_OPTIONS, **start})
         monkeypatch.setattr(
             trigger,
-            "existing_partitions",
+            "partitions_of_running_query",
             lambda *arguments: {key: b"x" * 16 if key[0] == "a" else at for key, at in find(*arguments).items()},
         )
         ends = [reader.initialOffset()]

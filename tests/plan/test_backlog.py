@@ -39,7 +39,7 @@ def test_older_epoch_counts_only_for_the_same_topic_id() -> None:
 def test_only_positions_in_the_deleted_topic_are_left_out_of_comparisons() -> None:
     """The group's offset in the new topic may be behind an open transaction, whose start is the end that is listed."""
     assert B0 not in LOGS.ends_before_position()
-    assigned = replace(LOGS.assignment, added={B0: Position(10, 0, topic_id=NEW)})
+    assigned = replace(LOGS.assignment, starts={B0: Position(10, 0, topic_id=NEW)})
     logs = replace(LOGS, assignment=assigned)
     assert (LOGS.outdated.keys(), logs.outdated) == ({B0}, {})
     assert B0 in logs.ends_before_position()
@@ -48,7 +48,7 @@ def test_only_positions_in_the_deleted_topic_are_left_out_of_comparisons() -> No
 
 def test_epoch_of_an_assigned_offset_counts_too() -> None:
     """Another member has read A1 to 30, in epoch 6: a leader of epoch 5 is an old one."""
-    assigned = replace(LOGS.assignment, added={A1: Position(30, 6), C0: Position(3, 5)})
+    assigned = replace(LOGS.assignment, starts={A1: Position(30, 6), C0: Position(3, 5)})
     logs = replace(LOGS, assignment=assigned, listed={**LOGS.listed, A1: end(40, 5)})
     assert logs.stale == {A1}
     assert logs.positions[A1] == Position(30, 6)
@@ -110,11 +110,11 @@ def test_batch_is_none_without_new_offsets() -> None:
 
 
 def test_first_batch_records_its_start_in_its_end() -> None:
-    owned, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
+    readable, listed = {A0: OLD, A1: OLD, C0: OLD}, {A0: end(20), A1: end(10), C0: end(3)}
     starting = batch_end({A0: 10, A1: 10, B0: 4}, ids={"a": OLD, "b": OLD})
-    logs = LogSnapshot(replace(starting, positions={}), QueryAssignment(owned, starting.positions), listed)
+    logs = LogSnapshot(replace(starting, positions={}), QueryAssignment(readable, starting.positions), listed)
     # B0 is deleted by now, C0 is new.
     assert (logs.new(logs.ends(None)), logs.deleted()) == ([C0], [B0])
     assert logs.joined(logs.ends(None), {C0: 0}) == {A0: 10, A1: 10, C0: 0}
-    logs = replace(logs, completed=starting, assignment=QueryAssignment(owned))
+    logs = replace(logs, completed=starting, assignment=QueryAssignment(readable))
     assert logs.joined(logs.ends(None), {C0: 0}) == {C0: 0}

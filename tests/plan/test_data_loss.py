@@ -60,7 +60,7 @@ def test_recreated_topic_error_has_both_ids_and_the_first_partition() -> None:
 
 def test_recreated_topic_error_has_the_offset_that_was_read_in_the_deleted_topic() -> None:
     logs = snapshot(batch_end({A0: 7}, ids={"a": OLD}), {A0: NEW})
-    assigned = replace(logs.assignment, added={A0: Position(100, topic_id=NEW)})
+    assigned = replace(logs.assignment, starts={A0: Position(100, topic_id=NEW)})
     (loss,) = data_loss.recreated(replace(logs, assignment=assigned))
     assert "offsets up to 7 of a-0" in loss.message
 

@@ -31,16 +31,16 @@ def member(
 ) -> QueryAssignment:
     """Return an assignment: assigned partitions start at the group's offsets, other members have all other existing
     partitions."""
-    owned = {key: existing[key] for key in assigned}
-    added = {key: Position(group[key]) for key in owned if key in group}
-    return QueryAssignment(owned, added, existing.keys() - owned.keys())
+    readable = {key: existing[key] for key in assigned}
+    starts = {key: Position(group[key]) for key in readable if key in group}
+    return QueryAssignment(readable, starts, existing.keys() - readable.keys())
 
 
 def next_end(
     read: Offsets, assignment: QueryAssignment, ends: Mapping[tuple[str, int], int], start: int = 0
 ) -> Offsets | None:
     """Return the end of one trigger that reads everything. All logs start at `start`."""
-    logs = LogSnapshot(read, assignment, {key: ListedOffset(ends[key], EPOCH, -1) for key in assignment.owned})
+    logs = LogSnapshot(read, assignment, {key: ListedOffset(ends[key], EPOCH, -1) for key in assignment.readable})
     readable = logs.ends(None)
     backlog = Backlog(logs, readable, logs.joined(readable, dict.fromkeys(logs.new(readable), start)))
     assert backlog.truncated() == []
@@ -163,7 +163,7 @@ OTHER_ID = b"o" * 16
 
 
 @pytest.mark.parametrize(
-    ("assigned", "read", "at_brokers", "asked", "owned", "awaited", "recreated"),
+    ("assigned", "read", "at_brokers", "asked", "readable", "awaited", "recreated"),
     [
         (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
         (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
@@ -192,7 +192,7 @@ def test_topic_counts_as_recreated_if_a_second_witness_says_so(
     read: bytes,
     at_brokers: set[bytes],
     asked: bool,
-    owned: bool,
+    readable: bool,
     awaited: bool,
     recreated: bool,
 ) -> None:
@@ -201,7 +201,7 @@ def test_topic_counts_as_recreated_if_a_second_witness_says_so(
     existing, ids = {A0: TOPIC_ID}, {A0: assigned}
     assert suspected_topics(existing, ids, completed) == ({"a"} if asked else set())
     assignment = query_assignment(existing, ids, completed, {"a": at_brokers} if asked else {})
-    assert (A0 in assignment.owned, "a" in assignment.awaited) == (owned, awaited)
+    assert (A0 in assignment.readable, "a" in assignment.awaited) == (readable, awaited)
     assert assignment.recreated(completed) == ({"a": TOPIC_ID} if recreated else {})
     assert (A0 in assignment.positions(completed)) == (not recreated)
 

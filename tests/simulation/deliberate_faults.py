@@ -463,10 +463,10 @@ FAULTS = {
     "offsets in the deleted topic are committed in the recreated one": DeliberateFault(
         "spark_query",
         DRIVER + "group_commits.py",
-        "                key: to_commit(position.assumed_in(owned[key]))\n"
+        "                key: to_commit(position.assumed_in(readable[key]))\n"
         "                for key, position in assignment.positions(completed).items()\n",
-        "                key: to_commit(position.in_topic(owned[key]))\n"
-        "                for key, position in {**completed.positions, **assignment.added}.items()\n",
+        "                key: to_commit(position.in_topic(readable[key]))\n"
+        "                for key, position in {**completed.positions, **assignment.starts}.items()\n",
     ),
     "a range is split with a gap": DeliberateFault(
         "spark_query",
