@@ -1,4 +1,4 @@
-"""The public methods of `FakeKafka`: records, controls, retention and compaction."""
+"""The public methods of `FakeKafka`: records and controls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import protocol
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, KafkaError, UsageError
-from protocol.testing import FakeKafka, ManualClock
+from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.authorizer import ITSELF
 from protocol.testing.fake_kafka.record_batches import Batch, Record, write_batch
 from protocol.testing.fake_kafka.requests import Request
@@ -302,66 +302,6 @@ class TestControls:
         (port,) = free_ports(1)
         with FakeKafka(port=port) as fake:
             assert fake.bootstrap_servers == f"127.0.0.1:{port}"
-
-
-class TestCleaning:
-    def test_old_records_stay_until_logs_are_cleaned(self, fake: FakeKafka) -> None:
-        fake.create_topic("old", config={"retention.ms": "60000"})
-        fake.produce("old", "a", "b", timestamp_ms=1)
-        fake.produce("old", "c")
-        assert values(fake, "old") == [b"a", b"b", b"c"]
-        fake.clean_logs("old")
-        assert [(record.offset, record.value) for record in fake.records("old")] == [(2, b"c")]
-
-    def test_retention_bytes_keep_the_last_batches(self, fake: FakeKafka) -> None:
-        fake.create_topic("big", config={"retention.bytes": "1500"})
-        for number in range(5):
-            fake.produce("big", b"%d" % number * 600)
-        fake.clean_logs()
-        assert [record.offset for record in fake.records("big")] == [2, 3, 4]
-
-    def test_compaction_keeps_the_last_record_of_each_key(self, fake: FakeKafka) -> None:
-        fake.create_topic("table", config={"cleanup.policy": "compact"})
-        for key, value in (("a", "1"), ("b", "1"), ("a", "2"), ("b", None), ("c", "1")):
-            fake.produce("table", value, key=key)
-        fake.clean_logs("table")
-        rows = [(record.offset, record.key, record.value) for record in fake.records("table")]
-        assert rows == [(2, b"a", b"2"), (3, b"b", None), (4, b"c", b"1")]
-        table = protocol.read({"bootstrap.servers": fake.bootstrap_servers}, "table").read_all()
-        assert table["offset"].to_pylist() == [2, 3, 4]
-
-    def test_old_tombstones_are_compacted_away(self, fake: FakeKafka) -> None:
-        fake.create_topic("table", config={"cleanup.policy": "compact", "delete.retention.ms": "1000"})
-        fake.produce("table", "1", key="a")
-        fake.produce("table", None, key="a", timestamp_ms=1)
-        fake.produce("table", "1", key="b")
-        fake.clean_logs()
-        assert [record.key for record in fake.records("table")] == [b"b"]
-
-    def test_compaction_removes_aborted_records_only(self, fake: FakeKafka) -> None:
-        fake.create_topic("table", config={"cleanup.policy": "compact"})
-        fake.produce("table", "1", key="a")
-        client = {"bootstrap.servers": fake.bootstrap_servers}
-        with protocol.TransactionalProducer(client, transactional_id="t") as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send("table", b"2", key=b"a")
-            producer.flush()
-            producer.abort_transaction()
-        fake.clean_logs()
-        assert [record.value for record in fake.records("table", isolation_level="read_uncommitted")] == [b"1"]
-
-    def test_cluster_with_a_check_interval_cleans_by_itself(self) -> None:
-        clock = ManualClock()
-        with FakeKafka(clock=clock, settings={"log.retention.check.interval.ms": "300000"}) as fake:
-            fake.create_topic("old")
-            fake.produce("old", "a", timestamp_ms=1)
-            clock.advance(299)
-            fake.create_topic("other")
-            assert values(fake, "old") == [b"a"]
-            clock.advance(2)
-            fake.create_topic("another")
-            assert values(fake, "old") == []
 
 
 def test_unknown_topic_config_is_refused(fake: FakeKafka) -> None:
