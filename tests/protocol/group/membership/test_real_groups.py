@@ -12,7 +12,8 @@ from protocol.admin.topics import NewTopic, create_partitions, create_topic, del
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.group.membership.assignment import TopicSubscription
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
+from spark_kafka_source.local_kafka.config import version_numbers
+from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.fetch.consuming import client_of
 from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
 
@@ -97,6 +98,8 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
     client: Client, topic1: TopicFactory, new_member: NewMember, returns: str, keeps: bool
 ) -> None:
     """Also with a topic that it keeps; a follower of the classic protocol then waits for the next rebalance."""
+    if keeps and version_numbers(KAFKA_VERSION) < (3, 2):
+        pytest.skip("a leader that returns assigns partitions since Kafka 3.2 (KIP-814)")
     shared, new = topic1(4), topic1(2)
     first, two = static_members(client, shared, new_member)
     owner, stays = (first, two) if returns == "leader" else (two, first)
