@@ -143,7 +143,7 @@ def column_names(cluster: SmallCluster, options: dict[str, str]) -> object:
     """Return the column names of the rows, which must equal those of the schema."""
     reader = batch(cluster, options)
     first = next(reader.read(reader.partitions()[0]))
-    assert tuple(first.schema.names) == row_columns(options)
+    assert tuple(first.schema.names) == row_columns(options), "does row_columns in options/parsing.py read the option?"
     return ",".join(first.schema.names)
 
 
@@ -391,7 +391,8 @@ OBSERVERS: dict[str, tuple[Observe, dict[str, Any]]] = {
 
 
 def test_option_table_is_observed_completely() -> None:
-    assert set(OBSERVERS) == {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
+    applying = {row.name for row in OPTIONS if row.effect is Effect.APPLIES}
+    assert set(OBSERVERS) == applying, "each option needs a case in OBSERVERS: docs/code-map.md#a-new-option"
 
 
 @pytest.mark.timeout(60)

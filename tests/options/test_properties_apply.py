@@ -20,7 +20,8 @@ OBSERVERS = {**CLIENT_OBSERVERS, **CONSUMER_OBSERVERS, **PRODUCER_OBSERVERS, **T
 
 
 def test_property_table_is_observed_completely() -> None:
-    assert set(OBSERVERS) == {row.name for row in PROPERTIES if row.effect is Effect.APPLIES}
+    applying = {row.name for row in PROPERTIES if row.effect is Effect.APPLIES}
+    assert set(OBSERVERS) == applying, "each property needs a case in OBSERVERS: docs/code-map.md#a-new-option"
 
 
 @pytest.mark.timeout(60)

@@ -115,6 +115,7 @@ def test_misspelt_option_is_an_error_only_where_the_option_applies(caplog: pytes
 
 @pytest.mark.parametrize("use", ["stream", "batch", "sink"])
 def test_option_of_another_format_is_one_warning(use: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Fails with "did you mean" if a new option is named like one of another format: choose another name."""
     parse = {
         "stream": lambda more: parse_source_options({**ORDERS, **more}, streaming=True),
         "batch": lambda more: parse_source_options({**ORDERS, **more}, streaming=False),
