@@ -15,6 +15,7 @@ SLEEPS = {
     "spark/test_sessions.py": "rows are written while sessions of a real broker expire",
     "support/kafka_proxy.py": "a frame between a client and a real broker is delayed",
     "support/wait_until.py": "the interval between two checks of a condition",
+    "versions/jobs.py": "runs where only the wheel is installed, without `wait_until`",
 }
 MOST_FILES = 15
 # Folders with tests that still sleep, and the number of calls: only a smaller number may replace it.

@@ -25,7 +25,6 @@ from pyspark.sql.streaming import StreamingQuery
 
 import protocol
 from protocol.admin import NewTopic
-from tests.support.wait_until import attempts
 
 PARTITIONS = 3
 ROWS = 3_000
@@ -244,12 +243,13 @@ class Jobs:
             return []
 
     def wait(self, condition: Callable[[], bool], query: StreamingQuery | None = None) -> None:
-        for _ in attempts(WAIT_S, 0.05):
-            if condition():
-                return
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
             if query is not None and not query.isActive:
                 raise AssertionError(f"the query has ended: {query.exception()}")
-        raise AssertionError("not within the time")
+            if time.monotonic() > deadline_s:
+                raise AssertionError("not within the time")
+            time.sleep(0.05)
 
 
 def same(result: list[str], expected: range) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import sys
+
+import pytest
+
 from tests.conftest import ROOT
 from tests.versions.results import DEPLOYMENTS, JOBS, PYTHONS, SPARKS, Run, page, rows_of
 
@@ -15,6 +20,16 @@ def test_versions_page_has_the_text_of_this_code_and_rows_of_known_versions() ->
     assert [key[0] for key in rows if len(key) == 1] == list(SPARKS)
     for key, cells in rows.items():
         assert len(cells) == (5 + len(JOBS) if len(key) == 2 else 1 + len(DEPLOYMENTS))
+
+
+@pytest.mark.parametrize("job", ["jobs.py", "deployed_job.py"])
+def test_job_needs_nothing_of_this_checkout(job: str) -> None:
+    """It runs where only the wheel and Spark are installed."""
+    nodes = list(ast.walk(ast.parse((ROOT / "tests" / "versions" / job).read_text())))
+    modules = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    packages = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    assert packages <= {"protocol", "spark_kafka_source", "pyspark", "pyarrow"}
 
 
 def test_job_added_after_a_row_was_written_is_not_run_in_it() -> None:
