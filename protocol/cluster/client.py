@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from protocol.base.clock import SYSTEM_CLOCK, Backoff, Clock, Deadline
 from protocol.base.condition import Lock, locked
+from protocol.base.interrupts import join, start
 from protocol.base.listing import listed, listed_by_cause
 from protocol.broker_errors import ErrorCode, Refresh, broker_error
 from protocol.cluster import dispatch
@@ -533,11 +535,11 @@ class Client:
             brokers = self._some_brokers(deadline)
             if not all(self.connection(broker, LIVENESS, deadline).is_kraft for broker in brokers):
                 return set()
-            replies, failure = self._ask_each_about(brokers, topics, deadline)
+            replies, errors = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
             log.debug("cannot tell whether %s was deleted: %s", listed(sorted(topics)), error)
             return set()
-        unknown = set(topics) if replies and failure is None else set()
+        unknown = set(topics) if replies and not errors else set()
         for rows in replies:
             unknown = {
                 name
@@ -555,12 +557,11 @@ class Client:
         ids: dict[str, set[bytes]] = {name: set() for name in topics}
         deadline = deadline.at_most_ms(_ABOUT_DELETION_MS)
         try:
-            brokers = self._some_brokers(deadline)
-            replies, failure = self._ask_each_about(brokers, topics, deadline)
+            replies, errors = self._ask_each_about(self._some_brokers(deadline), topics, deadline)
         except KafkaError as error:
-            brokers, replies, failure = [], [], error
-        if 2 * len(replies) <= len(brokers) or not brokers:
-            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), failure)
+            replies, errors = [], [error]
+        if len(replies) <= len(errors):
+            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), errors[-1:])
             return ids
         for rows in replies:
             for name, row in rows.items():
@@ -577,15 +578,31 @@ class Client:
 
     def _ask_each_about(
         self, brokers: Iterable[Broker], topics: Iterable[str], deadline: Deadline
-    ) -> tuple[list[Mapping[str, Topic]], KafkaError | None]:
-        """Return the topics in the Metadata reply of each broker, and the last transport error."""
+    ) -> tuple[list[Mapping[str, Topic]], list[KafkaError]]:
+        """Return the topics in the Metadata reply of each broker, and the errors of those that have not replied.
+
+        Each is asked in a thread of its own: to connect to a silent one takes the whole deadline.
+        """
         body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
-        requests: dict[Broker, Body] = dict.fromkeys(brokers, body)
-        # Not on a connection of others: after this short deadline it is closed, with the requests in flight.
-        replies, failure = self.ask_many(
-            requests, METADATA, deadline, purpose=LIVENESS, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
-        )
-        return [Metadata.from_reply(reply).topics for reply in replies.values()], failure
+        replies: list[Mapping[str, Topic]] = []
+        errors: list[KafkaError] = []
+
+        def ask(broker: Broker) -> None:
+            try:
+                # Not on a connection of others: after this short deadline it is closed, with the requests in flight.
+                reply = self.ask(
+                    broker, METADATA, body, deadline, purpose=LIVENESS, at_least=FIRST_WITH_ALLOW_AUTO_TOPIC_CREATION
+                )
+                replies.append(Metadata.from_reply(reply).topics)
+            except KafkaError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask, args=(broker,), name=f"ask-{broker}", daemon=True) for broker in brokers]
+        for thread in threads:
+            start(thread)
+        for thread in threads:
+            join(thread)
+        return replies, errors
 
     def remembered_topic(self, name: str) -> Topic | None:
         """Return the topic from the newest cached metadata of any age, without a request; None if it has an error."""
