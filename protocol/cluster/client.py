@@ -597,7 +597,9 @@ class Client:
             except KafkaError as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=ask, args=(broker,), name=f"ask-{broker}", daemon=True) for broker in brokers]
+        threads = [
+            threading.Thread(target=ask, args=(broker,), name=f"ask-{broker}", daemon=True) for broker in brokers
+        ]
         for thread in threads:
             start(thread)
         for thread in threads:

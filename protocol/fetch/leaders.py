@@ -107,10 +107,12 @@ def _recreated_topics(metadata: Metadata, partitions: Collection[FetchPosition])
 def _require_same_topic(snapshot: _Snapshot, partition: FetchPosition) -> Topic:
     topic = snapshot.metadata.topic(partition.topic)
     if _is_recreated(snapshot.metadata, partition):
-        if snapshot.ids_at_brokers.get(partition.topic) != {topic.topic_id}:
+        ids = snapshot.ids_at_brokers.get(partition.topic)
+        if ids != {topic.topic_id}:
+            cause = "brokers do not agree" if ids else "too few brokers answer to agree"
             raise broker_error(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
-                f"{partition.name}: brokers do not agree on the topic id {topic_id_text(partition.topic_id)}; one has "
+                f"{partition.name}: {cause} on the topic id {topic_id_text(partition.topic_id)}; one has "
                 f"{topic_id_text(topic.topic_id)}",
                 api="Metadata",
                 topic=partition.topic,

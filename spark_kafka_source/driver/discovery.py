@@ -26,7 +26,8 @@ from protocol.cluster.unknown_topic import (
     unknown_topics_error,
 )
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
+from protocol.position import is_another_topic
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 
@@ -41,7 +42,8 @@ def partitions_of_new_query(client: Client, options: SourceOptions, deadline: De
     answers. `BrokerError`: a broker refuses the request (authorization).
     """
     named = _named_topics(options)
-    partitions, absent = _discover_with_retries(client, options, named, named or (), deadline, existed=False)
+    expected = dict.fromkeys(named or (), NO_TOPIC_ID)
+    partitions, absent = _discover_with_retries(client, options, named, expected, deadline, existed=False)
     servers = listed([f"{host}:{port}" for host, port in client.config.bootstrap_servers], separator=",")
     if absent:
         raise ConfigurationError(
@@ -59,17 +61,18 @@ def partitions_of_new_query(client: Client, options: SourceOptions, deadline: De
 
 
 def partitions_of_running_query(
-    client: Client, options: SourceOptions, expected: Collection[TopicPartition], deadline: Deadline
+    client: Client, options: SourceOptions, expected: TopicIds, deadline: Deadline
 ) -> dict[TopicPartition, bytes]:
     """Return the partitions of a running query, as `partitions_of_new_query`.
 
-    `expected`: partitions read before. One that no longer exists, or is not subscribed to any more, is not in the
-    result.
+    `expected`: partitions read before, with their topic ids. One that no longer exists, or is not subscribed to any
+    more, is not in the result.
     Raises `DeadlineExceeded` or `BrokerError`: as `partitions_of_new_query`. Missing topics are no error: a running
     query waits for them.
     """
     named = _named_topics(options)
-    expected = list(filter(partition_filter(options), expected))
+    is_subscribed = partition_filter(options)
+    expected = {key: topic_id for key, topic_id in expected.items() if is_subscribed(key)}
     names = None if named is None else named | {topic for topic, _ in expected}
     return _discover_with_retries(client, options, names, expected, deadline, existed=True)[0]
 
@@ -125,7 +128,7 @@ def _discover_with_retries(
     client: Client,
     options: SourceOptions,
     names: Collection[str] | None,
-    expected: Collection[str] | Collection[TopicPartition],
+    expected: Mapping[str, bytes] | TopicIds,
     deadline: Deadline,
     *,
     existed: bool,
@@ -133,7 +136,7 @@ def _discover_with_retries(
     """Return the subscribed partitions, and the topics of `expected` that stay unknown to brokers.
 
     `names`: topics to request; None: all.
-    `expected`: topics or partitions that should exist.
+    `expected`: topics or partitions that should exist, with their topic ids.
     `existed`: they existed before. A new topic may be unknown to all brokers yet.
     """
     partitions: dict[TopicPartition, bytes] = {}
@@ -146,12 +149,12 @@ def _discover_with_retries(
 
     def request(deadline: Deadline) -> None:
         topics = client.metadata(names, deadline).topics
-        absent[:] = _missing(expected, topics.values(), _subscribed(topics.values(), options))
+        absent[:] = _missing(expected, topics, _subscribed(topics.values(), options))
         if names is None and absent:
             topics = client.metadata(absent, deadline).topics  # also all topics of the first reply
         partitions.clear()
         partitions.update(sorted(_subscribed(topics.values(), options).items()))
-        absent[:] = _missing(expected, topics.values(), partitions)
+        absent[:] = _missing(expected, topics, partitions)
         for topic in (topics[name] for name in absent if name in topics):
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}{hint}", api="Metadata", topic=topic.name)
@@ -181,13 +184,18 @@ def _discover_with_retries(
 
 
 def _missing(
-    expected: Collection[str] | Collection[TopicPartition],
-    topics: Iterable[Topic],
+    expected: Mapping[str, bytes] | TopicIds,
+    topics: Mapping[str, Topic],
     discovered: Collection[TopicPartition],
 ) -> list[str]:
-    """Return the topics of `expected` that do not exist, or lack an expected partition."""
-    present = {*discovered, *(topic.name for topic in topics if topic.error_code == ErrorCode.NONE)}
-    return sorted({key if isinstance(key, str) else key[0] for key in expected if key not in present})
+    """Return the topics of `expected` that do not exist, or lack an expected partition. A recreated one may lack it."""
+    ids = {name: topic.topic_id for name, topic in topics.items() if topic.error_code == ErrorCode.NONE}
+    missing = set()
+    for key, topic_id in expected.items():
+        name = key if isinstance(key, str) else key[0]
+        if name not in ids or (key != name and key not in discovered and not is_another_topic(ids[name], topic_id)):
+            missing.add(name)
+    return sorted(missing)
 
 
 def leader_ids(client: Client, partitions: Iterable[TopicPartition], deadline: Deadline) -> dict[TopicPartition, int]:

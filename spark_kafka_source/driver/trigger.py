@@ -17,7 +17,6 @@ from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from spark_kafka_source.driver.discovery import (
     leader_ids,
     partition_filter,
-    partitions_in_one_reply,
     partitions_of_running_query,
     retry_unknown_topics,
 )
@@ -103,8 +102,8 @@ class Trigger:
         the decision which topics exist, and precede the mark, which stages the later of start and `completed`.
         """
         completed, starting, membership = self.completed, self.starting, self.query.membership
-        keys = completed.ends.keys() | starting.ends.keys()
-        existing = partitions_of_running_query(self._client, self._options, keys, self.deadline)
+        expected = {key: at.topic_id for key, at in {**starting.positions, **completed.positions}.items()}
+        existing = partitions_of_running_query(self._client, self._options, expected, self.deadline)
         is_available_now = self.query.target is not None
         if membership is None:
             assigned_ids: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)
@@ -156,11 +155,12 @@ class Trigger:
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
         truncated, positions, readable = backlog.truncated(), backlog.logs.positions, backlog.logs.assignment.readable
-        present = partitions_in_one_reply(self._client, self._options, self.deadline) if truncated else {}
+        topics = {key[0] for key in truncated if readable[key] != NO_TOPIC_ID}
+        ids_at_brokers = self._client.ids_at_brokers(topics, self.deadline) if topics else {}
         for key in truncated:
-            if present.get(key) != readable[key]:
+            if key[0] in topics and ids_at_brokers[key[0]] != {readable[key]}:
                 # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
-                raise TopicUnknown(f"{partition_name(key)} ends before the position, and now belongs to another topic")
+                raise TopicUnknown(f"{partition_name(key)} ends before the position, and may belong to another topic")
         unconfirmed = backlog.logs.unconfirmed(self.query.confirmed)
         compared = {key: positions[key] for key in [*truncated, *unconfirmed] if key in positions}
         epoch_ends = ends_of_epochs(self._client, compared, self.deadline)

@@ -123,6 +123,8 @@ def query_assignment(
     disputed = {topic: reported for topic, reported in ids_at_brokers.items() if reported != {ids[topic]}}
     awaited = {
         topic: f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
+        if reported
+        else "too few brokers answer whether it was recreated"
         for topic, reported in disputed.items()
     }
     readable, in_deleted_topic = {}, set()
@@ -143,4 +145,4 @@ def query_assignment(
 
 
 def _ids_text(ids: Collection[bytes]) -> str:
-    return f"topic id {' or '.join(sorted(map(topic_id_text, ids))) or 'unknown'}"
+    return f"topic id {' or '.join(sorted(map(topic_id_text, ids)))}"

@@ -13,6 +13,7 @@ from protocol.base.once import deferred_warnings
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.testing import FakeKafka, ManualClock
 from spark_kafka_source.driver.discovery import (
     partitions_of_new_query,
@@ -60,7 +61,9 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        existing = partitions_of_running_query(client, options_on(broker), [*EXISTING, deleted], client.deadline())
+        existing = partitions_of_running_query(
+            client, options_on(broker), {**EXISTING, deleted: TOPIC_ID}, client.deadline()
+        )
     assert existing == EXISTING
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
     assert LogSnapshot(read, QueryAssignment(existing), {}).deleted() == [deleted]
@@ -142,7 +145,8 @@ def kraft() -> Iterator[FakeKafka]:
 
 def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
-    options, expected = options_on(kafka, subscribePattern="orders-.*"), [("orders-1", 0), ("orders-2", 0)]
+    options = options_on(kafka, subscribePattern="orders-.*")
+    expected = dict.fromkeys([("orders-1", 0), ("orders-2", 0)], NO_TOPIC_ID)
     with client_on(kafka, clock) as client:
         return [topic for topic, _ in partitions_of_running_query(client, options, expected, client.deadline())]
 
@@ -256,6 +260,8 @@ def test_time_of_a_trigger_does_not_grow_with_the_square_of_the_topics(monkeypat
             kafka.create_topic(name, 1)
         options = replace(options_on(kafka), subscribe=CountedTopics(names))
         client = PROCESS.client(options.client)
-        existing = partitions_of_running_query(client, options, [(name, 0) for name in names], client.deadline())
+        existing = partitions_of_running_query(
+            client, options, {(name, 0): NO_TOPIC_ID for name in names}, client.deadline()
+        )
     assert len(existing) == 50
     assert CountedTopics.times_read < 10

@@ -14,21 +14,17 @@ from tests.protocol.fetch.consuming import records
 from tests.support.wait_until import wait_until
 
 
-def recreate_behind_a_broker(cluster: FakeKafka) -> int:
-    """Recreate `a`, with 30 records, while one broker does not hear of it, and return that broker."""
+def recreate_behind_a_broker(cluster: FakeKafka, count: int = 30) -> int:
+    """Recreate `a`, with `count` records, while one broker does not hear of it, and return that broker."""
     deleted_id = cluster.controller.topic("a").topic_id
     lagging = next(broker for broker in (1, 2) if broker != cluster.coordinators[0, "g"])
     with cluster.changed:
         cluster.isolate(lagging)
-        while cluster.controller.topic("a").topic_id == deleted_id or leads(cluster, lagging):
+        while cluster.controller.topic("a").topic_id == deleted_id or cluster.leader("a", 0) == lagging:
             cluster.delete_topic("a")
-            cluster.create_topic("a", 1, 1)
-        cluster.write("a", 0, records(0, 30))
+            cluster.create_topic("a", 1)
+        cluster.write("a", 0, records(0, count))
     return lagging
-
-
-def leads(cluster: FakeKafka, broker: int) -> bool:
-    return broker in {partition.leader for partition in cluster.controller.topic("a").partitions}
 
 
 def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,17 +54,26 @@ def test_member_keeps_its_position_if_one_broker_names_the_deleted_topic(monkeyp
 
 
 @pytest.mark.parametrize("protocol", ["none", "classic"])
+@pytest.mark.parametrize(("count", "leader"), [(30, 2), (5, 1)])
 def test_query_waits_until_brokers_agree_about_a_recreated_topic(
-    protocol: str, caplog: pytest.LogCaptureFixture
+    protocol: str, count: int, leader: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If it believed the one that lags behind, it would read the new topic from its start again and again."""
+    """If it believed the one that lags behind, it would read the new topic from its start again and again.
+
+    With fewer records than before at the same leader, it would take the topic for a truncated log.
+    """
     options = {"kafka.group.protocol": protocol, "onTopicRecreated": "earliest", "kafka.metadata.max.age.ms": "50"}
+    options["failOnDataLoss"] = "true"
     with FakeKafka(2) as cluster:
-        cluster.create_topic("a", 1, 1)
+        cluster.move_coordinator("g", 1)
+        cluster.create_topic("a", 1)
+        while cluster.leader("a", 0) != leader:
+            cluster.delete_topic("a")
+            cluster.create_topic("a", 1)
         cluster.write("a", 0, records(0, 20))
         reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, **options})
         read = next_end(reader, reader.initialOffset())
-        lagging = recreate_behind_a_broker(cluster)
+        lagging = recreate_behind_a_broker(cluster, count)
         ends = [read]
 
         def awaits_topic() -> bool:
@@ -87,7 +92,7 @@ def test_query_waits_until_brokers_agree_about_a_recreated_topic(
             return ends[-1] != read
 
         wait_until(planned)
-        assert ranges(reader, read, ends[-1]) == [(0, 0, 30)]
+        assert ranges(reader, read, ends[-1]) == [(0, 0, count)]
         reader.stop()
 
 
