@@ -128,6 +128,11 @@ class TestFailures:
         assert "record 3: no key" in str(error)
         assert error.context["topic"] == "t"
 
+    def test_batches_refused_because_of_a_failed_one_are_resent_without_a_back_off(self) -> None:
+        made, sent = confirmed(3)
+        refuse_first(made, sent, ErrorCode.INVALID_RECORD)
+        assert send_all(made, 1.0) == sent[1:2]
+
     def test_unknown_outcome_fails_the_following_batches(self) -> None:
         made, sent = confirmed(3)
         refuse_first(made, sent, ErrorCode.UNKNOWN_SERVER_ERROR)
