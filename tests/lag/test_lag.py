@@ -392,6 +392,15 @@ def test_seconds_behind_are_read_off_the_listener_thread_for_the_newest_trigger(
     assert [sample.batch for sample in listener.history] == [1, 2, 3]
 
 
+def test_seconds_behind_of_a_partition_without_lag_need_no_fetch() -> None:
+    with kafka_with(3, 3) as kafka, client_of(kafka.bootstrap_servers) as client:
+        commit_offsets(client, "g", {("t", 0): CommittedOffset(1), ("t", 1): CommittedOffset(3)}, client.deadline())
+        lag = lag_of_group(kafka.bootstrap_servers, "g", "t", sample_ms=1_000)
+        topics = [topic for body in kafka.request_bodies(FETCH) for topic in body["topics"]]
+        assert {row["partition"] for topic in topics for row in topic["partitions"]} == {0}
+    assert [row.seconds_behind == 0 for row in lag] == [False, True]
+
+
 def test_seconds_behind_of_two_sources_with_the_same_partition() -> None:
     with kafka_with(5) as kafka:
         kafka.write("t", 0, records(5, 4))

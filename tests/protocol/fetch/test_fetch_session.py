@@ -82,6 +82,15 @@ def test_session_never_mixes_topic_names_and_ids(session: FetchSession) -> None:
     assert fields["forgotten_topics_data"] == []
 
 
+def test_session_continues_with_topic_names() -> None:
+    """Brokers before Kafka 3.1 know no topic ids in Fetch."""
+    session = FetchSession()
+    for offset in (0, 0, 9):
+        fields = session.request({("orders", 0): row(0), ("orders", 1): row(1, offset)}, by_id=False)
+        session.accept(ErrorCode.NONE, 7)
+    assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 2, [1])
+
+
 def test_close_ends_the_session_once(session: FetchSession) -> None:
     assert session.close() == {"session_id": 7, "session_epoch": -1, "topics": []}
     assert session.close() is None

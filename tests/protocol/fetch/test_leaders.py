@@ -10,6 +10,7 @@ from protocol.broker_errors import ErrorCode, broker_error
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig
 from protocol.errors import BrokerError, Corrupt, KafkaError, LogTruncated, TopicRecreated
+from protocol.fetch import log_offsets
 from protocol.fetch.fetch_failures import Action, Fail, InvalidPosition, Retry
 from protocol.fetch.fetch_position import FetchPosition
 from protocol.fetch.leaders import decide_with_leader, resolve_leaders
@@ -88,6 +89,20 @@ def test_broker_without_epoch_queries_refuses_no_position_for_its_epoch() -> Non
         assert refused.position.leader_epoch == -1
         assert isinstance(decided(client, suspected, LogTruncated("orders-0: newer records")), Retry)
         assert (suspected.until.leader_epoch, suspected.confirmed_epoch) == (-1, -1)
+
+
+def test_epoch_of_a_committed_offset_is_dropped_if_leaders_stay_older(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be that of an earlier topic of this name."""
+    newer, same = (FetchPosition("orders", 0, Position(3, epoch), ConsumerConfig()) for epoch in (5, 0))
+    assert resolve_leaders(client, [newer, same], client.deadline()) == {}
+    assert isinstance(decided(client, newer, REFUSED), Retry)
+    assert newer.position.leader_epoch == 5
+    monkeypatch.setattr(log_offsets, "STALE_LEADER_MS", 0)
+    for partition, retained in ((newer, -1), (same, 0)):
+        assert isinstance(decided(client, partition, REFUSED), Retry)
+        assert partition.position.leader_epoch == retained
 
 
 @pytest.mark.parametrize("error", [REFUSED, TRUNCATED], ids=["refused", "truncated"])

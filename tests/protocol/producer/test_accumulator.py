@@ -212,6 +212,17 @@ def test_long_runs_of_a_partition_fill_record_batches() -> None:
     }
 
 
+@pytest.mark.parametrize("limits", [(limit(40),), (limit(1_000), 40)])
+@pytest.mark.parametrize("run", [40, 50])
+def test_run_that_fills_a_record_batch_is_joined_with_later_runs(limits: tuple[int, ...], run: int) -> None:
+    accumulator = Accumulator(*limits)
+    partitions = [0] * run + [1] * 16 + [0] * (78 - run)
+    full = append(accumulator, 0, partitions)
+    assert len(counts(full)) == 2
+    assert values(full) == {0: [*range(run), *range(run + 16, 94)]}
+    assert values(accumulator.drain()) == {1: [*range(run, run + 16)]}
+
+
 def runs_of_one_partition() -> st.SearchStrategy[list[int]]:
     runs = st.lists(st.tuples(st.integers(0, 5), st.integers(16, 60)), min_size=1, max_size=6)
     return runs.map(lambda runs: [partition for partition, count in runs for _ in range(count)])

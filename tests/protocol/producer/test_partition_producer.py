@@ -128,6 +128,11 @@ class TestFailures:
         assert "record 3: no key" in str(error)
         assert error.context["topic"] == "t"
 
+    def test_batches_refused_because_of_a_failed_one_are_resent_without_a_back_off(self) -> None:
+        made, sent = confirmed(3)
+        refuse_first(made, sent, ErrorCode.INVALID_RECORD)
+        assert send_all(made, 1.0) == sent[1:2]
+
     def test_unknown_outcome_fails_the_following_batches(self) -> None:
         made, sent = confirmed(3)
         refuse_first(made, sent, ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -215,3 +220,16 @@ class TestTooLarge:
         (batch,) = send_all(made)
         made.refused(batch, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
         assert [half.record_count for half in send_all(made, 1e9)] == [1]
+
+    @pytest.mark.parametrize("identity", [IDENTITY, ANONYMOUS])
+    def test_halves_wait_for_the_batches_in_flight_behind_them(self, identity: ProducerIdentity) -> None:
+        """Else the second half would be sent before the first, and a log without sequence numbers has it first."""
+        made = producer(identity=identity)
+        fill(made, 1)
+        made.written(send_all(made)[0], 0)
+        fill(made, 2)
+        large, behind = send_all(made)
+        made.refused(large, ErrorCode.MESSAGE_TOO_LARGE, WHERE, 0.0)
+        assert made.next_batch(1e9) is None
+        made.refused(behind, ErrorCode.NOT_LEADER_OR_FOLLOWER, WHERE, 0.0)
+        assert values_of(send_all(made, 1e9)[0]) == [0, 1, 2, 3, 4]

@@ -23,6 +23,7 @@ from protocol.producer.accumulator import Accumulator
 from protocol.producer.messages import TopicMessages
 from protocol.producer.pending_rows import PendingRows
 from protocol.producer.producer import Producer
+from protocol.producer.producer_batch import ProducerBatch
 from protocol.producer.results import RecordMetadata
 from protocol.producer.sender import Sender
 from protocol.producer.transactional_producer import TransactionalProducer
@@ -159,6 +160,23 @@ class TestClose:
         with pytest.raises(KafkaError):
             producer.close(timeout_ms=100)
         assert "may be written" in str(future.exception(WAIT_S))
+
+    def test_close_raises_for_rows_sent_after_its_flush(
+        self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        producer = producer_of(broker.bootstrap_servers, {"linger.ms": 60_000})
+        wait = pending_of(producer).wait
+
+        def wait_and_send(deadline: Deadline, *, despite_failures: bool) -> list[ProducerBatch]:
+            late = wait(deadline, despite_failures=despite_failures)
+            with ThreadPoolExecutor(1) as other:
+                other.submit(producer.send_columns, TOPIC, numbered(0, 3)).result(WAIT_S)
+            return late
+
+        monkeypatch.setattr(pending_of(producer), "wait", wait_and_send)
+        with pytest.raises(UsageError, match="closed"):
+            producer.close()
+        assert not values_of(broker)
 
     def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
         producer = producer_of(broker.bootstrap_servers)

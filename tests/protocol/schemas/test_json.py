@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import ConfigurationError
+from protocol.schemas.json_columns import JsonDecoder
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.spark_schema import parse_spark
 from protocol.schemas.values import ColumnDecoder
@@ -193,6 +194,14 @@ def test_types_other_than_objects_are_read() -> None:
         ["not JSON: Extra data at character 1", "an object, not an array"],
     )
     assert decoded("map<string, int>", [b'{"a": 1}', None]) == ([[("a", 1)], None], [])
+
+
+def test_objects_without_maps_are_read_by_arrow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's reader parses many values at once; those with a map are parsed one by one."""
+    monkeypatch.setattr(JsonDecoder, "_read_objects", lambda *_: pytest.fail("read one by one"))
+    rows, errors = decoded("a INT, b ARRAY<STRUCT<c: STRING, d: DATE>>", [b'{"a": 1, "b": [{"c": "x"}]}', b'{"a": 2}'])
+    assert not errors
+    assert [row["a"] for row in rows] == [1, 2]
 
 
 def test_many_values_are_read_around_invalid_ones() -> None:

@@ -28,7 +28,10 @@ def test_subscription_equals_the_java_consumers() -> None:
 def test_subscription_equals_aiokafkas() -> None:
     coordinator = pytest.importorskip("aiokafka.coordinator.protocol")
     reference = coordinator.ConsumerProtocolMemberMetadata(0, ["a", "b"], b"data").encode()
-    assert encode_versioned(SUBSCRIPTION, 0, {"topics": ["a", "b"], "user_data": b"data"}) == reference
+    value = {"topics": ["a", "b"], "user_data": b"data"}
+    assert encode_versioned(SUBSCRIPTION, 0, value) == reference
+    version, decoded = decode_versioned(SUBSCRIPTION, LAST_VERSION, reference)
+    assert (version, decoded["topics"], decoded["user_data"]) == (0, ["a", "b"], b"data")
 
 
 def test_newer_version_is_read_as_the_newest_known_with_extra_bytes() -> None:
