@@ -139,6 +139,13 @@ class QueryMembership:
         if self.membership is not None:
             self.membership.close()
 
+    def _close_after_last_commit(self) -> None:
+        """Leave the group, if possible after the last commit: the interrupted main thread may hold a lock it needs."""
+        awaiting = threading.Thread(target=self._commits.await_commit_before_leaving, name="last-commit", daemon=True)
+        awaiting.start()
+        awaiting.join(_MAX_CLOSE_S / 2)
+        self.close()
+
     # -- membership -----------------------------------------------------------------------------
 
     def _subscribe(self, existing: TopicIds) -> Membership:
@@ -151,7 +158,7 @@ class QueryMembership:
                 on_member=self._commits.set_member,
             )
             self._commits.report_refusals_to(self.membership)
-            at_sigterm(self.close)
+            at_sigterm(self._close_after_last_commit)
         elif topics != self._topics:
             self.membership.subscribe(TopicSubscription(topics))
         self._topics = topics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -204,3 +206,24 @@ def test_stopped_query_leaves_after_the_retry_of_its_last_commit() -> None:
         wait_until(lambda: len(cluster.request_bodies("OffsetCommit")) > 0)
         reader.stop()
         assert cluster.committed_offsets("g") == {("a", 0): 20}
+
+
+def test_query_ended_by_sigterm_leaves_after_the_retry_of_its_last_commit() -> None:
+    """As Spark ends most queries."""
+    with Cluster(20) as cluster:
+        cluster.refuse("OffsetCommit", "COORDINATOR_LOAD_IN_PROGRESS", times=1_000)
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(30)
+                reader = reader_of(cluster.bootstrap_servers, "a", "g", **EAGER_OPTIONS)
+                reader.commit(next_end(reader, reader.initialOffset()))
+                signal.pause()
+            finally:
+                os._exit(1)
+        wait_until(lambda: "'committed_offset': 20" in str(cluster.request_bodies("OffsetCommit")))
+        os.kill(child, signal.SIGTERM)
+        cluster.clear_faults()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert cluster.committed_offsets("g") == {("a", 0): 20}
+        assert len(cluster.request_bodies("LeaveGroup")) == 1
