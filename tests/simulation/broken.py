@@ -2,14 +2,14 @@
 
 `python -m tests.simulation --broken NAME` runs seeds with a fault until one fails; `--broken all` runs all faults. A
 fault is one edit of a module's source, which the simulated processes load in place of the module. The process of the
-scenario and of the cluster has the module as it is.
+scenario and of the cluster has the module as it is. A seed that also fails without the fault finds nothing: it does not
+count.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _RUN_LIMIT_S = 600.0
 _PAGE_HEAD = """# Deliberate faults
 
 A judge that cannot fail proves nothing. Each row is a rule that is taken out of the product, in one place, and the
-number of seeds, from 1 on, until the scenario fails. `python -m tests.simulation --broken all --page
-docs/deliberate-faults.md` makes this page; `--broken NAME` runs some faults, which are data in
+number of seeds, from 1 on, until the scenario fails, without seeds that fail anyway. `python -m tests.simulation
+--broken all --page docs/deliberate-faults.md` makes this page; `--broken NAME` runs some faults, which are data in
 `tests/simulation/deliberate_faults.py`. `make soak` runs all of them, `make test` the quickest.
 
 | scenario | fault | file | seeds |
@@ -43,34 +43,64 @@ def run_broken(world: Simulation, name: str) -> object:
     return scenario(world)
 
 
+def run_unbroken(world: Simulation, scenario: str) -> object:
+    """Run a scenario without a fault, otherwise as `run_broken` does."""
+    return importlib.import_module(f"tests.simulation.{scenario}").scenario(world)
+
+
 @dataclass(frozen=True)
 class Search:
-    """The result of a search for a seed that finds a fault; `outcome` is its run, None if no seed has found it."""
+    """The result of a search for a seed that finds a fault.
+
+    `seeds`: seeds that count. `outcome`: the run that finds the fault; None if no seed has found it. `failing_anyway`:
+    seeds that also fail without the fault.
+    """
 
     name: str
     seeds: int
     took_s: float
     outcome: Outcome | None
+    failing_anyway: Sequence[int] = ()
 
     @property
     def verdict(self) -> str:
-        """The error, or that there is none."""
-        if self.outcome is None:
-            return "NOT FOUND"
-        return str(self.outcome.error).partition("\n")[0][:150]
+        """The error, or that there is none, and the seeds that do not count."""
+        error = "NOT FOUND" if self.outcome is None else str(self.outcome.error).partition("\n")[0][:150]
+        if not self.failing_anyway:
+            return error
+        seeds = ", ".join(map(str, self.failing_anyway))
+        return f"{error} (not counted, since they fail without the fault: seeds {seeds})"
+
+
+_fails_unbroken: dict[tuple[str, int], bool] = {}
+"""Seeds of scenarios that have run without a fault, for all faults of a scenario."""
+
+
+def _fails_anyway(worker: Worker, scenario: str, seed: int) -> bool:
+    key = scenario, seed
+    if key not in _fails_unbroken:
+        outcome = worker.run(run_unbroken, seed, scenario, real_limit_s=_RUN_LIMIT_S, prepare=False)
+        _fails_unbroken[key] = outcome.error is not None
+    return _fails_unbroken[key]
 
 
 def search(worker: Worker, name: str, first: int = 1, max_seeds: int = 100, max_s: float = 300.0) -> Search:
-    """Run seeds with a fault until one fails."""
+    """Run seeds with a fault until one fails that passes without the fault."""
     from_s = time.monotonic()
-    for count in itertools.count(1):
-        outcome = worker.run(run_broken, first + count - 1, name, real_limit_s=_RUN_LIMIT_S, prepare=False)
-        took_s = time.monotonic() - from_s
-        if outcome.error is not None:
-            return Search(name, count, took_s, outcome)
-        if count >= max_seeds or took_s >= max_s:
-            return Search(name, count, took_s, None)
-    raise AssertionError
+    failing_anyway: list[int] = []
+    count = 0
+    for seed in range(first, first + max_seeds):
+        outcome = worker.run(run_broken, seed, name, real_limit_s=_RUN_LIMIT_S, prepare=False)
+        # A seed that passes with the fault finds nothing, whether or not it fails without.
+        if outcome.error is not None and _fails_anyway(worker, FAULTS[name].scenario, seed):
+            failing_anyway.append(seed)
+        else:
+            count += 1
+            if outcome.error is not None:
+                return Search(name, count, time.monotonic() - from_s, outcome, failing_anyway)
+        if time.monotonic() - from_s >= max_s:
+            break
+    return Search(name, count, time.monotonic() - from_s, None, failing_anyway)
 
 
 def compile_scenario(worker: Worker, scenario: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from protocol.errors import DataLoss, KafkaError
 from protocol.kafka_terms import TopicPartition
 from protocol.testing.simulation import Process, Simulation, network_faults, settle
+from protocol.testing.simulation.simulation import Fault, FaultSchedule
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
@@ -106,156 +107,257 @@ class Query:
         return [row for number, rows in self.batches.items() if number < self.completed for row in rows]
 
 
-def scenario(world: Simulation) -> dict[str, object]:
-    """Run queries; without faults, members that only come and go read no record twice."""
-    protocol = world.random.choice([None, None, "classic", "consumer"])
-    calm = protocol is not None and world.random.random() < 0.5
-    has_standby = protocol is not None and world.random.random() < 0.5
-    recreates = not (calm or has_standby) and world.random.random() < 0.4
-    # Undisturbed, a query reads the new topic while a broker still names the deleted one.
-    calm = calm or (recreates and protocol is None and world.random.random() < 0.5)
-    truncates = not (calm or has_standby) and world.random.random() < 0.7
-    settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
-    cluster = ChangingCluster(world.random, 1 if has_standby else world.random.choice([1, 2, 3]), **settings)
-    kafka = cluster.kafka
-    cluster.write()
-    fetches: Counter[tuple[str, int, int]] = Counter()
-    kafka.before[FETCH] = lambda body: fetches.update(
-        (str(topic.get("topic_id")), row["partition"], row["fetch_offset"])
-        for topic in body["topics"]
-        for row in topic["partitions"]
-    )
-    queries = [Query(dies=not calm) for _ in range(1 if protocol is None else world.random.choice([2, 3]))]
-    base = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
-    if protocol is None and world.random.random() < 0.3:
-        base["startingOffsets"] = "latest"
-    base |= {"failOnDataLoss": "false", "kafka.group.id": GROUP}
-    base["kafka.metadata.max.age.ms"] = "300" if recreates else "2000"
-    if protocol is not None:
-        base["kafka.group.protocol"] = protocol
-    if protocol == "classic":
-        base |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
-        base["kafka.partition.assignment.strategy"] = world.random.choice(ASSIGNORS)
+@dataclass(frozen=True)
+class Variant:
+    """The kind of a run.
 
-    def start(query: Query) -> None:
-        limits = {
-            name: str(world.random.choice(values)) for name, values in LIMITS.items() if world.random.random() < 0.35
-        }
+    Attributes
+    ----------
+    protocol : str or None
+        `kafka.group.protocol`; several queries share the topic if there is one.
+    calm : bool
+        Without faults of drivers, requests and network.
+    has_standby : bool
+        Queries get no partition until another one leaves.
+    recreates, truncates : bool
+        The topic is recreated; logs lose their ends.
+    """
+
+    protocol: str | None
+    calm: bool
+    has_standby: bool
+    recreates: bool
+    truncates: bool
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Variant:
+        """Return a random kind of run."""
+        protocol = rng.choice([None, None, "classic", "consumer"])
+        calm = protocol is not None and rng.random() < 0.5
+        has_standby = protocol is not None and rng.random() < 0.5
+        recreates = not (calm or has_standby) and rng.random() < 0.4
+        # Undisturbed, a query reads the new topic while a broker still names the deleted one.
+        calm = calm or (recreates and protocol is None and rng.random() < 0.5)
+        truncates = not (calm or has_standby) and rng.random() < 0.7
+        return cls(protocol, calm, has_standby, recreates, truncates)
+
+    def cluster(self, rng: random.Random) -> ChangingCluster:
+        """Return a new cluster; a topic with standby queries has one partition."""
+        settings = {"group.consumer.heartbeat.interval.ms": "500", "group.consumer.session.timeout.ms": "6000"}
+        return ChangingCluster(rng, 1 if self.has_standby else rng.choice([1, 2, 3]), **settings)
+
+    def queries(self, rng: random.Random) -> list[Query]:
+        """Return one query, or the members of a group."""
+        return [Query(dies=not self.calm) for _ in range(1 if self.protocol is None else rng.choice([2, 3]))]
+
+    def options(self, rng: random.Random, servers: str) -> dict[str, str]:
+        """Return the options that all queries have."""
+        options = {"kafka.bootstrap.servers": servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
+        if self.protocol is None and rng.random() < 0.3:
+            options["startingOffsets"] = "latest"
+        options |= {"failOnDataLoss": "false", "kafka.group.id": GROUP}
+        options["kafka.metadata.max.age.ms"] = "300" if self.recreates else "2000"
+        if self.protocol is not None:
+            options["kafka.group.protocol"] = self.protocol
+        if self.protocol == "classic":
+            options |= {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}
+            options["kafka.partition.assignment.strategy"] = rng.choice(ASSIGNORS)
+        return options
+
+
+@dataclass
+class Drivers:
+    """The drivers of all queries: another one starts when one has ended."""
+
+    world: Simulation
+    cluster: ChangingCluster
+    queries: list[Query]
+    options: dict[str, str]
+    may_read_now: bool
+    """Some drivers end when all is read, as with `availableNow`."""
+
+    def start(self, query: Query) -> None:
+        """Start a driver of a query, with random limits."""
+        rng = self.world.random
+        limits = {name: str(rng.choice(values)) for name, values in LIMITS.items() if rng.random() < 0.35}
         query.drivers += 1
-        now = protocol is None and world.random.random() < 0.3
-        options = base | limits | query.options
-        driver = world.start(run_driver, options, query, now, name=f"driver-{len(world.processes)}")
-        world.scheduler.start(world.main, lambda: restart(query, driver))
+        now = self.may_read_now and rng.random() < 0.3
+        options = self.options | limits | query.options
+        driver = self.world.start(run_driver, options, query, now, name=f"driver-{len(self.world.processes)}")
+        self.world.scheduler.start(self.world.main, lambda: self._restart(query, driver))
 
-    def restart(query: Query, driver: Process) -> None:
+    def _restart(self, query: Query, driver: Process) -> None:
         """Start another driver when this one has ended."""
         driver.wait()
         query.leaving = False
-        if driver.error is not None and is_lost_batch(driver.error, query, cluster):
+        if driver.error is not None and is_lost_batch(driver.error, query, self.cluster):
             query.has_lost_batch, driver.error = True, None
             query.options["failOnDataLoss"] = "false"  # as the error says
         if driver.error is not None:
             driver.error = check_error(driver.error)
         if not query.stopping:
-            world.sleep(world.random.uniform(0, 0.5))
+            self.world.sleep(self.world.random.uniform(0, 0.5))
             if not query.stopping:
-                start(query)
+                self.start(query)
 
-    recreated = False
-    if has_standby:
-        recreated = recreate_topic_of_standby(world, cluster, start, queries, comes_back=protocol == "consumer")
-    else:
-        for query in queries:
-            start(query)
+    def alive(self) -> list[Process]:
+        """Return the drivers that have not ended."""
+        return self.world.alive("driver")
 
-    def drivers() -> list[Process]:
-        return world.alive("driver")
+    def kill(self, lines: int) -> None:
+        """Kill or terminate a driver after some lines."""
+        if drivers := self.alive():
+            rng = self.world.fault_random
+            rng.choice(drivers).interrupt(rng.choice([signal.SIGKILL, signal.SIGTERM]), lines)
 
-    def kill(lines: int) -> None:
-        if drivers():
-            world.fault_random.choice(drivers()).interrupt(
-                world.fault_random.choice([signal.SIGKILL, signal.SIGTERM]), lines
-            )
+    def kill_at_line(self) -> None:
+        """Kill or terminate a driver at a random line."""
+        self.kill(int(10 ** self.world.fault_random.uniform(1, 4)))
 
-    def leave() -> None:
-        world.fault_random.choice(queries).leaving = True
+    def pause(self) -> None:
+        """Suspend a driver."""
+        if drivers := self.alive():
+            drivers[0].pause(self.world.fault_random.uniform(0.1, 3))
 
-    def pause() -> None:
-        if drivers():
-            drivers()[0].pause(world.fault_random.uniform(0.1, 3))
+    def let_leave(self) -> None:
+        """Let the driver of a query end after its batch; another one starts."""
+        self.world.fault_random.choice(self.queries).leaving = True
 
-    refusals = REFUSALS | (MEMBERSHIP if protocol is not None else {})
-    schedule = [("a query leaves, and comes back", leave)]
-    if not calm:
-        schedule += [
-            ("refuse, lose or delay requests", lambda: cluster.fault(refusals)),
-            ("kill a driver", lambda: kill(0)),
-            ("kill a driver at a line", lambda: kill(int(10 ** world.fault_random.uniform(1, 4)))),
-            ("pause a driver", pause),
-            *network_faults(world, kafka, drivers),
-        ]
-    faults = world.start_faults(schedule, every_s=(1, 3) if calm else (0.1, 1.2))
-    quiet_changes = [("write records", cluster.write), ("move a leader", cluster.move_leader)]
-    if not has_standby:
-        quiet_changes.append(("add a partition", cluster.add_partition))
-    losses = [("delete old records", cluster.delete_records), ("stop or start a broker", cluster.stop_or_start_broker)]
-    if calm or has_standby:
-        losses.clear()
-    changes = world.start_faults(
-        [("change the cluster", cluster.change)] if truncates else quiet_changes + losses,
-        every_s=(0.1, 0.6),
-    )
-    recreations = world.start_faults(
-        [("recreate the topic", lambda: recreate_topic(world, cluster))] if recreates else [("nothing", lambda: None)],
-        every_s=(2, 8),
-    )
+    def stop(self) -> None:
+        """Stop all queries, and wait for their drivers."""
+        for query in self.queries:
+            query.leaving = query.stopping = True
+        for driver in self.alive():
+            driver.wait(120)
+            assert not driver.alive, driver
+
+
+def scenario(world: Simulation) -> dict[str, object]:
+    """Run queries; without faults, members that only come and go read no record twice."""
+    variant = Variant.draw(world.random)
+    cluster = variant.cluster(world.random)
+    cluster.write()
+    fetches = count_fetches(cluster)
+    queries = variant.queries(world.random)
+    options = variant.options(world.random, cluster.kafka.bootstrap_servers)
+    drivers = Drivers(world, cluster, queries, options, may_read_now=variant.protocol is None)
+    recreated = start_queries(world, variant, drivers)
 
     def check() -> None:
         check_fetches(fetches)
-        if protocol is None:
+        if variant.protocol is None:
             check_commits(cluster, queries[0])
 
+    faults = start_faults(world, variant, drivers)
     write_for(world, cluster, DURATION_S, check)
-    for schedule_of_faults in (faults, changes, recreations):
-        schedule_of_faults.stop()
+    for schedule in faults:
+        schedule.stop()
     world.wait_until(lambda: cluster.exists, 10, "the topic exists")
     for query in queries:
         query.dies = False
-    settle(world, kafka)
+    settle(world, cluster.kafka)
     cluster.heal()
+
+    wait_until_all_is_read(world, drivers, fetches)
+    if variant.protocol is None:
+        ends = {key: cluster.kafka.log(*key).end_offset for key in cluster.partitions}
+        world.wait_until(lambda: cluster.committed_in_topic == ends, 60, "the group's offsets are the log ends")
+    drivers.stop()
+    judge_rows(variant, drivers)
+    return {
+        "protocol": variant.protocol,
+        "calm": variant.calm,
+        "truncates": variant.truncates,
+        "standby": variant.has_standby,
+        "recreated": recreated or len(cluster.deleted_topic_ids),
+        "lost_batches": sum(query.has_lost_batch for query in queries),
+        "batches": sum(query.completed for query in queries),
+        "drivers": sum(query.drivers for query in queries),
+        "replays": sum(query.replays for query in queries),
+    }
+
+
+def count_fetches(cluster: ChangingCluster) -> Counter[tuple[str, int, int]]:
+    """Return the counts of Fetch requests by topic id, partition and offset, which grow from now on."""
+    fetches: Counter[tuple[str, int, int]] = Counter()
+    cluster.kafka.before[FETCH] = lambda body: fetches.update(
+        (str(topic.get("topic_id")), row["partition"], row["fetch_offset"])
+        for topic in body["topics"]
+        for row in topic["partitions"]
+    )
+    return fetches
+
+
+def start_queries(world: Simulation, variant: Variant, drivers: Drivers) -> bool:
+    """Start all queries; return True if the topic was recreated meanwhile, in a run with standby queries."""
+    if variant.has_standby:
+        comes_back = variant.protocol == "consumer"
+        return recreate_topic_of_standby(world, drivers.cluster, drivers.start, drivers.queries, comes_back=comes_back)
+    for query in drivers.queries:
+        drivers.start(query)
+    return False
+
+
+def start_faults(world: Simulation, variant: Variant, drivers: Drivers) -> list[FaultSchedule]:
+    """Start faults of drivers, requests and network, changes of the cluster, and recreations of the topic."""
+    cluster = drivers.cluster
+    refusals = REFUSALS | (MEMBERSHIP if variant.protocol is not None else {})
+    schedule: list[Fault] = [("a query leaves, and comes back", drivers.let_leave)]
+    if not variant.calm:
+        schedule += [
+            ("refuse, lose or delay requests", lambda: cluster.fault(refusals)),
+            ("kill a driver", lambda: drivers.kill(0)),
+            ("kill a driver at a line", drivers.kill_at_line),
+            ("pause a driver", drivers.pause),
+            *network_faults(world, cluster.kafka, drivers.alive),
+        ]
+    nothing = ("nothing", lambda: None)
+    recreation = ("recreate the topic", lambda: recreate_topic(world, cluster))
+    return [
+        world.start_faults(schedule, every_s=(1, 3) if variant.calm else (0.1, 1.2)),
+        world.start_faults(cluster_changes(variant, cluster), every_s=(0.1, 0.6)),
+        world.start_faults([recreation if variant.recreates else nothing], every_s=(2, 8)),
+    ]
+
+
+def cluster_changes(variant: Variant, cluster: ChangingCluster) -> list[Fault]:
+    """Return the changes of the cluster in a run."""
+    if variant.truncates:
+        return [("change the cluster", cluster.change)]
+    changes: list[Fault] = [
+        ("write records", cluster.write),
+        ("move a leader", cluster.move_leader),
+    ]
+    if not variant.has_standby:
+        changes.append(("add a partition", cluster.add_partition))
+        if not variant.calm:
+            changes.append(("delete old records", cluster.delete_records))
+            changes.append(("stop or start a broker", cluster.stop_or_start_broker))
+    return changes
+
+
+def wait_until_all_is_read(world: Simulation, drivers: Drivers, fetches: Counter[tuple[str, int, int]]) -> None:
+    """Wait until completed batches have each record that is not lost, or that was before `latest`."""
+    cluster, queries = drivers.cluster, drivers.queries
 
     def complete() -> bool:
         check_fetches(fetches)
         read = {value for query in queries for _, _, value in query.rows}
-        if base["startingOffsets"] == "latest":
+        if drivers.options["startingOffsets"] == "latest":
             starts = queries[0].starts_in(cluster.topic_id)
             cluster.gone |= {value for value, (key, offset) in cluster.written.items() if offset < starts.get(key, 0)}
         return not cluster.written.keys() - cluster.gone - read
 
     world.wait_until(complete, 300, f"all records are read: {cluster.written.keys() - cluster.gone}")
-    ends = {key: kafka.log(*key).end_offset for key in cluster.partitions}
-    if protocol is None:
-        world.wait_until(lambda: cluster.committed_in_topic == ends, 60, "the group's offsets are the log ends")
-    for query in queries:
-        query.leaving = query.stopping = True
-    for driver in drivers():
-        driver.wait(120)
-        assert not driver.alive, driver
-    lost_batches = sum(query.has_lost_batch for query in queries)
+
+
+def judge_rows(variant: Variant, drivers: Drivers) -> None:
+    """Compare the rows of all queries with the records."""
+    queries = drivers.queries
+    has_lost_batch = any(query.has_lost_batch for query in queries)
     # Such a query of a classic group continues at the start of the new topic, which another member may have read.
-    twice = protocol is not None and (not calm or (lost_batches > 0 and protocol == "classic"))
-    cluster.judge([row for query in queries for row in query.rows], twice=twice)
-    return {
-        "protocol": protocol,
-        "calm": calm,
-        "truncates": truncates,
-        "standby": has_standby,
-        "recreated": recreated or len(cluster.deleted_topic_ids),
-        "lost_batches": lost_batches,
-        "batches": sum(query.completed for query in queries),
-        "drivers": sum(query.drivers for query in queries),
-        "replays": sum(query.replays for query in queries),
-    }
+    twice = variant.protocol is not None and (not variant.calm or (has_lost_batch and variant.protocol == "classic"))
+    drivers.cluster.judge([row for query in queries for row in query.rows], twice=twice)
 
 
 def write_for(

@@ -211,3 +211,26 @@ def test_scenario_with_too_few_events_fails(capsys: pytest.CaptureFixture[str]) 
     output = capsys.readouterr().out
     assert f"{scenario}: commits 10, faults 5\n" in output
     assert f"{scenario} is idle: commits 10 in 5 runs, at least 11 expected" in output
+
+
+def test_worker_ends_quietly_when_its_command_was_stopped(capfd: pytest.CaptureFixture[str]) -> None:
+    """Slow: a new worker imports its packages."""
+    with Worker() as worker:
+        assert worker._process.stdout is not None
+        worker._process.stdout.close()
+        with pytest.raises(ValueError, match="closed file"):
+            run(worker, "own_state")
+    assert capfd.readouterr().err == ""
+    assert worker._process.returncode == 0
+
+
+def test_stopped_shrink_ends_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "run", lambda *_, **__: Outcome(7, "late"))
+    monkeypatch.setattr(command, "shrink", stopped)
+    assert command.main(["m:a", "--seed", "7", "--shrink"]) == 130
+    assert capsys.readouterr().err.strip() == "stopped"

@@ -18,6 +18,8 @@ from protocol.testing.simulation.shrink import shrink
 
 _PROGRESS_S = 30.0
 _DEFAULT_SEEDS = 20
+_INTERRUPTED = 130
+"""The exit status of a shell's command that Ctrl-C has ended."""
 EVENT_RUNS = 5
 """Runs of a scenario after which its events are compared with the least counts."""
 
@@ -43,7 +45,11 @@ def main(
     scenarios = {name if ":" in name else f"{package}.{name}:scenario": name for name in chosen}
     if options.seed is not None:
         (scenario,) = scenarios
-        return _one(scenario, options)
+        try:
+            return _one(scenario, options)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return _INTERRUPTED
     return _many(scenarios, program, options, least_events)
 
 

@@ -35,8 +35,11 @@ def main() -> None:
             _foundation(options)
         gc.freeze()
         text = _in_child(options)
-        output.write(text + "\n")
-        output.flush()
+        try:
+            output.write(text + "\n")
+            output.flush()
+        except BrokenPipeError:  # the command was stopped
+            os._exit(0)  # else the interpreter flushes again
         with contextlib.suppress(Exception):
             _foundation(options).prepare(options["prepare"] and 1 + json.loads(text)["processes"])
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from protocol import KafkaError
+from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.testing import FakeKafka
 from tests.support.documents import ROOT, block
 from tests.support.soak import SOAK
@@ -91,6 +93,53 @@ def test_example_of_controls_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "value=b'1'" in printed
     assert printed.endswith(" 3\n"), "two refused requests, and the one that succeeds"
+
+
+def test_example_of_records_and_offsets_prints_their_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(block("testing.md", "kafka.log(").text, {})
+    record, offsets, ends = capsys.readouterr().out.splitlines()
+    fields = re.findall(r"(\w+)=", record)
+    description = (ROOT / "docs" / "testing.md").read_text().partition("list of named tuples")[2]
+    assert re.findall(r"`(\w+)`", description)[: len(fields)] == fields
+    assert (offsets, ends) == ("{('orders', 1): 2}", "[0, 2]")
+
+
+def test_exit_codes_are_those_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("greenlet")
+    lines = ["def passes(world):", "    return {'read': 1}", "def fails(world):", "    raise ValueError(world)"]
+    (tmp_path / "codes.py").write_text("\n".join(lines))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    for scenarios, code in ((["codes:passes"], 0), (["codes:passes", "codes:fails"], 1), ([], 2)):
+        command = [sys.executable, "-m", "protocol.testing.simulation", *scenarios, "--seeds", "1", "--jobs", "1"]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=120, capture_output=True, text=True)
+        assert ended.returncode == code, ended.stderr
+
+
+def test_consumer_of_the_page_does_not_poll_on_after_failed_work() -> None:
+    """A commit of the next records would include those of the failed work."""
+    names: dict[str, Any] = {}
+    exec(block("testing.md", "# copies.py").text, names)
+    polled = []
+
+    class Consumer:
+        def __init__(self, properties: object) -> None: ...
+
+        def assign(self, partitions: object) -> None: ...
+
+        def poll(self, timeout_ms: float) -> Any:
+            polled.append(timeout_ms)
+            assert len(polled) <= 2, "it polls on"
+            if len(polled) == 1:
+                raise KafkaError("no records")
+            return ConsumerRecords({})
+
+    class Received(list[int]):
+        def __iadd__(self, values: object) -> Any:
+            raise KafkaError("the work failed")
+
+    names["KafkaConsumer"] = Consumer
+    with pytest.raises(KafkaError, match="the work failed"):
+        names["consume"]("servers", Received())
 
 
 def test_examples_of_security_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ A control takes one rule out of the product. It shows that the properties can fa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from protocol.transaction.coordinator import init_producer_id
 from protocol.transaction.end_transaction import end_transactions
 from protocol.transaction.states import TransactionalIdentity
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group, open_transactions, takeover, task_writer
+from spark_kafka_source.sink.exactly_once.ledger import Ledger
+from spark_kafka_source.sink.exactly_once.query import StreamBatch
 from tests.sink.ledger_search.product import QUERY, SearchProducer
 
 
@@ -30,6 +33,7 @@ class Configuration:
     `attempts`: attempts of a task in one start; another one begins when Spark has lost one that still runs, or one has
     failed.
     `starts`: starts of the query, at most two. The second one begins at any time, also beside the first.
+    `batches`: batches of the query. A lost attempt of a batch may still run in the next one.
     `lost_attempts`, `lost_replies`, `late_requests`, `timeouts`, `crashes`: the most faults of each kind in a run. A
     late request takes effect any time after its sender has given up waiting. A crash ends a driver between two steps.
     `empty_retries`: only the first attempt of a task has rows, as with a source whose rows change.
@@ -62,12 +66,14 @@ SMALL = {
     "the first attempt has rows, the second none": Configuration(
         tasks=1, attempts=2, lost_attempts=1, empty_retries=True, known_gap=True
     ),
+    "a later batch": Configuration(tasks=1, attempts=2, batches=2, lost_attempts=1, known_gap=True, refusals=0),
 }
 """Configurations of `make test`."""
 
 LARGE = {
     **SMALL,
     "a lost attempt continues": Configuration(tasks=1, attempts=2, lost_attempts=1, known_gap=True),
+    "a later batch with a refusal": Configuration(tasks=1, attempts=2, batches=2, lost_attempts=1, known_gap=True),
     "one start, version 1": Configuration(transaction_version=1),
     "late requests": Configuration(tasks=1, late_requests=1, lost_replies=1, known_gap=True),
     "two starts": Configuration(tasks=1, starts=2, known_gap=True),
@@ -129,12 +135,26 @@ def _believed(client: Client, group: str, partitions: Any, deadline: Deadline) -
     return dict.fromkeys(partitions, CommittedOffset(99))
 
 
+_require_not_passed = takeover._require_not_passed
+
+
+def _require_newest_in_rewrite(ledger: Ledger, batch: StreamBatch) -> None:
+    """Look for a later batch only before the takeover, not in the ledger that it rewrites."""
+    is_rewrite = sys._getframe(1).f_code.co_name == "add_start"
+    (takeover.require_newest if is_rewrite else _require_not_passed)(ledger, batch)
+
+
 _LOST = Configuration(tasks=1, attempts=2, lost_attempts=1, known_gap=True)
 _TWO_STARTS = Configuration(tasks=1, starts=2, known_gap=True)
 
 CONTROLS = {
     "no second look at the ledger": Control(
         _LOST, _replaced(task_writer, "require_not_decided", lambda *_: None), "is open"
+    ),
+    "a takeover that does not look for a later batch": Control(
+        SMALL["a later batch"],
+        _replaced(takeover, "_require_not_passed", _require_newest_in_rewrite),
+        "search-query-0 is open",
     ),
     "a second look at a ledger that is being written": Control(
         _LOST, _replaced(takeover, "read_written_ledger", _read_unstable_ledger), "is open"

@@ -7,7 +7,7 @@ starts again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -46,6 +46,8 @@ class Start(NamedTuple):
     """The driver has crashed, or the query has failed."""
     is_logged: bool = False
     """Spark has written the batch into its commit log."""
+    late_attempts: tuple[int, ...] = ()
+    """Processes of attempts of earlier batches that Spark believes lost, and that still run."""
 
 
 class Faults(NamedTuple):
@@ -179,6 +181,7 @@ class Model:
         if number < len(world.starts):
             start = world.starts[number]
             yield from self._steps_of_tasks(world, number, start)
+            yield from self._steps_of_late_attempts(world, number, start)
             if not start.is_over:
                 yield from self._steps_of_driver(world, number, start)
         elif world.logged + 1 < self.configuration.batches:
@@ -201,6 +204,21 @@ class Model:
                         lost = (*lost, self._attempt(number, start.batch, task, len(attempts)))
                         after = _with_task(world, number, task, lost)
                         yield f"{name} is lost, and continues", _less(after, "lost_attempts")
+
+    def _steps_of_late_attempts(self, world: World, number: int, start: Start) -> Iterator[Step]:
+        for place, process in enumerate(start.late_attempts):
+            other_attempts = start.late_attempts[:place] + start.late_attempts[place + 1 :]
+
+            def moved(process: int, world: World, other_attempts: tuple[int, ...] = other_attempts) -> World:
+                late_attempts = self._running((*other_attempts, process))
+                return _with_start(world, number, world.starts[number]._replace(late_attempts=late_attempts))
+
+            yield from self._steps_of_process(world, process, self._late_name(process), moved)
+
+    def _late_name(self, process: int) -> str:
+        code = self._processes.values[process].code
+        assert isinstance(code, Task)
+        return f"start {code.row.start}, task {code.row.task}, attempt {code.row.attempt} of batch {code.row.batch}"
 
     def _with_attempt(self, world: World, number: int, task: int, place: int, process: int) -> World:
         """Return the state with a moved attempt; another attempt follows a failed one, the driver the last result."""
@@ -233,7 +251,10 @@ class Model:
                     after = after._replace(logged=max(world.logged, start.batch))
                     yield f"{name}: batch {start.batch} is in the commit log", after
                 elif start.batch + 1 < self.configuration.batches:
-                    yield f"{name}: next batch", _with_start(world, number, self._start(number, start.batch + 1))
+                    attempts = (attempt.process for attempts in start.tasks for attempt in attempts)
+                    late_attempts = self._running((*start.late_attempts, *attempts))
+                    following = self._start(number, start.batch + 1)._replace(late_attempts=late_attempts)
+                    yield f"{name}: next batch", _with_start(world, number, following)
             else:
                 yield from self._steps_of_process(world, start.driver, name, moved)
         if world.faults.crashes and not start.is_logged:
@@ -326,10 +347,15 @@ class Model:
         """Return the next requests of all processes that are alive."""
         numbers = [attempt.process for start in world.starts for attempts in start.tasks for attempt in attempts]
         numbers += [start.driver for start in world.starts if start.driver is not None and not start.is_over]
+        numbers += [process for start in world.starts for process in start.late_attempts]
         requests = [self._processes.values[number].request for number in numbers]
         return [request.key for request in requests if request is not None]
 
     # -- values and their numbers -------------------------------------------------------------
+
+    def _running(self, processes: Iterable[int]) -> tuple[int, ...]:
+        """Return the processes that have not ended, in the same order for equal states."""
+        return tuple(sorted(number for number in processes if self._processes.values[number].request is not None))
 
     def _start(self, number: int, batch: int) -> Start:
         tasks = tuple((self._attempt(number, batch, task, 0),) for task in range(self.configuration.tasks))
