@@ -74,6 +74,13 @@ LARGE = {
     **SMALL,
     "a lost attempt continues": Configuration(tasks=1, attempts=2, lost_attempts=1, known_gap=True),
     "a later batch with a refusal": Configuration(tasks=1, attempts=2, batches=2, lost_attempts=1, known_gap=True),
+    "a later batch with a timeout": Configuration(
+        tasks=1, attempts=2, batches=2, lost_attempts=1, timeouts=1, known_gap=True, refusals=0
+    ),
+    "a later batch of two tasks": Configuration(
+        tasks=2, attempts=2, batches=2, lost_attempts=1, known_gap=True, refusals=0
+    ),
+    "a later batch in two starts": Configuration(tasks=1, starts=2, batches=2, known_gap=True, refusals=0),
     "one start, version 1": Configuration(transaction_version=1),
     "late requests": Configuration(tasks=1, late_requests=1, lost_replies=1, known_gap=True),
     "two starts": Configuration(tasks=1, starts=2, known_gap=True),
