@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 
 from protocol import Admin
 from protocol.base import once
+from protocol.cluster import unknown_topic
 from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
@@ -56,7 +57,11 @@ def records(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[tuple[An
     return sorted(collected, key=lambda record: record[0])
 
 
-def test_copy_keeps_everything_but_the_partition(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
+def test_copy_keeps_everything_but_the_partition(
+    run: Any, kafka1: LocalKafka, topic1: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The last copy needs a partition that does not exist. By default, a client waits for it for ten seconds.
+    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
     source, target, same = topic1(3), topic1(2), topic1(3)
     fill(kafka1, source, 30, partitions=3)
     run("copy", source, target)

@@ -19,6 +19,7 @@ def messages_to_the_end(
 ) -> Iterator[Any]:
     """Yield all messages of the partitions up to the ends of their logs."""
     settings = {"bootstrap.servers": servers, "group.id": "to-the-end", "enable.auto.commit": False, "log_level": 0}
+    settings["fetch.wait.max.ms"] = 10  # librdkafka finds the end of a log by a reply without records
     consumer = Consumer({**settings, "isolation.level": isolation_level, "enable.partition.eof": True})
     missing = set(partitions)
     deadline_s = time.monotonic() + 120
@@ -26,7 +27,7 @@ def messages_to_the_end(
         consumer.assign([TopicPartition(*partition, OFFSET_BEGINNING) for partition in partitions])
         while missing:
             assert time.monotonic() < deadline_s, f"librdkafka does not come to the end of {missing}"
-            for message in consumer.consume(10_000, timeout=0.2):
+            for message in consumer.consume(10_000, timeout=0.02):
                 if message.error() is None:
                     yield message
                 else:
@@ -61,7 +62,8 @@ def read_back(kafka: LocalKafka, topic: str, timeout_s: float = 60) -> list[Reco
         deadline_s = time.monotonic() + timeout_s
         while len(records) < missing:
             assert time.monotonic() < deadline_s, f"{topic}: {len(records)} of {missing} records after {timeout_s} s"
-            for message in consumer.consume(10_000, timeout=1):
+            # librdkafka waits until it has as many messages as requested.
+            for message in consumer.consume(min(10_000, missing - len(records)), timeout=1):
                 assert message.error() is None, message.error()
                 headers = message.headers()
                 records.append(

@@ -34,6 +34,10 @@ _BRIEF_QUERIES = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # By default an idle stream polls its source, and so all brokers, 100 times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
+    # Spark's default starts programs (`chmod`, `stat`, `readlink`) for each file of a checkpoint, two per trigger.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 _LOGGING = [
     f"-Dlog4j2.configurationFile={_ROOT / 'conf' / 'log4j2.properties'}",

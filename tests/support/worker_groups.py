@@ -1,8 +1,9 @@
 """Marks tests by their fixtures, and groups those with real brokers or Spark for `pytest -n 2 --dist loadgroup`.
 
 A group is one pytest-xdist worker's at a time, in the order of `Need`: the longest begin first, and the worker that
-ends takes the next. So one worker owns Spark and the other the three brokers. Files stay together, and a file
-is in the group of its greatest need. The three brokers, and the secured broker, are closed after their last test.
+ends takes the next. So one worker owns Spark and the other the three brokers. A file has up to two parts: tests with
+the fixture `spark`, and the others. A part stays together, in the group of its greatest need. The three brokers, and
+the secured broker, are closed after their last test.
 
 A worker that crashes makes its run red, with the name of its test. Without help, pytest-xdist would not notice while a
 forked child keeps the pipe to the controller open.
@@ -27,7 +28,7 @@ SECURED = pytest.StashKey[LocalKafka]()
 
 
 class Need(IntEnum):
-    """Servers that the tests of a file need, in the order of the run."""
+    """Servers that the tests of a part of a file need, in the order of the run."""
 
     SPARK = 0
     THREE_BROKERS = 1
@@ -43,20 +44,20 @@ _MARKING = {"kafka": {"kafka", "kafka1", "other_kafka", "secured", "topic", "top
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist adds the groups to the ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark and group the tests; keep those of a file together, in their order."""
-    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    """Mark and group the tests; keep those of a part of a file together, in their order."""
+    parts: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
         for mark, fixtures in _MARKING.items():
             if fixtures.intersection(_fixtures(item)):
                 item.add_marker(mark)
-        files[item.nodeid.partition("::")[0]].append(item)
-    needs = {file: _need(tests) for file, tests in files.items()}
-    for file, tests in files.items():
+        parts[item.nodeid.partition("::")[0], "spark" in _fixtures(item)].append(item)
+    needs = {part: _need(tests) for part, tests in parts.items()}
+    for part, tests in parts.items():
         for item in tests:
-            item.stash[_NEED] = needs[file]
-            if needs[file] != Need.NOTHING:
-                item.add_marker(pytest.mark.xdist_group(needs[file].name.lower()))
-    items[:] = [item for file in sorted(files, key=needs.__getitem__) for item in files[file]]
+            item.stash[_NEED] = needs[part]
+            if needs[part] != Need.NOTHING:
+                item.add_marker(pytest.mark.xdist_group(needs[part].name.lower()))
+    items[:] = [item for part in sorted(parts, key=needs.__getitem__) for item in parts[part]]
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCom
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
+from protocol.cluster import unknown_topic
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.options.parsing import parse_sink_options
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
@@ -28,7 +30,10 @@ LAST = f"{ROWS - 1:03}"
 
 
 class WatchedSink(DataSource):
-    """Our sink; log lines of Spark's Python processes are appended to the file of the option `log`."""
+    """Our sink; log lines of Spark's Python processes are appended to the file of the option `log`.
+
+    A task waits one second, not ten, for a partition that does not exist.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +46,9 @@ class WatchedSink(DataSource):
         class Watched(KafkaStreamWriter):  # type: ignore[misc]
             def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
                 _log_to(log)
-                return super().write(iterator)
+                # Only during this task: Spark's Python workers also run tasks of other tests.
+                with patch.object(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000):
+                    return super().write(iterator)
 
             def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
                 _log_to(log)
