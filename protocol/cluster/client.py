@@ -535,11 +535,11 @@ class Client:
             brokers = self._some_brokers(deadline)
             if not all(self.connection(broker, LIVENESS, deadline).is_kraft for broker in brokers):
                 return set()
-            replies, errors = self._ask_each_about(brokers, topics, deadline)
+            replies = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
             log.debug("cannot tell whether %s was deleted: %s", listed(sorted(topics)), error)
             return set()
-        unknown = set(topics) if replies and not errors else set()
+        unknown = set(topics) if replies and len(replies) == len(brokers) else set()
         for rows in replies:
             unknown = {
                 name
@@ -551,22 +551,24 @@ class Client:
     def ids_at_brokers(self, topics: Collection[str], deadline: Deadline) -> dict[str, set[bytes]]:
         """Return the ids of topics, after one Metadata request to each of up to five brokers.
 
-        A topic has several ids, if a broker lags behind the controller, and none, if no broker knows it, or at most
-        half of them answer: those may be the ones that lag behind. The cached metadata are not changed.
+        A topic has several ids if a broker lags behind the controller. Zeros are of a broker that does not know the
+        topic, or no ids. There are none if at most half of the brokers answer: these may be the ones that lag behind.
+        The cached metadata are not changed.
         """
         ids: dict[str, set[bytes]] = {name: set() for name in topics}
         deadline = deadline.at_most_ms(_ABOUT_DELETION_MS)
         try:
-            replies, errors = self._ask_each_about(self._some_brokers(deadline), topics, deadline)
+            brokers = self._some_brokers(deadline)
+            replies = self._ask_each_about(brokers, topics, deadline)
         except KafkaError as error:
-            replies, errors = [], [error]
-        if len(replies) <= len(errors):
-            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), errors[-1:])
+            log.debug("cannot tell whether %s was recreated: %s", listed(sorted(topics)), error)
             return ids
-        for rows in replies:
-            for name, row in rows.items():
-                if name in ids and row.error_code == ErrorCode.NONE and row.topic_id != NO_TOPIC_ID:
-                    ids[name].add(row.topic_id)
+        for rows in replies if 2 * len(replies) > len(brokers) else []:
+            for name in ids.keys() & rows.keys():
+                if rows[name].error_code == ErrorCode.NONE:
+                    ids[name].add(rows[name].topic_id)
+                elif rows[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    ids[name].add(NO_TOPIC_ID)
         return ids
 
     def _some_brokers(self, deadline: Deadline) -> list[Broker]:
@@ -578,14 +580,13 @@ class Client:
 
     def _ask_each_about(
         self, brokers: Iterable[Broker], topics: Iterable[str], deadline: Deadline
-    ) -> tuple[list[Mapping[str, Topic]], list[KafkaError]]:
-        """Return the topics in the Metadata reply of each broker, and the errors of those that have not replied.
+    ) -> list[Mapping[str, Topic]]:
+        """Return the topics in the Metadata reply of each broker that replies.
 
         Each is asked in a thread of its own: to connect to a silent one takes the whole deadline.
         """
         body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
         replies: list[Mapping[str, Topic]] = []
-        errors: list[KafkaError] = []
 
         def ask(broker: Broker) -> None:
             try:
@@ -595,7 +596,7 @@ class Client:
                 )
                 replies.append(Metadata.from_reply(reply).topics)
             except KafkaError as error:
-                errors.append(error)
+                log.debug("%s does not answer which topics exist: %s", broker, error)
 
         threads = [
             threading.Thread(target=ask, args=(broker,), name=f"ask-{broker}", daemon=True) for broker in brokers
@@ -604,7 +605,7 @@ class Client:
             start(thread)
         for thread in threads:
             join(thread)
-        return replies, errors
+        return replies
 
     def remembered_topic(self, name: str) -> Topic | None:
         """Return the topic from the newest cached metadata of any age, without a request; None if it has an error."""

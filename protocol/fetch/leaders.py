@@ -58,8 +58,9 @@ def receive_fetch(client: Client, request: FetchRequest[P], body: Mapping[str, A
 def resolve_leaders(client: Client, partitions: Collection[P], deadline: Deadline) -> dict[P, KafkaError]:
     """Resolve the broker of each partition, with one metadata snapshot: the leader, or the replica that it named.
 
-    Returns partitions without a broker: `BrokerError` (retriable) if there is no leader or brokers report several topic
-    ids, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no broker replied.
+    Returns partitions without a broker: `BrokerError` (retriable) if there is no leader, or if brokers do not agree on
+    the topic id or too few answer, `TopicRecreated` if the topic has another id than before, `DeadlineExceeded` if no
+    broker replied.
     """
     try:
         snapshot = _snapshot(client, partitions, deadline)
@@ -82,7 +83,8 @@ class _Snapshot(NamedTuple):
     """Metadata, and the ids that several brokers report for topics that seem to be recreated.
 
     Ids are not ordered: the other id may be that of the deleted topic, from a broker that lags behind. The topic was
-    recreated if all brokers report the other id: a broker's metadata never go back to a deleted topic.
+    recreated if all that answer, and more than half do, report the other id: a broker's metadata never go back to a
+    deleted topic.
     """
 
     metadata: Metadata

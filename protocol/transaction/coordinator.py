@@ -19,7 +19,7 @@ from protocol.cluster.metadata import Broker
 from protocol.errors import BrokerError, KafkaError, TopicRecreated
 from protocol.group.commits.committed_offsets import CommittedOffset, offset_rows, topic_id_check
 from protocol.group.member import NO_MEMBER, GroupMember
-from protocol.kafka_terms import TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages import m28_txn_offset_commit
 from protocol.wire.messages.m22_init_producer_id import FIRST_WITH_EXPECTED_IDENTITY, INIT_PRODUCER_ID
@@ -140,10 +140,10 @@ def add_offsets(
         topic = key[0]
         if topic not in ids:
             ids.update(client.ids_at_brokers([topic], deadline))
-        if not ids[topic]:
+        if ids[topic] == {NO_TOPIC_ID}:
             context = {name: value for name, value in error.context.items() if name != "code"}
             return broker_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error), **context)
-        if offsets[key].topic_id not in ids[topic]:
+        if ids[topic] and offsets[key].topic_id not in ids[topic]:
             return TopicRecreated(
                 f"commit of {topic}-{key[1]}: the offset belongs to a deleted topic of that name. After the consumer "
                 "has moved to the new topic, call its group_metadata() again",

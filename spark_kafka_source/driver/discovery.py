@@ -73,8 +73,7 @@ def partitions_of_running_query(
     named = _named_topics(options)
     is_subscribed = partition_filter(options)
     expected = {key: topic_id for key, topic_id in expected.items() if is_subscribed(key)}
-    names = None if named is None else named | {topic for topic, _ in expected}
-    return _discover_with_retries(client, options, names, expected, deadline, existed=True)[0]
+    return _discover_with_retries(client, options, named, expected, deadline, existed=True)[0]
 
 
 def partition_filter(options: SourceOptions) -> Callable[[TopicPartition], bool]:

@@ -22,9 +22,13 @@ from spark_kafka_source.driver.discovery import (
 )
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
-from spark_kafka_source.options.partitions import partition_name
 from spark_kafka_source.plan import data_loss, limits
-from spark_kafka_source.plan.assignment import QueryAssignment, query_assignment, suspected_topics
+from spark_kafka_source.plan.assignment import (
+    QueryAssignment,
+    disputed_topics,
+    query_assignment,
+    suspected_topics,
+)
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
@@ -89,6 +93,9 @@ class Trigger:
         if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
             watermarks = high_watermarks(self._client, ends, self.deadline, ends)
             logs = replace(logs, high_watermarks=watermarks)
+        if shrunk := logs.shrunk_topics():
+            logs = logs.awaiting(disputed_topics(shrunk, self._client.ids_at_brokers(shrunk, self.deadline)))
+        self._handle_awaited(logs.assignment)
         previous_logs, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (previous_logs.stale if previous_logs else set()))
         self._raise_or_defer(data_loss.recreated(logs), fail=self._options.fail_on_topic_recreated)
@@ -120,20 +127,21 @@ class Trigger:
         elif starting.positions:
             assignment = replace(assignment, starts=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)
-        for topic, reason in assignment.awaited.items():
-            log_once(f"topic {topic}: nothing is read from it for now: {reason}")
-        # A first batch keeps the start of all partitions; those of a member wait in its membership.
-        if is_available_now or (membership is None and starting.positions):
-            self._require_readable(assignment)
         return LogSnapshot(
             completed, assignment, log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
         )
 
-    def _require_readable(self, assignment: QueryAssignment) -> None:
-        """Raise `TopicUnknown` if a topic is awaited, but for one that ends the query as recreated anyway."""
-        fails = assignment.recreated(self.completed) if self._options.fail_on_topic_recreated else {}
-        for topic in sorted(assignment.awaited.keys() - fails.keys()):
-            raise TopicUnknown(f"topic {topic} cannot be read yet: {assignment.awaited[topic]}")
+    def _handle_awaited(self, assignment: QueryAssignment) -> None:
+        """Log the topics that are awaited. Raises `TopicUnknown` if the trigger must read all of them."""
+        for topic, reason in assignment.awaited.items():
+            log_once(f"topic {topic}: nothing is read from it for now: {reason}")
+        # A first batch keeps the start of all partitions; those of a member wait in its membership.
+        is_first = self.query.membership is None and self.starting.positions
+        if self.query.target is not None or is_first:
+            # A recreated topic ends the query anyway.
+            fails = assignment.recreated(self.completed) if self._options.fail_on_topic_recreated else {}
+            for topic in sorted(assignment.awaited.keys() - fails.keys()):
+                raise TopicUnknown(f"topic {topic} cannot be read yet: {assignment.awaited[topic]}")
 
     def _backlog(self, logs: LogSnapshot) -> Backlog:
         """Return the backlog with its start offsets. Losses are raised or kept, as in `_raise_or_defer`."""
@@ -154,13 +162,7 @@ class Trigger:
 
     def _divergent_offsets(self, backlog: Backlog) -> dict[TopicPartition, int]:
         """Return the offsets from which truncated logs may have other records than were read (KIP-320)."""
-        truncated, positions, readable = backlog.truncated(), backlog.logs.positions, backlog.logs.assignment.readable
-        topics = {key[0] for key in truncated if readable[key] != NO_TOPIC_ID}
-        ids_at_brokers = self._client.ids_at_brokers(topics, self.deadline) if topics else {}
-        for key in truncated:
-            if key[0] in topics and ids_at_brokers[key[0]] != {readable[key]}:
-                # ListOffsets names topics, so the reply may be about a topic recreated meanwhile.
-                raise TopicUnknown(f"{partition_name(key)} ends before the position, and may belong to another topic")
+        truncated, positions = backlog.truncated(), backlog.logs.positions
         unconfirmed = backlog.logs.unconfirmed(self.query.confirmed)
         compared = {key: positions[key] for key in [*truncated, *unconfirmed] if key in positions}
         epoch_ends = ends_of_epochs(self._client, compared, self.deadline)
@@ -193,7 +195,7 @@ class Trigger:
     # -- limits ---------------------------------------------------------------------------------
 
     def _waits_for_more(self, new_offsets: int) -> bool:
-        """Return True if `minOffsetsPerTrigger` is not reached. An `availableNow` run never waits, nor do losses."""
+        """Return True if `minOffsetsPerTrigger` is not reached; never in an `availableNow` run, or with losses."""
         if self.query.target is not None:
             return False
         now_ms = self._client.clock.now_s() * 1000

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from protocol.cluster.metadata import topic_id_text
-from protocol.kafka_terms import TopicIds, TopicPartition
+from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from protocol.position import Position, is_another_topic
 from spark_kafka_source.plan.offsets import Offsets, topic_ids
 
@@ -24,11 +24,11 @@ class QueryAssignment:
     `starts`: position at which a partition was assigned, until a batch that contains it is complete, it is revoked, or
     its topic is recreated. A partition that was never read and is not in here is read from its log start offset. So is
     a partition of a topic that was recreated since the last batch, unless it was assigned at a position in the new one.
-    `kept`: other partitions whose position is kept, since another member of the group reads them or brokers disagree
-    about the topic. Any other partition that was read before is a loss: it was deleted, or the group has assigned it in
+    `kept`: other partitions whose position is kept, since another member of the group reads them or the topic is
+    awaited. Any other partition that was read before is a loss: it was deleted, or the group has assigned it in
     the topic that was read, while a new topic has its name.
-    `existing_ids`: ids of the topics that exist, also without a readable partition, but for those that brokers disagree
-    about.
+    `existing_ids`: ids of the topics that exist, also without a readable partition, but for those about which brokers
+    do not agree.
     `awaited`: topics that may have been recreated, with the reason why nothing can be read from them yet.
     """
 
@@ -47,6 +47,13 @@ class QueryAssignment:
         return replace(
             self, readable={key: topic_id for key, topic_id in self.readable.items() if key not in partitions}
         )
+
+    def awaiting(self, reasons: Mapping[str, str]) -> QueryAssignment:
+        """Return a copy that reads nothing of these topics for now, and keeps their positions."""
+        readable = {key: topic_id for key, topic_id in self.readable.items() if key[0] not in reasons}
+        kept = {*self.kept, *(self.readable.keys() - readable.keys())}
+        ids = {topic: topic_id for topic, topic_id in self.existing_ids.items() if topic not in reasons}
+        return replace(self, readable=readable, kept=kept, existing_ids=ids, awaited={**self.awaited, **reasons})
 
     def recreated(self, completed: Offsets) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read.
@@ -108,6 +115,17 @@ def suspected_topics(existing: TopicIds, assigned_ids: TopicIds, completed: Offs
     return changed & {topic for topic, _ in (*assigned, *missing)} - confirmed
 
 
+def disputed_topics(ids: Mapping[str, bytes], ids_at_brokers: Mapping[str, Set[bytes]]) -> dict[str, str]:
+    """Return the topics of `ids_at_brokers` whose ids are not confirmed by brokers, with the reason to wait."""
+    disputed = {}
+    for topic, reported in ids_at_brokers.items():
+        if not reported:
+            disputed[topic] = "too few brokers answer whether it was recreated"
+        elif reported != {ids[topic]}:
+            disputed[topic] = f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
+    return disputed
+
+
 def query_assignment(
     existing: TopicIds, assigned_ids: TopicIds, completed: Offsets, ids_at_brokers: Mapping[str, Set[bytes]]
 ) -> QueryAssignment:
@@ -117,16 +135,12 @@ def query_assignment(
     `assigned_ids`: the partitions that the query should read, with the topic ids by which its group has assigned them;
     zeros if it assigns names, or without a group.
     `completed`: end of the last batch.
-    `ids_at_brokers`: ids of the `suspected_topics` at several brokers. If they differ, the topic is awaited.
+    `ids_at_brokers`: ids of the `suspected_topics` at several brokers. If they differ, or too few brokers answer, the
+    topic is awaited.
     """
     ids = topic_ids(existing)
-    disputed = {topic: reported for topic, reported in ids_at_brokers.items() if reported != {ids[topic]}}
-    awaited = {
-        topic: f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
-        if reported
-        else "too few brokers answer whether it was recreated"
-        for topic, reported in disputed.items()
-    }
+    disputed = disputed_topics(ids, ids_at_brokers)
+    awaited = dict(disputed)
     readable, in_deleted_topic = {}, set()
     for key, assigned_id in assigned_ids.items():
         if key not in existing or key[0] in disputed:
@@ -145,4 +159,5 @@ def query_assignment(
 
 
 def _ids_text(ids: Collection[bytes]) -> str:
-    return f"topic id {' or '.join(sorted(map(topic_id_text, ids)))}"
+    texts = sorted(topic_id_text(topic_id) for topic_id in ids if topic_id != NO_TOPIC_ID)
+    return f"topic id {' or '.join([*texts, *(['none'] if NO_TOPIC_ID in ids else [])])}"

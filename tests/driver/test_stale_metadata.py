@@ -96,6 +96,30 @@ def test_query_waits_until_brokers_agree_about_a_recreated_topic(
         reader.stop()
 
 
+def test_truncated_log_delays_no_other_topic_while_too_few_brokers_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """The log may be that of a recreated topic."""
+    options = {**QUICK, "kafka.group.protocol": "none", "kafka.request.timeout.ms": "2000"}
+    with FakeKafka(2) as cluster:
+        cluster.move_coordinator("g", 1)
+        for topic in ("a", "b"):
+            cluster.create_topic(topic)
+            while cluster.leader(topic, 0) != 1:
+                cluster.delete_topic(topic)
+                cluster.create_topic(topic)
+            cluster.write(topic, 0, records(0, 20))
+        reader = reader_of(cluster.bootstrap_servers, "a,b", "g", **options)
+        read = next_end(reader, reader.initialOffset())
+        cluster.edit_replies("Metadata", lambda body: b"", broker=2)
+        cluster.truncate_log("a", 0, 5)
+        cluster.write("b", 0, records(20, 10))
+        end = next_end(reader, read)
+        assert (end["a"], end["b"]) == ({"0": 20}, {"0": 30})
+        assert "topic a: nothing is read from it for now: too few brokers answer" in caplog.text
+        cluster.clear_faults()
+        wait_until(lambda: next_end(reader, end)["a"] == {"0": 5})
+        reader.stop()
+
+
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
     monkeypatch: pytest.MonkeyPatch, protocol: str

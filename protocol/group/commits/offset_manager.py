@@ -422,7 +422,8 @@ class OffsetManager:
             return
         deadline = Deadline.after_ms(_TOPIC_CHECK_MS, self._retry_clock)
         ids = self._client.ids_at_brokers({topic for topic, _ in unknown}, deadline)
-        recreated = [key for key in unknown if ids[key[0]] and due[key].offset.topic_id not in ids[key[0]]]
+        others = {key: ids[key[0]] - {NO_TOPIC_ID} for key in unknown}
+        recreated = [key for key in unknown if others[key] and due[key].offset.topic_id not in others[key]]
         for key in recreated:
             replies.refuse(key)
         if recreated:

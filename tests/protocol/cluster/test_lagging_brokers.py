@@ -14,6 +14,7 @@ from protocol.cluster.metadata import Metadata
 from protocol.config import ClientConfig
 from protocol.errors import KafkaError
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
+from protocol.kafka_terms import NO_TOPIC_ID
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m19_create_topics import CREATE_TOPICS
@@ -64,6 +65,16 @@ def test_ids_count_only_if_more_than_half_of_the_brokers_answer(brokers: int, si
             fake.silence(broker)
         ids = client.ids_at_brokers(["orders"], client.deadline())
         assert ids == {"orders": {fake.controller.topic("orders").topic_id} if is_certain else set()}
+
+
+def test_broker_that_does_not_know_a_topic_contradicts_one_that_does(fake: FakeKafka, client: Client) -> None:
+    """The one that knows it may lag behind: the topic was deleted."""
+    topic_id = fake.controller.topic("orders").topic_id
+    fake.isolate(2)
+    fake.delete_topic("orders")
+    assert client.ids_at_brokers(["orders"], client.deadline()) == {"orders": {topic_id, NO_TOPIC_ID}}
+    fake.isolate(2, False)
+    assert client.ids_at_brokers(["orders"], client.deadline()) == {"orders": {NO_TOPIC_ID}}
 
 
 def test_short_question_about_topics_leaves_a_slow_request_alone(fake: FakeKafka, client: Client) -> None:
