@@ -27,7 +27,7 @@ from protocol.cluster.unknown_topic import (
 )
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, KafkaError, TopicUnknown
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
-from protocol.position import is_another_topic
+from protocol.position import Position, is_another_topic
 from spark_kafka_source.options.partitions import partition_names
 from spark_kafka_source.options.table import SourceOptions
 
@@ -61,18 +61,18 @@ def partitions_of_new_query(client: Client, options: SourceOptions, deadline: De
 
 
 def partitions_of_running_query(
-    client: Client, options: SourceOptions, expected: TopicIds, deadline: Deadline
+    client: Client, options: SourceOptions, read: Mapping[TopicPartition, Position], deadline: Deadline
 ) -> dict[TopicPartition, bytes]:
     """Return the partitions of a running query, as `partitions_of_new_query`.
 
-    `expected`: partitions read before, with their topic ids. One that no longer exists, or is not subscribed to any
+    `read`: positions in the partitions that were read before. One that no longer exists, or is not subscribed to any
     more, is not in the result.
     Raises `DeadlineExceeded` or `BrokerError`: as `partitions_of_new_query`. Missing topics are no error: a running
     query waits for them.
     """
     named = _named_topics(options)
     is_subscribed = partition_filter(options)
-    expected = {key: topic_id for key, topic_id in expected.items() if is_subscribed(key)}
+    expected = {key: position.topic_id for key, position in read.items() if is_subscribed(key)}
     return _discover_with_retries(client, options, named, expected, deadline, existed=True)[0]
 
 
@@ -190,9 +190,9 @@ def _missing(
     """Return the topics of `expected` that do not exist, or lack an expected partition. A recreated one may lack it."""
     ids = {name: topic.topic_id for name, topic in topics.items() if topic.error_code == ErrorCode.NONE}
     missing = set()
-    for key, topic_id in expected.items():
+    for key, topic_id in [(key, topic_id) for key, topic_id in expected.items() if key not in discovered]:
         name = key if isinstance(key, str) else key[0]
-        if name not in ids or (key != name and key not in discovered and not is_another_topic(ids[name], topic_id)):
+        if name not in ids or (key != name and not is_another_topic(ids[name], topic_id)):
             missing.add(name)
     return sorted(missing)
 

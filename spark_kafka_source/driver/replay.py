@@ -54,8 +54,8 @@ def new_partition_starts(
     deadline = query.deadline()
 
     def find() -> dict[TopicPartition, int]:
-        expected = {key: end.positions[key].topic_id for key in partitions}
-        existing = partitions_of_running_query(query.client, query.options, expected, deadline)
+        read = {key: end.positions[key] for key in partitions}
+        existing = partitions_of_running_query(query.client, query.options, read, deadline)
         return log_start_offsets(query.client, [key for key in partitions if key in existing], deadline)
 
     starts = retry_unknown_topics(query.client, find, deadline)

@@ -109,8 +109,8 @@ class Trigger:
         the decision which topics exist, and precede the mark, which stages the later of start and `completed`.
         """
         completed, starting, membership = self.completed, self.starting, self.query.membership
-        expected = {key: at.topic_id for key, at in {**starting.positions, **completed.positions}.items()}
-        existing = partitions_of_running_query(self._client, self._options, expected, self.deadline)
+        read = {**starting.positions, **completed.positions} if starting.positions else completed.positions
+        existing = partitions_of_running_query(self._client, self._options, read, self.deadline)
         is_available_now = self.query.target is not None
         if membership is None:
             assigned_ids: TopicIds = dict.fromkeys(existing, NO_TOPIC_ID)

@@ -13,7 +13,7 @@ from protocol.base.once import deferred_warnings
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
 from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
-from protocol.kafka_terms import NO_TOPIC_ID
+from protocol.position import Position
 from protocol.testing import FakeKafka, ManualClock
 from spark_kafka_source.driver.discovery import (
     partitions_of_new_query,
@@ -31,6 +31,7 @@ from tests.protocol.fetch.test_unknown_topic import KNOWN, NO_LEADER, UNKNOWN, B
 from tests.support.offsets import batch_end
 
 EXISTING = {("orders", 0): TOPIC_ID}
+READ = {("orders", 0): Position(0, topic_id=TOPIC_ID)}
 
 
 def options_on(kafka: FakeKafka, streaming: bool = True, **subscription: str) -> SourceOptions:
@@ -46,9 +47,7 @@ def clock() -> ManualClock:
 def look(clock: ManualClock, *says: str | float, timeout_ms: int = 240_000) -> dict[tuple[str, int], bytes]:
     """Return the partitions that a trigger finds for a query that has read orders-0."""
     with Broker(clock, *says) as broker, client_on(broker, clock) as client:
-        return dict(
-            partitions_of_running_query(client, options_on(broker), EXISTING, Deadline.after_ms(timeout_ms, clock))
-        )
+        return dict(partitions_of_running_query(client, options_on(broker), READ, Deadline.after_ms(timeout_ms, clock)))
 
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 240_000])
@@ -62,7 +61,7 @@ def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock:
     deleted = ("orders", 7)
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
         existing = partitions_of_running_query(
-            client, options_on(broker), {**EXISTING, deleted: TOPIC_ID}, client.deadline()
+            client, options_on(broker), {**READ, deleted: Position(0, topic_id=TOPIC_ID)}, client.deadline()
         )
     assert existing == EXISTING
     read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
@@ -146,9 +145,9 @@ def kraft() -> Iterator[FakeKafka]:
 def assigned(kafka: FakeKafka, clock: ManualClock) -> list[str]:
     """Return the topics that a trigger assigns to a query that has read both."""
     options = options_on(kafka, subscribePattern="orders-.*")
-    expected = dict.fromkeys([("orders-1", 0), ("orders-2", 0)], NO_TOPIC_ID)
+    read = dict.fromkeys([("orders-1", 0), ("orders-2", 0)], Position(0))
     with client_on(kafka, clock) as client:
-        return [topic for topic, _ in partitions_of_running_query(client, options, expected, client.deadline())]
+        return [topic for topic, _ in partitions_of_running_query(client, options, read, client.deadline())]
 
 
 def test_deleted_topic_in_kraft_cluster_delays_trigger_less_than_two_seconds(
@@ -261,7 +260,7 @@ def test_time_of_a_trigger_does_not_grow_with_the_square_of_the_topics(monkeypat
         options = replace(options_on(kafka), subscribe=CountedTopics(names))
         client = PROCESS.client(options.client)
         existing = partitions_of_running_query(
-            client, options, {(name, 0): NO_TOPIC_ID for name in names}, client.deadline()
+            client, options, {(name, 0): Position(0) for name in names}, client.deadline()
         )
     assert len(existing) == 50
     assert CountedTopics.times_read < 10
