@@ -1,8 +1,8 @@
 """A streaming query as a member of its group: its assigned partitions, and their start offsets.
 
 Runs on the driver, in the process of one query. The first trigger joins the group; a thread of
-`protocol.group.membership` sends heartbeats. Rebalances are handled between two batches only. The query leaves the
-group at SIGTERM.
+`protocol.group.membership` sends heartbeats. Rebalances are handled between two batches only. At SIGTERM the query
+leaves the group, if possible after its last commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _AWAIT_ASSIGNMENT_MS = 5_000
 _AWAIT_FIRST_ASSIGNMENT_MS = 15_000
 _POLL_INTERVAL_S = 0.2
-# Limit for leaving the group at SIGTERM: Spark kills the process soon afterwards.
+# Limit for the last commit, half of it, and for leaving the group at SIGTERM: Spark kills the process soon afterwards.
 _MAX_CLOSE_S = 2.0
 
 

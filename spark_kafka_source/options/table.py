@@ -208,7 +208,7 @@ class SourceOptions:
         "minOffsetsPerTrigger",
         _POSITIVE,
         "a trigger with fewer new offsets waits for more. The first trigger of a run never waits, nor does a run with "
-        "the trigger availableNow or once, or a trigger that finds a topic deleted, recreated or truncated",
+        "the trigger availableNow or once, or a trigger that finds records lost other than by retention",
     )
     max_trigger_delay_ms: int = _stream(
         "maxTriggerDelay",
