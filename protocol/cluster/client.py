@@ -583,7 +583,7 @@ class Client:
     ) -> list[Mapping[str, Topic]]:
         """Return the topics in the Metadata reply of each broker that replies.
 
-        Each is asked in a thread of its own: to connect to a silent one takes the whole deadline.
+        The requests are sent in parallel threads, since connecting to a silent broker takes the whole deadline.
         """
         body = {"topics": [{"name": name} for name in topics], "allow_auto_topic_creation": False}
         replies: list[Mapping[str, Topic]] = []
