@@ -343,14 +343,22 @@ def test_close_at_its_deadline_raises_for_the_rows_it_drops_and_logs_an_earlier_
     broker: FakeKafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Dropped rows may fail only after `close`, if the sender's thread is busy."""
-    busy = threading.Event()
+    has_callback, busy, free = threading.Event(), threading.Event(), threading.Event()
+
+    def keep_sender_busy(_: object) -> None:
+        busy.set()
+        free.wait(20)
+
+    broker.before[PRODUCE] = lambda body: has_callback.wait(20)
     producer = producer_of(broker.bootstrap_servers, {"max.request.size": 1_000, "linger.ms": 0})
-    producer.send(TOPIC, b"1").add_done_callback(lambda _: busy.wait(20))
+    producer.send(TOPIC, b"1").add_done_callback(keep_sender_busy)
+    has_callback.set()
+    assert busy.wait(WAIT_S)
     sent = producer.send_columns(TOPIC, numbered(0, 1))
     producer.send_columns(TOPIC, columns_of(b"x" * 2_000))
     with pytest.raises(DeadlineExceeded, match=f"{TOPIC}-"):
         producer.close(0)
-    busy.set()
+    free.set()
     assert sent.errors()
     assert re.search(r"another write failed: .* more than max\.request\.size", caplog.text)
 
