@@ -86,7 +86,7 @@ def scenario(world: Simulation) -> dict[str, object]:
             has_processor or topic.value(partition, offset) for partition, lag in lags.items() for offset in lag
         )
 
-    model = GroupModel(kafka, "g", world.trace, is_done_otherwise, topic.has_no_record)
+    model = GroupModel(kafka, "g", world.trace, is_done_otherwise, topic.has_no_record, loses_replies=not calm)
     calls = HandlerCalls(model, order)
     leaving: set[str] = set()
 

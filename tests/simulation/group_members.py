@@ -56,7 +56,14 @@ def scenario(world: Simulation) -> dict[str, object]:
     calm = world.random.random() < 0.2
     is_static = world.random.random() < 0.3
     has_losses = not calm and world.random.random() < LOSSES_RATE
-    model = GroupModel(kafka, "g", world.trace, has_losses=has_losses, assigns_by_id=assignor is None)
+    model = GroupModel(
+        kafka,
+        "g",
+        world.trace,
+        has_losses=has_losses,
+        assigns_by_id=assignor is None,
+        loses_replies=not calm,
+    )
     hear_of_losses(world, model)
     leaving: set[str] = set()
     free_instances = [f"i{number}" for number in range(MEMBERS + 2)]

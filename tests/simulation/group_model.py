@@ -127,6 +127,8 @@ class GroupModel:
         The scenario calls `lost`, `deleted` and `recreated`, and members pass the values of records.
     assigns_by_id : bool
         The group assigns topics by id: a member reads a recreated topic only after it was `assigned` partitions of it.
+    loses_replies : bool
+        A commit whose reply is lost is sent again; its first copy may arrive after later commits.
 
     Attributes
     ----------
@@ -150,6 +152,7 @@ class GroupModel:
         *,
         has_losses: bool = False,
         assigns_by_id: bool = False,
+        loses_replies: bool = False,
     ) -> None:
         self.twice: list[str] = []
         self.failures: list[str] = []
@@ -162,6 +165,7 @@ class GroupModel:
         self._has_no_record = has_no_record
         self._has_losses = has_losses
         self._assigns_by_id = assigns_by_id
+        self._loses_replies = loses_replies
         self._logs: dict[int, Log] = defaultdict(Log)
         self._deleted_topics: dict[bytes, dict[int, Log]] = {}
         # By member and partition: the log and the next offset; no log after a loss; missing before the first record.
@@ -336,7 +340,8 @@ class GroupModel:
         offset, log = committed.offset, self._deleted_topics.get(committed.topic_id, self._logs)[partition]
         before = log.commits[-1]
         is_truncated = log.commit_epoch <= log.truncated_epoch and offset >= min(log.resumes, default=before)
-        if offset < before and not is_truncated:
+        is_late_copy = self._loses_replies and offset in log.commits
+        if offset < before and not is_truncated and not is_late_copy:
             self.fail(f"the committed offset of t-{partition} went back from {before} to {offset}")
         while log.processed_until < offset and self._has_outcome(partition, log, log.processed_until):
             log.processed_until += 1

@@ -8,6 +8,7 @@ import pytest
 
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.group import Group, Member, Waiting
+from protocol.testing.fake_kafka.offsets import Committed
 from tests.simulation.group_model import GroupModel
 
 
@@ -67,3 +68,14 @@ def test_generation_with_assignment_has_one_owner_after_coordinator_moves(group:
     group.joined(group.members["b"])
     model.delivered("process-b", "b", 2, 0, [0, 1])
     assert model.failures == ["process-b in generation 2: t-0 [0, 2) belongs to a as well as b"]
+
+
+@pytest.mark.parametrize("loses_replies", [False, True])
+def test_only_a_late_copy_of_a_commit_may_set_the_group_back(fake: FakeKafka, *, loses_replies: bool) -> None:
+    model = GroupModel(fake, "g", lambda text: None, loses_replies=loses_replies)
+    model.processed("a", 0, list(range(9)))
+    for offset in (4, 8, 4):
+        fake.offsets.committed["g"]["t", 0] = Committed(offset, -1, "")
+    assert len(model.failures) == (not loses_replies)
+    fake.offsets.committed["g"]["t", 0] = Committed(3, -1, "")
+    assert "went back from 4 to 3" in model.failures[-1]
