@@ -43,10 +43,10 @@ WORKERS := --max-worker-restart 0 --durations 20
 test-fast: setup ## only the tests that need neither Kafka nor Spark
 	$(GUARDED) -m "not kafka and not spark" -n 4 -o faulthandler_timeout=330 $(WORKERS)
 
-# One worker owns Spark, the other the brokers (tests/support/worker_groups.py).
+# Two workers own a Spark each, the third the three brokers (tests/support/worker_groups.py).
 # Up to two failed tests have a second try, and are named at the end (tests/support/guarded_run.py).
 test-real: setup ## only the tests that need Kafka or Spark
-	$(GUARDED) --second-try -m "kafka or spark" -n 2 --dist loadgroup --no-loadscope-reorder $(WORKERS)
+	$(GUARDED) --second-try -m "kafka or spark" -n 3 --dist loadgroup --no-loadscope-reorder $(WORKERS)
 
 # Halves the time that Spark's JVMs take to start. Made once, in build/.
 class-archive: setup

@@ -2,7 +2,7 @@
 
 Fixtures start their servers for the first test that uses them, once for the whole run. Such a test is marked `kafka` or
 `spark` automatically (`worker_groups.py`), so `pytest -m "not kafka and not spark"` runs the others. Each process of
-`pytest -n 2` has a separate Spark and Kafka if needed.
+`pytest -n` has a separate Spark and Kafka if needed.
 """
 
 from __future__ import annotations

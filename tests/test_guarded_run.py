@@ -71,14 +71,14 @@ def test_it({fixture}, n):
 """
 
 
-def test_one_worker_has_spark_and_the_other_the_brokers(tmp_path: Path) -> None:
+def test_two_workers_have_a_spark_and_the_third_the_brokers(tmp_path: Path) -> None:
     for number, fixture in enumerate(("kafka1", "spark", "kafka1", "spark")):
         (tmp_path / f"test_{number}.py").write_text(GROUPED.format(fixture=fixture))
     both = GROUPED.format(fixture="spark") + GROUPED.format(fixture="kafka1").replace("test_it", "test_without_spark")
     (tmp_path / "test_both.py").write_text(both)
-    options = "-q -p tests.support.worker_groups -n 2 --dist loadgroup --no-loadscope-reorder"
+    options = "-q -p tests.support.worker_groups -n 3 --dist loadgroup --no-loadscope-reorder"
     assert guarded_run.main(options.split(), tmp_path) == 0
-    assert sorted(path.read_text() for path in tmp_path.glob("gw?")) == ["kafka1 " * 27, "spark " * 27]
+    assert sorted(path.read_text() for path in tmp_path.glob("gw?")) == ["kafka1 " * 27, "spark " * 9, "spark " * 18]
 
 
 def test_fault_handler_ends_processes_of_this_project_whose_test_hangs(pytestconfig: pytest.Config) -> None:

@@ -1,9 +1,10 @@
-"""Marks tests by their fixtures, and groups those with real brokers or Spark for `pytest -n 2 --dist loadgroup`.
+"""Marks tests by their fixtures, and groups those with real brokers or Spark for `pytest -n 3 --dist loadgroup`.
 
 A group is one pytest-xdist worker's at a time, in the order of `Need`: the longest begin first, and the worker that
-ends takes the next. So one worker owns Spark and the other the three brokers. A file has up to two parts: tests with
-the fixture `spark`, and the others. A part stays together, in the group of its greatest need. The three brokers, and
-the secured broker, are closed after their last test.
+ends takes the next. So two workers own a Spark each, and the third the three brokers. A file has up to two parts:
+tests with the fixture `spark`, and the others. A part stays together, in the group of its greatest need. Parts that
+need Spark and one broker are divided among both Sparks. The three brokers, and the secured broker, are closed after
+their last test.
 
 A worker that crashes makes its run red, with the name of its test. Without help, pytest-xdist would not notice while a
 forked child keeps the pipe to the controller open.
@@ -31,11 +32,12 @@ class Need(IntEnum):
     """Servers that the tests of a part of a file need, in the order of the run."""
 
     SPARK = 0
-    THREE_BROKERS = 1
-    SECURED_BROKER = 2
-    ONE_BROKER = 3
-    OWN_PROCESSES = 4  # a separate Kafka or Spark
-    NOTHING = 5
+    SPARK_AND_THREE_BROKERS = 1
+    THREE_BROKERS = 2
+    SECURED_BROKER = 3
+    ONE_BROKER = 4
+    OWN_PROCESSES = 5  # a separate Kafka or Spark
+    NOTHING = 6
 
 
 _NEED = pytest.StashKey[Need]()
@@ -52,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         parts[item.nodeid.partition("::")[0], "spark" in _fixtures(item)].append(item)
     needs = {part: _need(tests) for part, tests in parts.items()}
+    for part in sorted(part for part, need in needs.items() if need == Need.SPARK)[1::2]:
+        needs[part] = Need.SPARK_AND_THREE_BROKERS
     for part, tests in parts.items():
         for item in tests:
             item.stash[_NEED] = needs[part]
@@ -63,10 +67,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Close brokers that no later test of this process needs. Idle, three take a tenth of a core."""
-    if nextitem is None:
+    if nextitem is None or item.stash[_NEED] == nextitem.stash[_NEED]:
         return
     for key, need in ((THREE, Need.THREE_BROKERS), (SECURED, Need.SECURED_BROKER)):
-        if item.stash[_NEED] == need != nextitem.stash[_NEED] and (running := item.config.stash.get(key, None)):
+        if item.stash[_NEED] == need and (running := item.config.stash.get(key, None)):
             running.close()
 
 
@@ -114,7 +118,7 @@ def _fixtures(item: pytest.Item) -> tuple[str, ...]:
 def _need(tests: list[pytest.Item]) -> Need:
     fixtures = {name for test in tests for name in _fixtures(test)}
     if "spark" in fixtures:
-        return Need.SPARK
+        return Need.SPARK_AND_THREE_BROKERS if fixtures & {"kafka", "topic"} else Need.SPARK
     if "secured" in fixtures:
         return Need.SECURED_BROKER
     if fixtures & {"kafka", "topic"}:
