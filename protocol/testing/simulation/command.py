@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -43,14 +44,27 @@ def main(
         print("name a scenario: module:function, such as copies:scenario", file=sys.stderr)
         return 2
     scenarios = {name if ":" in name else f"{package}.{name}:scenario": name for name in chosen}
-    if options.seed is not None:
-        (scenario,) = scenarios
-        try:
+    if absent := [scenario for scenario in scenarios if not _has_module(scenario)]:
+        print(f"no module of this name in {os.getcwd()}, nor installed: {', '.join(absent)}", file=sys.stderr)
+        return 2
+    if options.seed is not None and len(scenarios) > 1:
+        print("--seed runs one scenario; --first SEED --seeds 1 runs several", file=sys.stderr)
+        return 2
+    try:
+        if options.seed is not None:
+            (scenario,) = scenarios
             return _one(scenario, options)
-        except KeyboardInterrupt:
-            print("stopped", file=sys.stderr)
-            return _INTERRUPTED
-    return _many(scenarios, program, options, least_events)
+        return _many(scenarios, program, options, least_events)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _has_module(scenario: str) -> bool:
+    try:
+        return importlib.util.find_spec(scenario.partition(":")[0]) is not None
+    except ModuleNotFoundError:  # of the package
+        return False
 
 
 def _parser(program: str, package: str) -> argparse.ArgumentParser:

@@ -109,10 +109,13 @@ def test_exit_codes_are_those_of_the_page(tmp_path: Path) -> None:
     lines = ["def passes(world):", "    return {'read': 1}", "def fails(world):", "    raise ValueError(world)"]
     (tmp_path / "codes.py").write_text("\n".join(lines))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    for scenarios, code in ((["codes:passes"], 0), (["codes:passes", "codes:fails"], 1), ([], 2)):
+    both = ["codes:passes", "codes:fails"]
+    commands = ((["codes:passes"], 0), (both, 1), ([], 2), (["absent:passes"], 2), ([*both, "--seed", "1"], 2))
+    for scenarios, code in commands:
         command = [sys.executable, "-m", "protocol.testing.simulation", *scenarios, "--seeds", "1", "--jobs", "1"]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=120, capture_output=True, text=True)
         assert ended.returncode == code, ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_consumer_of_the_page_does_not_poll_on_after_failed_work() -> None:
