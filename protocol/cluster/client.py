@@ -64,9 +64,9 @@ _SHARES = 3
 # Failures of a broker that a retry does not resolve, as long as no other broker works.
 _LASTING = (SecurityError, FrameTooLarge, UnsupportedVersion)
 ABOUT_THE_SILENT_MS = 2_000
-# More brokers hardly improve the evidence of a deletion, and each may cost a connection.
-_ASKED_ABOUT_DELETION = 5
-_ABOUT_DELETION_MS = 2_000
+# About a topic. More brokers hardly improve the evidence, and each may cost a connection.
+_MAX_BROKERS_ASKED = 5
+_TOPIC_CHECK_MS = 2_000
 
 
 class Client:
@@ -524,13 +524,13 @@ class Client:
             raise
 
     def unknown_to_brokers(self, topics: Collection[str], deadline: Deadline | None = None) -> set[str]:
-        """Return the topics that no broker knows, after one Metadata request to each of up to five brokers.
+        """Return the topics that none of up to five brokers knows, after one Metadata request to each.
 
         Returns an empty set if one of these brokers does not answer or is not a KRaft broker. A KRaft broker serves
         clients only after it has caught up with the cluster's metadata, so an unknown topic that existed before was
         deleted. A ZooKeeper-based broker that has just started does not know its topics yet.
         """
-        deadline = (deadline or self.deadline()).at_most_ms(_ABOUT_DELETION_MS)
+        deadline = (deadline or self.deadline()).at_most_ms(_TOPIC_CHECK_MS)
         try:
             brokers = self._some_brokers(deadline)
             if not all(self.connection(broker, LIVENESS, deadline).is_kraft for broker in brokers):
@@ -551,12 +551,12 @@ class Client:
     def ids_at_brokers(self, topics: Collection[str], deadline: Deadline) -> dict[str, set[bytes]]:
         """Return the ids of topics, after one Metadata request to each of up to five brokers.
 
-        A topic has several ids if a broker lags behind the controller. Zeros are of a broker that does not know the
-        topic, or no ids. There are none if at most half of the brokers answer: these may be the ones that lag behind.
+        A topic has several ids if a broker lags behind the controller. Zeros: a broker does not know the topic, or
+        sends no ids. There are none if at most half of the brokers answer: these may be the ones that lag behind.
         The cached metadata are not changed.
         """
         ids: dict[str, set[bytes]] = {name: set() for name in topics}
-        deadline = deadline.at_most_ms(_ABOUT_DELETION_MS)
+        deadline = deadline.at_most_ms(_TOPIC_CHECK_MS)
         try:
             brokers = self._some_brokers(deadline)
             replies = self._ask_each_about(brokers, topics, deadline)
@@ -576,7 +576,7 @@ class Client:
             brokers = list(self._metadata.brokers.values())
         # A client that has asked coordinators only knows none.
         brokers = brokers or list(self.metadata((), deadline).brokers.values())
-        return random.sample(brokers, min(len(brokers), _ASKED_ABOUT_DELETION))
+        return random.sample(brokers, min(len(brokers), _MAX_BROKERS_ASKED))
 
     def _ask_each_about(
         self, brokers: Iterable[Broker], topics: Iterable[str], deadline: Deadline

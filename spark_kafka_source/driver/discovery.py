@@ -2,13 +2,13 @@
 
 A known partition may be missing from a reply although it exists: a starting broker does not know its topics yet. It
 counts as deleted after UNKNOWN_TOPIC_OR_PARTITION replies for some time (`UnknownTopicTimer`), or sooner if all brokers
-agree (`Client.unknown_to_brokers`). A topic without the Describe ACL is not deleted: brokers omit it from a list of all
-topics, so a second request names it.
+agree (`Client.unknown_to_brokers`). It does not while its topic exists with the same id: Kafka deletes no single
+partition, so all these brokers lag behind. A topic without the Describe ACL is not deleted: brokers omit it from a list
+of all topics, so a second request names it.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
@@ -67,8 +67,8 @@ def partitions_of_running_query(
 
     `read`: positions in the partitions that were read before. One that no longer exists, or is not subscribed to any
     more, is not in the result.
-    Raises `DeadlineExceeded` or `BrokerError`: as `partitions_of_new_query`. Missing topics are no error: a running
-    query waits for them.
+    Raises `DeadlineExceeded` or `BrokerError`: as `partitions_of_new_query`. `TopicUnknown`: brokers know the topic by
+    its id, and not the partition. Missing topics are no error: a running query waits for them.
     """
     named = _named_topics(options)
     is_subscribed = partition_filter(options)
@@ -140,6 +140,7 @@ def _discover_with_retries(
     """
     partitions: dict[TopicPartition, bytes] = {}
     absent: list[str] = []
+    lacks_partition = False
     hint = (
         " (if it was deleted together with its ACL, restore the ACL: brokers then report the deletion)"
         if existed
@@ -147,6 +148,7 @@ def _discover_with_retries(
     )
 
     def request(deadline: Deadline) -> None:
+        nonlocal lacks_partition
         topics = client.metadata(names, deadline).topics
         absent[:] = _missing(expected, topics, _subscribed(topics.values(), options))
         if names is None and absent:
@@ -158,6 +160,11 @@ def _discover_with_retries(
             if topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise broker_error(topic.error_code, f"topic {topic.name}{hint}", api="Metadata", topic=topic.name)
         if absent:
+            lacks_partition = any(
+                topics[key[0]].topic_id == topic_id != NO_TOPIC_ID
+                for key, topic_id in expected.items()
+                if isinstance(key, tuple) and key not in partitions and key[0] in topics
+            )
             raise unknown_topics_error(absent)
 
     try:
@@ -177,8 +184,11 @@ def _discover_with_retries(
                 if not may_be_deleted or client.unknown_to_brokers(absent, retry_deadline) != set(absent):
                     raise
 
-        with contextlib.suppress(TopicUnknown):
+        try:
             client.retrying("Metadata of the subscribed topics", retry, retry_deadline)
+        except TopicUnknown:
+            if lacks_partition:
+                raise
     return partitions, absent
 
 

@@ -251,10 +251,11 @@ class QueryMembership:
 
         A group that assigns names may still have offsets of a deleted topic that the query has read: not fetched.
         """
-        # A partition that seemed deleted, and was forgotten, is new when it comes back.
+        # A partition that seemed deleted, and was forgotten, is new when it comes back. An awaited one keeps its start.
+        last = self._last_assignment
         forgotten = {
             key
-            for key in assignment.readable.keys() - self._last_assignment.readable.keys() - completed.ends.keys()
+            for key in assignment.readable.keys() - last.readable.keys() - set(last.kept) - completed.ends.keys()
             if key in self._assigned and self._assigned[key].topic_id == assignment.readable[key] != NO_TOPIC_ID
         }
         new = {

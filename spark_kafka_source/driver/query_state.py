@@ -18,6 +18,8 @@ arguments, and a run that resumes from a checkpoint begins with `partitions(end,
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from protocol.base.clock import Deadline
 from protocol.base.listing import listed
 from protocol.base.once import log_once
@@ -58,6 +60,7 @@ class QueryState:
     `replay_lost`: number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     `logs`: the logs in the last trigger; None before the first one.
     `confirmed`: positions that leaders elected later have confirmed; each such leader gets one request.
+    `suspected`: awaited topics that a leader's reply contradicted: the next trigger asks several brokers at once.
     `last_batch_ms`: time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
 
@@ -74,6 +77,7 @@ class QueryState:
         self.replay_lost: dict[TopicPartition, int] = {}
         self.logs: LogSnapshot | None = None
         self.confirmed: dict[TopicPartition, Position] = {}
+        self.suspected: Set[str] = frozenset()
         self.last_batch_ms: float | None = None
         self._starting: Offsets | None = None
 

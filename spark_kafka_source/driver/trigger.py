@@ -6,7 +6,7 @@ Results that later calls need are stored in the `QueryState`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from protocol.base.clock import Deadline
@@ -23,18 +23,21 @@ from spark_kafka_source.driver.discovery import (
 from spark_kafka_source.driver.query_state import QueryState
 from spark_kafka_source.driver.start_offsets import high_watermarks, log_end_offsets, log_start_offsets
 from spark_kafka_source.plan import data_loss, limits
-from spark_kafka_source.plan.assignment import (
-    QueryAssignment,
-    disputed_topics,
-    query_assignment,
-    suspected_topics,
-)
+from spark_kafka_source.plan.assignment import QueryAssignment, query_assignment, suspected_topics
 from spark_kafka_source.plan.backlog import Backlog, LogSnapshot
 from spark_kafka_source.plan.offsets import Offsets
 from spark_kafka_source.spark_api import ReadLimit
 
 # Partitions whose leader does not reply within this time keep the previous record size.
 RECORD_SIZES_TIMEOUT_MS = 2_000
+
+
+class _TopicSuspected(Exception):
+    """A leader's reply contradicts the position: the topic may have been deleted or recreated."""
+
+    def __init__(self, topics: Collection[str]) -> None:
+        super().__init__(topics)
+        self.topics = topics
 
 
 @dataclass
@@ -59,10 +62,11 @@ class Trigger:
     def __post_init__(self) -> None:
         self._client, self._options = self.query.client, self.query.options
         self._losses: list[data_loss.Loss] = []
+        self._suspected = set(self.query.suspected)
 
     def plan(self) -> Offsets | None:
-        """Return the end of the next batch, None if nothing is new. Commits `completed` once topic ids are checked."""
-        backlog = retry_unknown_topics(self._client, self._fetch_backlog, self.deadline)
+        """Return the end of the next batch, None if nothing is new. Marks `completed` once topic ids are compared."""
+        backlog = retry_unknown_topics(self._client, self._confirmed_backlog, self.deadline)
         if self._waits_for_more(backlog.size):
             return None
         end = backlog.batch(limits.end_offsets(backlog.starts, backlog.ends, self._max_offsets(backlog)))
@@ -77,8 +81,24 @@ class Trigger:
 
     # -- unread records -------------------------------------------------------------------------
 
+    def _confirmed_backlog(self) -> Backlog:
+        """Return the backlog. Raises `TopicUnknown` if a topic is deleted meanwhile, or awaited by a run that needs it.
+
+        Begins again if a reply contradicts a position, once for each topic: then several brokers say which topic exists
+        now. The metadata may come from one that lags behind, and names the leader of another topic.
+        """
+        while True:
+            try:
+                return self._fetch_backlog()
+            except _TopicSuspected as suspected:
+                self._suspected.update(suspected.topics)
+
+    def _suspect(self, topics: Iterable[str]) -> None:
+        """Raise `_TopicSuspected` unless this trigger has asked brokers about the topics."""
+        if unasked := set(topics) - self._suspected:
+            raise _TopicSuspected(unasked)
+
     def _fetch_backlog(self) -> Backlog:
-        """Return the backlog. Raises `TopicUnknown` if a topic is deleted meanwhile."""
         logs = self._assigned_logs()
         if self.query.membership is not None and self.query.membership.assignment_lost:
             # Lost between the two requests, as after a suspend: the ends may include records of other members, and the
@@ -88,13 +108,13 @@ class Trigger:
         return self._compared(logs)
 
     def _compared(self, logs: LogSnapshot) -> Backlog:
-        """Compare the logs with the last trigger's, and return the backlog."""
+        """Compare the logs with the positions, and return the backlog."""
         self._losses = []
         if self._options.consumer.isolation_level == "read_committed" and (ends := logs.ends_before_position()):
             watermarks = high_watermarks(self._client, ends, self.deadline, ends)
             logs = replace(logs, high_watermarks=watermarks)
-        if shrunk := logs.shrunk_topics():
-            logs = logs.awaiting(disputed_topics(shrunk, self._client.ids_at_brokers(shrunk, self.deadline)))
+        self._suspect(logs.shrunk_topics())
+        self.query.suspected = self._suspected & logs.assignment.awaited.keys()
         self._handle_awaited(logs.assignment)
         previous_logs, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (previous_logs.stale if previous_logs else set()))
@@ -120,6 +140,8 @@ class Trigger:
                 existing, completed, available_now=is_available_now, deadline=self.deadline
             )
         suspected = suspected_topics(existing, assigned_ids, completed)
+        if self._suspected:
+            suspected |= self._suspected & {topic for topic, _ in existing}
         ids_at_brokers = self._client.ids_at_brokers(suspected, self.deadline) if suspected else {}
         assignment = query_assignment(existing, assigned_ids, completed, ids_at_brokers)
         if membership is not None:
@@ -127,9 +149,12 @@ class Trigger:
         elif starting.positions:
             assignment = replace(assignment, starts=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)
-        return LogSnapshot(
-            completed, assignment, log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
-        )
+        try:
+            ends = log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
+        except TopicUnknown as error:
+            self._suspect(topic for topic, _ in existing if topic == error.answer.context.get("topic"))
+            raise
+        return LogSnapshot(completed, assignment, ends)
 
     def _handle_awaited(self, assignment: QueryAssignment) -> None:
         """Log the topics that are awaited. Raises `TopicUnknown` if the trigger must read all of them."""
@@ -171,11 +196,11 @@ class Trigger:
             end = backlog.ends[key]
             divergent[key] = min(end, epoch_ends.get(key, end))
             self._raise_or_defer([data_loss.truncated(key, backlog.starts[key], end, divergent[key])])
-        for key in sorted(epoch_ends.keys() - divergent.keys()):
-            epoch_end, position = epoch_ends[key], positions[key]
-            if epoch_end < position.offset:
-                divergent[key] = epoch_end
-                self._raise_or_defer([data_loss.regrown(key, position, epoch_end)])
+        regrown = sorted(key for key in epoch_ends.keys() - divergent.keys() if epoch_ends[key] < positions[key].offset)
+        self._suspect(topic for topic, _ in regrown)
+        for key in regrown:
+            divergent[key] = epoch_ends[key]
+            self._raise_or_defer([data_loss.regrown(key, positions[key], epoch_ends[key])])
         self.query.confirmed |= {key: position for key, position in unconfirmed.items() if key not in divergent}
         return divergent
 

@@ -48,13 +48,6 @@ class QueryAssignment:
             self, readable={key: topic_id for key, topic_id in self.readable.items() if key not in partitions}
         )
 
-    def awaiting(self, reasons: Mapping[str, str]) -> QueryAssignment:
-        """Return a copy that reads nothing of these topics for now, and keeps their positions."""
-        readable = {key: topic_id for key, topic_id in self.readable.items() if key[0] not in reasons}
-        kept = {*self.kept, *(self.readable.keys() - readable.keys())}
-        ids = {topic: topic_id for topic, topic_id in self.existing_ids.items() if topic not in reasons}
-        return replace(self, readable=readable, kept=kept, existing_ids=ids, awaited={**self.awaited, **reasons})
-
     def recreated(self, completed: Offsets) -> dict[str, bytes]:
         """Return the new ids of topics that were deleted and recreated since they were read.
 
@@ -115,17 +108,6 @@ def suspected_topics(existing: TopicIds, assigned_ids: TopicIds, completed: Offs
     return changed & {topic for topic, _ in (*assigned, *missing)} - confirmed
 
 
-def disputed_topics(ids: Mapping[str, bytes], ids_at_brokers: Mapping[str, Set[bytes]]) -> dict[str, str]:
-    """Return the topics of `ids_at_brokers` whose ids are not confirmed by brokers, with the reason to wait."""
-    disputed = {}
-    for topic, reported in ids_at_brokers.items():
-        if not reported:
-            disputed[topic] = "too few brokers answer whether it was recreated"
-        elif reported != {ids[topic]}:
-            disputed[topic] = f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
-    return disputed
-
-
 def query_assignment(
     existing: TopicIds, assigned_ids: TopicIds, completed: Offsets, ids_at_brokers: Mapping[str, Set[bytes]]
 ) -> QueryAssignment:
@@ -135,11 +117,16 @@ def query_assignment(
     `assigned_ids`: the partitions that the query should read, with the topic ids by which its group has assigned them;
     zeros if it assigns names, or without a group.
     `completed`: end of the last batch.
-    `ids_at_brokers`: ids of the `suspected_topics` at several brokers. If they differ, or too few brokers answer, the
-    topic is awaited.
+    `ids_at_brokers`: ids of the `suspected_topics`, and of those that a leader's reply contradicts, at several brokers.
+    If they differ, or too few brokers answer, the topic is awaited.
     """
     ids = topic_ids(existing)
-    disputed = disputed_topics(ids, ids_at_brokers)
+    disputed = {}
+    for topic, reported in ids_at_brokers.items():
+        if not reported:
+            disputed[topic] = "too few brokers answer whether it was recreated"
+        elif reported != {ids[topic]}:
+            disputed[topic] = f"brokers do not agree whether it was recreated ({_ids_text(reported)})"
     awaited = dict(disputed)
     readable, in_deleted_topic = {}, set()
     for key, assigned_id in assigned_ids.items():

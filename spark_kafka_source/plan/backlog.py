@@ -94,23 +94,17 @@ class LogSnapshot:
             if key in self.positions and end.offset < self.positions[key].offset
         }
 
-    def shrunk_topics(self) -> dict[str, bytes]:
+    def shrunk_topics(self) -> set[str]:
         """Return the topics with an id of which a log ends before the position.
 
-        ListOffsets names topics, so it may be the end of one that was recreated meanwhile.
+        ListOffsets names topics: the end may be that of a recreated topic.
         """
         positions, ids = self.positions, self.assignment.readable
         return {
-            key[0]: ids[key]
+            key[0]
             for key, end in self._current_ends.items()
             if key in positions and end < positions[key].offset and ids[key] != NO_TOPIC_ID
         }
-
-    def awaiting(self, reasons: Mapping[str, str]) -> LogSnapshot:
-        """Return a copy in which nothing is read of these topics for now."""
-        assignment = self.assignment.awaiting(reasons)
-        listed = {key: end for key, end in self.listed.items() if key in assignment.readable}
-        return replace(self, assignment=assignment, listed=listed)
 
     @cached_property
     def _current_ends(self) -> dict[TopicPartition, int]:

@@ -12,7 +12,8 @@ from protocol.base.clock import Deadline
 from protocol.base.once import deferred_warnings
 from protocol.broker_errors import ErrorCode
 from protocol.cluster import unknown_topic
-from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded
+from protocol.errors import BrokerError, ConfigurationError, DeadlineExceeded, TopicUnknown
+from protocol.kafka_terms import NO_TOPIC_ID, TopicPartition
 from protocol.position import Position
 from protocol.testing import FakeKafka, ManualClock
 from spark_kafka_source.driver.discovery import (
@@ -56,16 +57,24 @@ def test_topic_unknown_for_ten_seconds_counts_as_deleted(clock: ManualClock, tim
     assert 10 < clock.at_s < 13
 
 
-def test_query_without_group_owns_all_partitions_and_reports_deleted_ones(clock: ManualClock) -> None:
-    """No other member reads its partitions, so a missing partition is data loss, not a revocation."""
-    deleted = ("orders", 7)
+@pytest.mark.parametrize("topic_id", [TOPIC_ID, NO_TOPIC_ID], ids=["with an id", "without"])
+def test_partition_that_replies_lack_is_deleted_only_if_its_topic_has_no_id(
+    clock: ManualClock, topic_id: bytes
+) -> None:
+    """Kafka deletes no single partition. Without an id, the topic may have been created again with fewer."""
+    lacking = ("orders", 7)
+    read = batch_end({**dict.fromkeys(EXISTING, 5), lacking: 5})
     with Broker(clock, KNOWN, *[KNOWN] * 50) as broker, client_on(broker, clock) as client:
-        existing = partitions_of_running_query(
-            client, options_on(broker), {**READ, deleted: Position(0, topic_id=TOPIC_ID)}, client.deadline()
-        )
-    assert existing == EXISTING
-    read = batch_end({**dict.fromkeys(EXISTING, 5), deleted: 5})
-    assert LogSnapshot(read, QueryAssignment(existing), {}).deleted() == [deleted]
+
+        def existing() -> dict[TopicPartition, bytes]:
+            positions = {**READ, lacking: Position(0, topic_id=topic_id)}
+            return partitions_of_running_query(client, options_on(broker), positions, client.deadline())
+
+        if topic_id == NO_TOPIC_ID:
+            assert LogSnapshot(read, QueryAssignment(existing()), {}).deleted() == [lacking]
+        else:
+            with pytest.raises(TopicUnknown):
+                existing()
     assert 10 < clock.at_s < 13
 
 
