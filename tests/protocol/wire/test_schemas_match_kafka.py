@@ -1,15 +1,30 @@
-"""Compare the message schemas with the facts of Kafka's own definitions, field by field, in every version."""
+"""The message schemas equal Kafka's own definitions, and the frames those of its Java classes, in every version."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from protocol.wire.frame import decode_request
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Array, Field, Struct
-from tests.protocol.wire.kafka_facts import KAFKA, KINDS, KafkaField, bounds, case_id, fields_of, snake_case
+from tests.protocol.wire import kafka_facts
+from tests.protocol.wire.kafka_facts import (
+    FLAVOURS,
+    KAFKA,
+    KINDS,
+    KafkaField,
+    bounds,
+    case_id,
+    fields_of,
+    sample_of,
+    snake_case,
+)
+
+FRAMES = {tuple(case): frame for *case, frame in kafka_facts.kafka_frames()}
 
 OUR_DEFAULTS = {
     "ListOffsets.request.replica_id": -1,  # Kafka's default 0 would mean broker 0
@@ -107,6 +122,16 @@ def _kafka_default(fact: dict[str, Any]) -> Any:
     return int(str(default), 0) if default is not None else 0
 
 
-def test_snake_case_makes_the_names_of_the_contract() -> None:
-    assert snake_case("ThrottleTimeMs") == "throttle_time_ms"
-    assert snake_case("V3AndBelowTransactionalId") == "v3_and_below_transactional_id"
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
+def test_messages_are_encoded_and_decoded_as_by_kafka(api: Api, kind: str) -> None:
+    for version, flavour in product(range(api.first, api.last + 1), FLAVOURS):
+        value, frame = sample_of(api, version, kind, flavour), FRAMES[api, version, kind, flavour]
+        encoded = kafka_facts.encode(api, version, kind, value)
+        assert encoded == len(frame).to_bytes(4, "big") + frame, f"version {version}, {flavour}"
+        if kind == "request":
+            assert decode_request(frame)[:4] == (api, version, kafka_facts.CORRELATION_ID, kafka_facts.CLIENT_ID)
+        decoded = kafka_facts.decode(api, version, kind, frame)
+        assert kafka_facts.common(value, decoded) == value, f"version {version}, {flavour}"
+        again = kafka_facts.encode(api, version, kind, decoded)
+        assert again == encoded, "a decoded message can be sent on as it is"
