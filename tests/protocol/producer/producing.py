@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,6 @@ def producer_of(
     """Return a producer with small record batches by default, so that a few thousand rows are many requests."""
     remembered = {"bootstrap.servers": bootstrap_servers, "batch.size": 4_096, **(properties or {})}
     return Producer(Client(parse_client(remembered), clock), parse_producer(remembered), **options)
-
-
-def servers(addresses: Sequence[tuple[str, int]]) -> str:
-    return ",".join(f"{host}:{port}" for host, port in addresses)
 
 
 def numbered(first: int, count: int, size: int = 100) -> pa.RecordBatch:
