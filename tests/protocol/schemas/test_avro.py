@@ -194,14 +194,6 @@ def test_items_without_bytes_of_all_values_are_limited() -> None:
     assert len(again) == 2
 
 
-@pytest.mark.parametrize("items", ["string", "long", "boolean", "double", ["null", "int"]])
-def test_long_arrays_are_read_in_one_pass_behind_the_first_items(items: Any) -> None:
-    schema = record(("a", {"type": "array", "items": items}), ("b", "int"))
-    samples = Samples(3)
-    values = [{"a": [samples.value(items) for _ in range(count)], "b": count} for count in (0, 20_000, 3, 65, 64, 1)]
-    assert read(schema, values).to_pylist() == values
-
-
 # -- resolution -------------------------------------------------------------------------------
 
 
