@@ -71,6 +71,17 @@ def limit(rows: int) -> int:
     return HEADER_BYTES + rows * SIZE
 
 
+def test_rows_wait_until_a_record_batch_is_full_and_are_merged() -> None:
+    accumulator = accumulator_of(6)
+    assert append(accumulator, 0, [0, 1, 0]) == []
+    assert append(accumulator, 3, [1, 0, 0]) == []
+    full = append(accumulator, 6, [0, 0])
+    assert [batches.batch_slices for batches in full] == [[BatchSlice("t", 0, 6, limit(6))]]
+    assert values(full) == {0: [0, 2, 4, 5, 6, 7]}
+    assert values(accumulator.drain()) == {1: [1, 3]}
+    assert not accumulator.drain()
+
+
 @pytest.mark.parametrize(("rows", "days"), [(1, 1), (1, 0), (20, 1)])
 def test_rows_of_many_calls_never_exceed_the_batch_size(rows: int, days: int) -> None:
     """The deltas of timestamps and offsets in a record batch grow with each call whose rows join it."""
@@ -176,6 +187,19 @@ def test_bytes_of_waiting_rows_are_counted_until_they_are_output() -> None:
     append(accumulator, 7, [4], rows=KEYED)
     assert [batches.held_bytes for batches in accumulator.drain()] == [4 * SIZE, SIZE]
     assert accumulator.waiting_bytes == 0
+
+
+def test_long_runs_of_a_partition_fill_record_batches() -> None:
+    """Like rows without a key: 16 KiB of them for one partition, then for another."""
+    accumulator = accumulator_of(100)
+    partitions = [number for number in (0, 1, 0, 1, 0, 1) for _ in range(40)]
+    full = append(accumulator, 0, partitions)
+    assert counts(full) == [80, 80]
+    batcheses = accumulator.drain()
+    assert values([*full, *batcheses]) == {
+        0: [number for number, partition in enumerate(partitions) if partition == 0],
+        1: [number for number, partition in enumerate(partitions) if partition == 1],
+    }
 
 
 @pytest.mark.parametrize("limits", [(limit(40),), (limit(1_000), 40)])

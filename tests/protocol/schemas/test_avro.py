@@ -23,7 +23,7 @@ from protocol.schemas.avro_schema import arrow_type
 from protocol.schemas.decoding import InvalidRows, read_valid
 from protocol.schemas.encoding import encode
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, decode, encoded, parse, plain, read, record
-from tests.support.hostile import tracing
+from tests.support.hostile import corrupted, tracing
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
@@ -69,13 +69,7 @@ def test_mutated_bytes_are_reported_and_valid_ones_are_read() -> None:
         samples = Samples(seed)
         schema = samples.record()
         values = encoded(schema, [samples.value(schema) for _ in range(10)])
-        mutated = {}
-        for row in rng.sample(range(10), 5):
-            raw = bytearray(values[row])
-            for _ in range(rng.randrange(1, 4)):
-                if raw:
-                    raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-            mutated[row] = bytes(raw[: rng.randrange(len(raw) + 1)] if rng.random() < 0.2 else raw)
+        mutated = {row: corrupted(values[row], rng, values) for row in rng.sample(range(10), 5)}
         parsed = parse(schema)
         inputs = [mutated.get(row, value) for row, value in enumerate(values)]
         column, rows, invalid = AvroDecoder(parsed, parsed).decode(*bounds(inputs))
