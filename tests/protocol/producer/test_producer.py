@@ -21,10 +21,12 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.producer.on_fake import TOPIC, WAIT_S, nothing_written
 from tests.protocol.producer.producing import (
     HEADERS,
+    TOPIC,
+    WAIT_S,
     assert_all_once_in_order,
+    nothing_written,
     numbered,
     producer_of,
     send_numbered,

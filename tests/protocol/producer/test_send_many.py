@@ -20,8 +20,7 @@ from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.protocol.producer.on_fake import TOPIC, WAIT_S, SkippingClock
-from tests.protocol.producer.producing import producer_of
+from tests.protocol.producer.producing import TOPIC, WAIT_S, SkippingClock, producer_of
 
 MISSING_SOON: dict[str, object] = {"max.block.ms": 1_000, "retry.backoff.max.ms": 20_000}
 

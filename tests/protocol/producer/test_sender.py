@@ -27,17 +27,18 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from tests.protocol.producer.on_fake import (
+from tests.protocol.producer.producing import (
     TOPIC,
     WAIT_S,
     SkippingClock,
     columns_of,
+    numbered,
+    producer_of,
     send_rows,
     skip_a_minute,
     trouble,
     values_of,
 )
-from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.internals import assembler_of, pending_of, sender_of
 from tests.support.wait_until import wait_until
 

@@ -29,16 +29,17 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.producer.on_fake import (
+from tests.protocol.producer.producing import (
     TOPIC,
     WAIT_S,
     SkippingClock,
     fail_first_calls,
+    numbered,
+    producer_of,
     send_rows,
     skip_a_minute,
     values_of,
 )
-from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.internals import assembler_of, pending_of, thread_of
