@@ -61,7 +61,8 @@ def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
 
 
 def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:
-    replies = [(partial(decode, *case), frame) for *case, frame in FRAMES if case[2] == "response"]
+    responses = [case for case in FRAMES if case[2] == "response"]
+    replies = [(partial(decode, api, version, kind), frame) for api, version, kind, frame in responses]
     for read, frame in replies:
         read(frame)
     frames = [frame for _, frame in replies]
