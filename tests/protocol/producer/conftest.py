@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.testing.fake_kafka.server import FakeKafka
-from tests.protocol.producer.on_fake import TOPIC
+from tests.protocol.producer.producing import TOPIC
 from tests.support.wait_until import wait_until
 
 

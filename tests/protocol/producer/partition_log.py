@@ -57,14 +57,6 @@ class PartitionLog:
         self._producers.setdefault(producer_id, ProducerState(epoch)).add(epoch, written)
         return ErrorCode.NONE, base_offset
 
-    def truncate(self, length: int) -> None:
-        """Simulate an unclean election: the records after `length` are lost, with the producer state from them."""
-        del self.values[length:]
-        for state in self._producers.values():
-            while state.batches and state.batches[-1].base_offset >= length:
-                state.batches.pop()
-        self._producers = {key: state for key, state in self._producers.items() if state.batches}
-
 
 def producer(*, identity: ProducerIdentity | None = IDENTITY, retries: int = 2**31 - 1) -> PartitionProducer:
     made = PartitionProducer(

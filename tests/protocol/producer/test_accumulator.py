@@ -103,16 +103,6 @@ def test_rows_above_the_batch_size_are_cut_at_once_into_similar_parts() -> None:
     assert not accumulator.drain()
 
 
-def test_rows_of_several_partitions_are_returned_together() -> None:
-    accumulator = accumulator_of(2)
-    (ready,) = append(accumulator, 0, [1, 0, 2, 0, 1])
-    assert [(batch.partition, batch.count) for batch in ready.batch_slices] == [(0, 2), (1, 2)]
-    assert values([ready]) == {0: [1, 3], 1: [0, 4]}
-    append(accumulator, 5, [3])
-    (remainder,) = accumulator.drain()
-    assert values([remainder]) == {2: [2], 3: [5]}
-
-
 def test_long_rows_are_sorted_during_encoding_unless_most_of_them_wait() -> None:
     partitions = [n * n % 5 for n in range(3_000)]
     accumulator = Accumulator(HEADER_BYTES + 100 * 300)

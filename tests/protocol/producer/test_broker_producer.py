@@ -19,8 +19,7 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.testing.fake_kafka.transactions import State, Transaction
 from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
-from tests.protocol.producer.on_fake import TOPIC, send_rows
-from tests.protocol.producer.producing import numbered, producer_of, send_numbered
+from tests.protocol.producer.producing import TOPIC, numbered, producer_of, send_numbered, send_rows
 from tests.support.internals import broker_producers_of
 from tests.support.older_brokers import limit_version
 

@@ -13,8 +13,7 @@ import pytest
 
 from protocol.producer.producer import Producer
 from protocol.testing.fake_kafka.server import FakeKafka
-from tests.protocol.producer.on_fake import TOPIC
-from tests.protocol.producer.producing import numbered, producer_of
+from tests.protocol.producer.producing import TOPIC, numbered, producer_of
 from tests.support.forked_child import check_in_child
 from tests.support.wait_until import wait_until
 

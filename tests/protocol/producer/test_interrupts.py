@@ -12,7 +12,7 @@ from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
-from tests.protocol.producer.on_fake import TOPIC, values_of
+from tests.protocol.producer.producing import TOPIC, values_of
 from tests.support import read_committed
 from tests.support.interrupts import interrupted_at
 

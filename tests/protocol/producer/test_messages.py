@@ -24,8 +24,7 @@ from protocol.producer.sender import Sender
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m03_metadata import METADATA
-from tests.protocol.producer.on_fake import TOPIC, WAIT_S, columns_of, nothing_written, values_of
-from tests.protocol.producer.producing import producer_of
+from tests.protocol.producer.producing import TOPIC, WAIT_S, columns_of, nothing_written, producer_of, values_of
 from tests.support.internals import pending_of, thread_of
 from tests.support.wait_until import wait_until
 

@@ -31,17 +31,18 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.states import TransactionState
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.producer.on_fake import (
+from tests.protocol.producer.producing import (
     TOPIC,
     WAIT_S,
     SkippingClock,
     columns_of,
     fail_first_calls,
     nothing_written,
+    numbered,
+    producer_of,
     send_rows,
     skip_a_minute,
 )
-from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.background import background
 from tests.support.internals import assembler_of, sender_of, thread_of
 from tests.support.wait_until import wait_until

@@ -27,17 +27,18 @@ from protocol.wire.messages.m00_produce import PRODUCE
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m24_add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from tests.protocol.producer.on_fake import (
+from tests.protocol.producer.producing import (
     TOPIC,
     WAIT_S,
     SkippingClock,
     columns_of,
+    numbered,
+    producer_of,
     send_rows,
     skip_a_minute,
     trouble,
     values_of,
 )
-from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.internals import assembler_of, pending_of, sender_of
 from tests.support.wait_until import wait_until
 
@@ -83,20 +84,6 @@ class TestWhileCallersAreAway:
             send_rows(producer, 0, 3)
             wait_until(lambda: broker.log(TOPIC).end_offset == 3)
         assert len(broker.request_bodies(PRODUCE)) == 6
-
-    def test_broker_that_leaves_in_the_middle_of_a_round_ends_nothing(self) -> None:
-        """The leader of the first topic is in the cache; the look-up of the second one shows that it has left."""
-        with FakeKafka(2) as kafka:
-            for topic, leader in (("a", 1), ("b", 2)):
-                kafka.create_topic(topic)
-                kafka.move_leader(topic, 0, leader)
-            with producer_of(kafka.bootstrap_servers, {"linger.ms": 3_600_000}) as producer:
-                producer.send_and_wait("a", b"first")
-                futures = [producer.send("a", b"second"), producer.send("b", b"third")]
-                kafka.replace_broker(1)
-                producer.client.expire_metadata(["b"])
-                producer.flush()
-                assert [future.result(WAIT_S).offset for future in futures] == [1, 0]
 
     def test_batch_of_a_partition_with_a_queue_goes_on_filling(self, broker: FakeKafka) -> None:
         """As with a reply time of many `linger.ms`. Otherwise each message would be a separate batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import threading
@@ -30,16 +29,17 @@ from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m00_produce import PRODUCE
-from tests.protocol.producer.on_fake import (
+from tests.protocol.producer.producing import (
     TOPIC,
     WAIT_S,
     SkippingClock,
     fail_first_calls,
+    numbered,
+    producer_of,
     send_rows,
     skip_a_minute,
     values_of,
 )
-from tests.protocol.producer.producing import numbered, producer_of
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.internals import assembler_of, pending_of, thread_of
@@ -178,15 +178,6 @@ class TestClose:
             producer.close()
         assert not values_of(broker)
 
-    def test_garbage_collected_producer_ends(self, broker: FakeKafka) -> None:
-        producer = producer_of(broker.bootstrap_servers)
-        send_rows(producer, 0, 3).result()
-        thread = thread_of(producer)
-        del producer
-        gc.collect()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-
     def test_sender_failure_is_raised_in_all_calls(self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         producer = producer_of(broker.bootstrap_servers)
         fail_sender(monkeypatch, lambda sender: sender.busy)
@@ -194,7 +185,12 @@ class TestClose:
         with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
             sent.result(10_000)
         wait_until(lambda: not thread_of(producer).is_alive())
-        for call in (lambda: producer.send(TOPIC, b"more"), lambda: producer.send_columns(TOPIC, numbered(3, 1))):
+        calls = (
+            lambda: producer.send(TOPIC, b"more"),
+            lambda: producer.send_columns(TOPIC, numbered(3, 1)),
+            producer.flush,
+        )
+        for call in calls:
             with pytest.raises(UsageError, match=r"its sender has failed, .*: ZeroDivisionError"):
                 call()
         producer.abort()
@@ -304,19 +300,6 @@ class TestStop:
         results = [type(future.exception(WAIT_S)) for future in futures]
         assert results == [type(None)] * 3 if next(count) <= nth else UsageError in results
         monkeypatch.undo()
-
-    def test_failed_sender_ends_flush_and_close_at_once(
-        self, producer: Producer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fail_first_calls(monkeypatch, PendingRows, "complete", calls=1_000)
-        begin_s = time.monotonic()
-        future = producer.send(TOPIC, b"value", partition=0)
-        for _ in range(2):
-            with pytest.raises(UsageError, match="sender has failed, unacknowledged rows may be written or not"):
-                producer.flush()
-        producer.close()
-        assert isinstance(future.exception(WAIT_S), UsageError)
-        assert time.monotonic() - begin_s < 20
 
     def test_messages_that_linger_get_a_result(
         self, broker: FakeKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -124,10 +124,6 @@ def test_unknown_column_is_named() -> None:
         next(chunks(b"", columns=["colour"]))
 
 
-def test_empty_log_yields_no_chunks() -> None:
-    assert rows(b"") == rows(write_batch(Batch(count=0, last_offset_delta=1_999))) == []
-
-
 def test_invalid_utf8_in_header_keys_is_replaced_as_in_java() -> None:
     body = b"\0\0\0\1\1\2" + b"\x06a\xffb" + b"\2x"
     log = write_batch(sequence([b""]), reference.varint(len(body)) + body)

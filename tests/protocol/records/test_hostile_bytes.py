@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 import tracemalloc
 
@@ -23,7 +22,7 @@ from protocol.testing.fake_kafka.record_batches import (
     write_record,
 )
 from tests.protocol.records.reading import chunks, rows
-from tests.support.hostile import cases, tracing
+from tests.support.hostile import cases, corrupted, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -58,31 +57,11 @@ def seeds(codec: str) -> list[bytes]:
     ]
 
 
-def mutated(seed: bytes, rng: random.Random) -> bytes:
-    log = bytearray(seed)
-    for _ in range(rng.randrange(1, 5)):
-        at = rng.randrange(len(log))
-        action = rng.randrange(5)
-        if action == 0:
-            log[at] ^= 1 << rng.randrange(8)
-        elif action == 1:
-            log[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
-        elif action == 2:
-            log[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0"])
-        elif action == 3:
-            del log[at : at + rng.randrange(1, 20)]
-        else:
-            log[at:at] = rng.randbytes(rng.randrange(1, 20))
-        if not log:
-            return b""
-    return bytes(log)
-
-
 @pytest.mark.parametrize("codec", reference.CODECS)
 def test_mutated_logs_raise_only_protocol_errors(codec: str) -> None:
     logs = seeds(codec)
     for rng in cases(f"bytes {codec}", 200):
-        provoke(mutated(rng.choice(logs), rng))
+        provoke(corrupted(rng.choice(logs), rng, logs))
 
 
 def test_prefixes_and_single_byte_changes_raise_only_protocol_errors() -> None:

@@ -20,8 +20,8 @@ from protocol.records.legacy import with_lz4_header_checksum
 from protocol.records.memory_records import read_batch_headers
 from protocol.testing.fake_kafka import record_batches as reference
 from tests.protocol.records.reading import chunks
-from tests.protocol.records.test_hostile_bytes import mutated, provoke
-from tests.support.hostile import cases, tracing
+from tests.protocol.records.test_hostile_bytes import provoke
+from tests.support.hostile import cases, corrupted, tracing
 
 pytestmark = pytest.mark.soak
 
@@ -346,8 +346,8 @@ def test_mutated_messages_raise_only_protocol_errors(magic: int) -> None:
     inner = written(some(magic, count=40))
     seeds = [inner, *(write(wrap(some(magic, count=40), codec)) for codec in PACKED)]
     for rng in cases(f"messages {magic}", 200):
-        provoke(mutated(rng.choice(seeds), rng))
-        provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", mutated(inner, rng), magic))))
+        provoke(corrupted(rng.choice(seeds), rng, seeds))
+        provoke(write(wrap(some(magic, count=40), "gzip", value=pack("gzip", corrupted(inner, rng, seeds), magic))))
 
 
 @BOTH

@@ -23,7 +23,7 @@ from protocol.schemas.avro_schema import arrow_type
 from protocol.schemas.decoding import InvalidRows, read_valid
 from protocol.schemas.encoding import encode
 from tests.protocol.schemas.avro_samples import Samples, as_column, bounds, decode, encoded, parse, plain, read, record
-from tests.support.hostile import tracing
+from tests.support.hostile import corrupted, tracing
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.soak
@@ -69,13 +69,7 @@ def test_mutated_bytes_are_reported_and_valid_ones_are_read() -> None:
         samples = Samples(seed)
         schema = samples.record()
         values = encoded(schema, [samples.value(schema) for _ in range(10)])
-        mutated = {}
-        for row in rng.sample(range(10), 5):
-            raw = bytearray(values[row])
-            for _ in range(rng.randrange(1, 4)):
-                if raw:
-                    raw[rng.randrange(len(raw))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-            mutated[row] = bytes(raw[: rng.randrange(len(raw) + 1)] if rng.random() < 0.2 else raw)
+        mutated = {row: corrupted(values[row], rng, values) for row in rng.sample(range(10), 5)}
         parsed = parse(schema)
         inputs = [mutated.get(row, value) for row, value in enumerate(values)]
         column, rows, invalid = AvroDecoder(parsed, parsed).decode(*bounds(inputs))
@@ -192,14 +186,6 @@ def test_items_without_bytes_of_all_values_are_limited() -> None:
     assert {error for _, error in invalid} <= {f"field {name}: too many items without bytes" for name in "ab"}
     again, _ = decode(schema, values[:2])
     assert len(again) == 2
-
-
-@pytest.mark.parametrize("items", ["string", "long", "boolean", "double", ["null", "int"]])
-def test_long_arrays_are_read_in_one_pass_behind_the_first_items(items: Any) -> None:
-    schema = record(("a", {"type": "array", "items": items}), ("b", "int"))
-    samples = Samples(3)
-    values = [{"a": [samples.value(items) for _ in range(count)], "b": count} for count in (0, 20_000, 3, 65, 64, 1)]
-    assert read(schema, values).to_pylist() == values
 
 
 # -- resolution -------------------------------------------------------------------------------

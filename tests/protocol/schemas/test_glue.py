@@ -44,14 +44,6 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
-
-
-@pytest.fixture
 def endpoint() -> Iterator[GlueEndpoint]:
     with GlueEndpoint() as running:
         yield running
@@ -251,16 +243,12 @@ def test_request_ends_after_its_timeouts_and_the_waits_between_them(endpoint: Gl
     assert longest == [700, 2_400, 9_800, 55_900]
 
 
-@pytest.mark.usefixtures("no_credentials")
-def test_process_without_credentials_is_told_how_to_give_them(registry: SchemaRegistry) -> None:
-    with pytest.raises(RegistryFailed, match=r"NoCredentialsError: .* set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
-        registry.version("orders")
-
-
-@pytest.mark.usefixtures("no_credentials")
 def test_credentials_that_are_replaced_are_taken_when_the_old_ones_expire(
     endpoint: GlueEndpoint, registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     answer, valid = endpoint.answers["POST /"], ["FIRST"]
@@ -275,6 +263,8 @@ def test_credentials_that_are_replaced_are_taken_when_the_old_ones_expire(
 
     endpoint.answers["POST /"] = answer_if_valid
     endpoint.add("orders", LONG)
+    with pytest.raises(RegistryFailed, match=r"NoCredentialsError: .* set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        registry.version("orders")
     replace_file("FIRST")
     assert registry.version("orders").text == LONG
     valid[0] = "SECOND"

@@ -171,23 +171,6 @@ def test_value_is_read_as_from_json_reads_it(value: bytes, expected: Any) -> Non
             assert (found[0], found[2], found[3]) == ({"a": 7}, {"a": 8}, None)
 
 
-def test_parts_of_objects_in_several_values_are_no_value() -> None:
-    """Arrow's reader sees one text: values must not complete each other."""
-    values = [b'{"a": 1', b'"b": 2}', b'{"a": 3}{"a": 4}', b'{"z": [{}', b'{}], "a": 5}', b'{"a": 6}']
-    for expected in (values, values[::-1], values[2:5], values[3:5], [b'{"a": 1}, {"a": 2}', b"", b'{"a": 3}']):
-        valid = {b'{"a": 6}': {"a": 6}, b'{"a": 3}': {"a": 3}, b"": None}
-        found, errors = decoded("a INT", expected)
-        assert found == [valid.get(value) for value in expected]
-        assert len(errors) == sum(value not in valid for value in expected)
-
-
-def test_values_that_complete_each_other_are_not_read_as_other_values() -> None:
-    assert decoded("a INT", [b'{"z": [{},', b'{}], "a": 5}{"a": 9}']) == (
-        [None, None],
-        ["not JSON: Expecting value at character 10", "not JSON: Extra data at character 2"],
-    )
-
-
 def test_types_other_than_objects_are_read() -> None:
     assert decoded("array<int>", [b"[1, 2]", b"", b'1}\n{"v":2', b'{"v": 1}', b"[]"]) == (
         [[1, 2], None, None, None, []],

@@ -78,11 +78,6 @@ def test_value_has_its_json(kind: pa.DataType, value: Any, expected: str | None)
     assert written(kind, [value, None, value]) == [expected, None, expected]
 
 
-def test_first_field_that_is_null_leaves_no_comma() -> None:
-    kind, values = structs([{"a": None, "b": 2}, {"a": 1, "b": None}, {"a": 1, "b": 2}], a=pa.int8(), b=pa.int8())
-    assert written(kind, values) == ['{"b":2}', '{"a":1}', '{"a":1,"b":2}']
-
-
 # -- with a schema ----------------------------------------------------------------------------
 
 
@@ -155,11 +150,6 @@ def test_value_that_a_schema_does_not_take_is_refused_with_row_and_path(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         written(kind, values, schema)
-
-
-def test_type_without_a_json_schema_is_refused_with_its_path() -> None:
-    with pytest.raises(ConfigurationError, match=r"^a\.b\[\] is duration\[s\], for which there is no JSON"):
-        schema_of(pa.struct([("a", pa.struct([("b", pa.list_(pa.duration("s")))]))]))
 
 
 def test_schema_of_spark_says_how_a_column_is_written() -> None:

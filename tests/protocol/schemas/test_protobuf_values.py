@@ -16,7 +16,6 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
-import protocol
 from protocol.errors import ConfigurationError
 from protocol.schemas import protobuf_language, values
 from protocol.schemas.protobuf_settings import ProtobufSettings
@@ -24,7 +23,6 @@ from protocol.schemas.protobuf_source import parse_protobuf
 from protocol.schemas.reader_schema import ReaderSchema
 from protocol.schemas.registry import SchemaRegistry
 from protocol.schemas.values import ColumnDecoder
-from protocol.testing import FakeKafka
 from protocol.testing.schema_registry import FakeSchemaRegistry
 from tests.protocol.schemas.conftest import SUBJECT, decoded, decoder, header_column, id_to_header
 from tests.protocol.schemas.protobuf_samples import as_column, message_class, text_of
@@ -239,14 +237,3 @@ def test_message_of_any_file_in_a_set_of_descriptors_is_read() -> None:
         message.DESCRIPTOR.file.CopyToProto(files[-1])
     schema = ReaderSchema("protobuf", text_of(*files), protobuf=ProtobufSettings("Address"))
     assert decoded(ColumnDecoder(schema), [address(city="Kiel").SerializeToString()]) == ([{"city": "Kiel"}], [])
-
-
-def test_topic_is_read_with_decoded_messages(serialize: Serialize, server: FakeSchemaRegistry) -> None:
-    refund = serialize(OTHER(id=5))
-    with FakeKafka() as broker:
-        broker.create_topic("orders", 1)
-        broker.produce("orders", refund)
-        properties = {"bootstrap.servers": broker.bootstrap_servers, "schema.registry.url": server.url}
-        options: dict[str, Any] = {"value_format": "confluent-protobuf", "protobuf": ProtobufSettings("Refund")}
-        reader = protocol.read(properties, "orders", columns=["value"], **options)
-        assert reader.read_all().column("value").to_pylist() == [{"id": 5}]

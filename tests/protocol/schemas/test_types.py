@@ -153,6 +153,12 @@ def test_types_of_a_registered_schema_have_different_names(fields: list[tuple[st
         ("protobuf", "a b", pa.int32(), "a b is no name of a Protobuf field"),
         ("protobuf", "m", pa.map_(pa.float64(), pa.int32()), "m is map<double, int32>; keys of a map are texts"),
         ("json", "m", pa.map_(pa.int32(), pa.int32()), "m is map<int32, int32>, for which there is no JSON"),
+        (
+            "json",
+            "a",
+            pa.struct([("b", pa.list_(pa.duration("s")))]),
+            r"^a\.b\[\] is duration\[s\], for which",
+        ),
     ],
 )
 def test_column_without_a_schema_is_refused_with_its_path(

@@ -16,7 +16,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import protocol
-from protocol.errors import ConfigurationError, DecodeFailed, KafkaError, RegistryFailed
+from protocol.errors import ConfigurationError, KafkaError, RegistryFailed
 from protocol.schemas import avro_language
 from protocol.schemas.avro_schema import parse_avro
 from protocol.schemas.reader_schema import ReaderSchema
@@ -186,15 +186,6 @@ def test_selected_fields_are_decoded_alone(serialize: Serialize, registry: Schem
     assert decoded(ColumnDecoder(fixed), [b"\2\4no\16\1"]) == ([{"paid": True, "id": 7}], [])
 
 
-def test_references_of_schemas_are_fetched(registry: SchemaRegistry, server: FakeSchemaRegistry) -> None:
-    server.register("address", json.dumps({"type": "record", "name": "Address",
-                                           "fields": [{"name": "city", "type": "string"}]}))  # fmt: skip
-    order = {"type": "record", "name": "Order", "fields": [{"name": "to", "type": "Address"}]}
-    references = [{"name": "Address", "subject": "address", "version": 1}]
-    schema_id = server.register(SUBJECT, json.dumps(order), references=references)
-    assert decode(registry, struct.pack(">bI", 0, schema_id) + b"\x08Kiel") == ([{"to": {"city": "Kiel"}}], [])
-
-
 def test_invalid_value_without_schema_id_points_to_the_writers_schema() -> None:
     _, (error,) = decoded(ColumnDecoder(ReaderSchema("avro", '"string"')), [b"\x08ab"])
     assert error == "a length that exceeds the value; the schema probably differs from the writer's"
@@ -264,15 +255,6 @@ def test_topic_is_read_with_decoded_values(serialize: Serialize, server: FakeSch
     assert table.schema.field("value").type == pa.struct([pa.field("id", pa.int64(), nullable=False)])
     assert table.column("value").to_pylist() == [{"id": 1}, None, {"id": 2}]
     assert table.column("key").to_pylist() == ["k"] * 3
-
-
-def test_read_fails_at_a_value_that_does_not_decode(
-    serialize: Serialize, server: FakeSchemaRegistry, broker: FakeKafka
-) -> None:
-    write(broker, [serialize(FIRST, {"id": 1}), b"{}"])
-    reader = protocol.read(properties(broker, server), "orders", columns=["value"], value_format="confluent-avro")
-    with pytest.raises(DecodeFailed, match="orders-0, offset 1: the value does not decode: it does not begin with"):
-        reader.read_all()
 
 
 @pytest.mark.parametrize(

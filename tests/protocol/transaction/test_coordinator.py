@@ -27,15 +27,6 @@ def test_cluster_reports_its_transaction_version(client: Client, transaction_ver
     assert speaks_v2(client, "etl-0", client.deadline()) is (transaction_version == "2")
 
 
-def test_new_producer_fences_earlier_ones(client: Client) -> None:
-    first, second = init(client), init(client)
-    assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
-    with pytest.raises(BrokerError, match="PRODUCER_FENCED"):
-        init(client, pending=first)
-    third = init(client, pending=second)
-    assert third.producer_epoch == second.producer_epoch + 1
-
-
 def test_lost_init_reply_keeps_the_identity(fake: FakeKafka, client: Client) -> None:
     identity = init(client)
     fake.lose_replies(INIT_PRODUCER_ID)

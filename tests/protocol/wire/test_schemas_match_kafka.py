@@ -1,15 +1,28 @@
-"""Compare the message schemas with the facts of Kafka's own definitions, field by field, in every version."""
+"""The message schemas equal Kafka's own definitions, and the frames those of its Java classes, in every version."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from protocol.wire.frame import decode_request
 from protocol.wire.registry import API_BY_KEY
 from protocol.wire.schema import Api, Array, Field, Struct
-from tests.protocol.wire.kafka_facts import KAFKA, KINDS, KafkaField, bounds, case_id, fields_of, snake_case
+from tests.protocol.wire import kafka_facts
+from tests.protocol.wire.kafka_facts import (
+    FLAVOURS,
+    KAFKA,
+    KINDS,
+    bounds,
+    case_id,
+    sample_of,
+    snake_case,
+    within,
+)
+
+FRAMES = {tuple(case): frame for *case, frame in kafka_facts.kafka_frames()}
 
 OUR_DEFAULTS = {
     "ListOffsets.request.replica_id": -1,  # Kafka's default 0 would mean broker 0
@@ -18,46 +31,9 @@ OUR_DEFAULTS = {
 LAST_VERSIONS = {"AddPartitionsToTxn": 3}  # later ones are for brokers
 
 
-def our_fields(struct: Struct, version: int) -> tuple[KafkaField, ...]:
-    """Return this client's schema of one version as facts (without Kafka's names of structs)."""
-    return tuple(
-        KafkaField(
-            name=field.name,
-            kafka_name="",
-            type=_type_name(field),
-            nullable=field.nullable(version),
-            tag=field.tag if field.tagged(version) else None,
-            fields=our_fields(inner, version) if (inner := _inner(field)) else None,
-        )
-        for field in struct.fields
-        if field.present(version)
-    )
-
-
 def _inner(field: Field) -> Struct | None:
     kind = field.type.of if isinstance(field.type, Array) else field.type
     return kind if isinstance(kind, Struct) else None
-
-
-def _type_name(field: Field) -> str:
-    kind, prefix = (field.type.of, "[]") if isinstance(field.type, Array) else (field.type, "")
-    return prefix + ("struct" if isinstance(kind, Struct) else str(kind))
-
-
-def without_names(field: KafkaField) -> KafkaField:
-    """Return the field without Kafka's names of it and of its struct."""
-    if field.fields is None:
-        return replace(field, kafka_name="")
-    kind = "[]struct" if field.type.startswith("[]") else "struct"
-    return replace(field, kafka_name="", type=kind, fields=tuple(map(without_names, field.fields)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_fields_equal_kafkas(api: Api, kind: str) -> None:
-    for version in range(api.first, api.last + 1):
-        ours = our_fields(api.request if kind == "request" else api.response, version)
-        assert ours == tuple(map(without_names, fields_of(api, version, kind))), f"version {version}"
 
 
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
@@ -74,7 +50,7 @@ def test_versions_and_flexibility_equal_kafkas(api: Api) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
-def test_defaults_and_ignorable_fields_equal_kafkas(api: Api, kind: str) -> None:
+def test_defaults_nulls_and_ignorable_fields_equal_kafkas(api: Api, kind: str) -> None:
     struct = api.request if kind == "request" else api.response
     assert list(_differences(struct, KAFKA[api.name][kind], api, f"{api.name}.{kind}")) == []
 
@@ -86,7 +62,11 @@ def _differences(struct: Struct, facts: list[dict[str, Any]], api: Api, path: st
         default = OUR_DEFAULTS.get(local, _kafka_default(fact)) if "fields" not in fact else field.default_value()
         if field.default_value() != default:
             yield f"{local}: default {field.default_value()!r}, Kafka's is {default!r}"
-        missing_somewhere = any(not field.present(version) for version in range(api.first, api.last + 1))
+        versions = range(api.first, api.last + 1)
+        for version in filter(field.present, versions):
+            if field.nullable(version) != within(version, fact.get("nullable")):
+                yield f"{local}: nullable in version {version}: {field.nullable(version)}"
+        missing_somewhere = not all(map(field.present, versions))
         if missing_somewhere and field.ignorable != bool(fact.get("ignorable")):
             yield f"{local}: ignorable={field.ignorable}, Kafka's is {fact.get('ignorable')}"
         inner = _inner(field)
@@ -107,6 +87,16 @@ def _kafka_default(fact: dict[str, Any]) -> Any:
     return int(str(default), 0) if default is not None else 0
 
 
-def test_snake_case_makes_the_names_of_the_contract() -> None:
-    assert snake_case("ThrottleTimeMs") == "throttle_time_ms"
-    assert snake_case("V3AndBelowTransactionalId") == "v3_and_below_transactional_id"
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("api", API_BY_KEY.values(), ids=case_id)
+def test_messages_are_encoded_and_decoded_as_by_kafka(api: Api, kind: str) -> None:
+    for version, flavour in product(range(api.first, api.last + 1), FLAVOURS):
+        value, frame = sample_of(api, version, kind, flavour), FRAMES[api, version, kind, flavour]
+        encoded = kafka_facts.encode(api, version, kind, value)
+        assert encoded == len(frame).to_bytes(4, "big") + frame, f"version {version}, {flavour}"
+        if kind == "request":
+            assert decode_request(frame)[:4] == (api, version, kafka_facts.CORRELATION_ID, kafka_facts.CLIENT_ID)
+        decoded = kafka_facts.decode(api, version, kind, frame)
+        assert kafka_facts.common(value, decoded) == value, f"version {version}, {flavour}"
+        again = kafka_facts.encode(api, version, kind, decoded)
+        assert again == encoded, "a decoded message can be sent on as it is"
