@@ -6,10 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
+import pytest
 from click.testing import CliRunner, Result
 
+from protocol.cluster.client import Client
+from protocol.config import parse_client
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
+from protocol.kafka_terms import TopicPartition
 from spark_kafka_source.cli.pykafka import pykafka
 
 NOWHERE = "127.0.0.1:1"
@@ -39,6 +46,16 @@ def invoke_at(kafka: Kafka, *arguments: str, **options: Any) -> Result:
     return invoke(*arguments, **options)
 
 
+def run_at_kafka1(*command: str) -> Any:
+    """Return a fixture: the function that runs `command` with further arguments on the broker `kafka1`."""
+
+    @pytest.fixture
+    def run(kafka1: Kafka) -> Any:
+        return partial(invoke_at, kafka1, *command)
+
+    return run
+
+
 def refusal(*arguments: str, **options: Any) -> str:
     """Return the error, on one line, of a wrong usage that prints nothing else."""
     options.setdefault("KAFKA_BOOTSTRAP_SERVERS", NOWHERE)
@@ -57,3 +74,10 @@ def process_at(kafka: Kafka, *arguments: str, **options: Any) -> subprocess.Pope
     environment = {**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     options = {"stdout": subprocess.PIPE, "text": True, "env": environment, **options}
     return subprocess.Popen([*COMMAND, *arguments], **options)
+
+
+def commit(kafka: Kafka, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commit offsets for a group without members."""
+    with Client(parse_client({"bootstrap.servers": kafka.bootstrap_servers})) as client:
+        committed = {key: CommittedOffset(offset) for key, offset in offsets.items()}
+        commit_offsets(client, group, committed, client.deadline())

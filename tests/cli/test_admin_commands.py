@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class
-from tests.cli.runs import invoke_at, rows
+from tests.cli.runs import invoke_at, rows, run_at_kafka1
 from tests.conftest import TopicFactory
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
@@ -19,9 +19,7 @@ from tests.support.wait_until import wait_until
 SECRET = "geheim-2b7"
 
 
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1)
+run = run_at_kafka1()
 
 
 def tool(kafka: LocalKafka, name: str, *arguments: str) -> str:

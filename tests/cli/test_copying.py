@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, process_at, rows
+from tests.cli.runs import invoke_at, process_at, rows, run_at_kafka1
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
 from tests.support.stale_coordinator import keep_deleted_topic
@@ -30,9 +29,7 @@ from tests.support.wait_until import wait_until
 TIME_MS = 1_769_839_200_000
 
 
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1)
+run = run_at_kafka1()
 
 
 def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1, **headers: str) -> None:

@@ -56,6 +56,7 @@ def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> N
         producer = confluent_kafka.Producer(client)
         for value in range(100):
             producer.produce("orders", b"%d" % value)
+        producer.produce("created-by-its-first-record", b"1")
         assert producer.flush(30) == 0
         consumer = confluent_kafka.Consumer({**client, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.subscribe(["orders"])
@@ -68,13 +69,6 @@ def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> N
         assert process.wait(30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
-
-
-def test_topics_that_clients_ask_for_are_created() -> None:
-    with running("--port", "0") as (_, addresses):
-        producer = confluent_kafka.Producer({"bootstrap.servers": addresses, "log_level": 0})
-        producer.produce("new", b"1")
-        assert producer.flush(30) == 0
 
 
 def test_examples_of_the_page_run_on_other_ports() -> None:

@@ -37,6 +37,7 @@ NEWER: dict[str, Any] = {
     "fields": [*ORDER["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
 }
 WRONG = {**ORDER, "fields": [*ORDER["fields"], {"name": "country", "type": "string"}]}
+PARCEL = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 SUBJECT = "orders-value"
 PAID = datetime(2026, 1, 31, 6, 0, 0, 5_000, timezone.utc)
 TEXT = '{"id": %d, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.50, "note": %s}'
@@ -70,14 +71,6 @@ def value(schema_id: int, schema: Any, number: int, **more: Any) -> bytes:
     return framed(schema_id, file.getvalue())
 
 
-@pytest.fixture
-def empty() -> Iterator[FakeKafka]:
-    """Return a cluster with the empty topic `other`."""
-    with FakeKafka() as running:
-        running.create_topic("other", 1)
-        yield running
-
-
 def framed(schema_id: int, data: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + data
 
@@ -97,33 +90,33 @@ def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaR
     assert first.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
 
 
-def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(
+    kafka_fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
-    with GlueEndpoint() as endpoint, FakeKafka() as running:
-        version = endpoint.add("parcels", '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
-        running.create_topic("parcels", 1)
-        running.produce("parcels", b"\3\0" + uuid.UUID(version.version_id).bytes + b"\x0e", key="k")
+    with GlueEndpoint() as endpoint:
+        version = endpoint.add("parcels", PARCEL)
+        kafka_fake.create_topic("parcels", 1)
+        kafka_fake.produce("parcels", b"\3\0" + uuid.UUID(version.version_id).bytes + b"\x0e", key="k")
         glue = ["-X", "schema.registry.glue.region=eu-north-1", "-X", f"schema.registry.glue.endpoint={endpoint.url}"]
         arguments = ["consume", "parcels", "-e", "--decode", *glue]
         # The address in the environment is for other profiles.
-        assert invoke_at(running, *arguments, SCHEMA_REGISTRY_URL="http://r:1").stdout == '{"id": 7}\n'
+        assert invoke_at(kafka_fake, *arguments, SCHEMA_REGISTRY_URL="http://r:1").stdout == '{"id": 7}\n'
         shown = refusal("registry", "subjects", *glue)
         assert "this client does not request the subjects from AWS Glue" in shown
 
 
-def test_values_of_glue_are_decoded_by_the_schema_of_a_file_without_aws(tmp_path: Path) -> None:
-    version_id, file = uuid.uuid4(), tmp_path / "order.avsc"
-    file.write_text('{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
-    schemas = tmp_path / "schemas.json"
-    schemas.write_text(json.dumps({str(version_id): json.loads(file.read_text())}))
-    with FakeKafka() as running:
-        running.create_topic("parcels", 1)
-        running.produce("parcels", b"\3\0" + version_id.bytes + b"\x0e", key="k")
-        arguments = ["consume", "parcels", "-e", "--decode", "-X", f"schema.registry.glue.schemas=file:{schemas}"]
-        result = invoke_at(running, *arguments, "--value-schema", str(file), "--value-format", "glue-avro")
-        assert result.stdout == '{"id": 7}\n'
-        assert "--value-schema of pykafka" in invoke_at(running, *arguments, code=2).output
+def test_values_of_glue_are_decoded_by_the_schema_of_a_file_without_aws(kafka_fake: FakeKafka, tmp_path: Path) -> None:
+    version_id, file, schemas = uuid.uuid4(), tmp_path / "order.avsc", tmp_path / "schemas.json"
+    file.write_text(PARCEL)
+    schemas.write_text(json.dumps({str(version_id): json.loads(PARCEL)}))
+    kafka_fake.create_topic("parcels", 1)
+    kafka_fake.produce("parcels", b"\3\0" + version_id.bytes + b"\x0e", key="k")
+    arguments = ["consume", "parcels", "-e", "--decode", "-X", f"schema.registry.glue.schemas=file:{schemas}"]
+    result = invoke_at(kafka_fake, *arguments, "--value-schema", str(file), "--value-format", "glue-avro")
+    assert result.stdout == '{"id": 7}\n'
+    assert "--value-schema of pykafka" in invoke_at(kafka_fake, *arguments, code=2).output
 
 
 def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -151,21 +144,6 @@ def test_value_that_does_not_decode_is_reported_if_it_is_printed(fake: FakeKafka
     assert consume(fake, registry, "orders", "--decode", "-n", "2").stderr == ""
 
 
-def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path) -> None:
-    for suffix in ("parquet", "arrow"):
-        file = tmp_path / f"orders.{suffix}"
-        consume(fake, registry, "valid", "--decode", "--to", str(file))
-        table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
-        assert table.column_names[:4] == ["topic", "partition", "key", "value"]
-        assert [schema.name for schema in table.schema.field("value").type] == ["id", "paid", "price", "note"]
-        assert table.column("value").to_pylist() == [
-            {"id": 1, "paid": PAID, "price": Decimal("1.50"), "note": None},
-            {"id": 2, "paid": PAID, "price": Decimal("1.50"), "note": "x"},
-            None,
-        ]
-        assert table.column("key").to_pylist() == [b"k"] * 3
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
@@ -184,10 +162,11 @@ def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSch
     ],
 )
 def test_protobuf_and_json_are_decoded_as_their_subject_says(
-    empty: FakeKafka, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
+    kafka_fake: FakeKafka, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
 ) -> None:
-    empty.produce("other", framed(registry.register("other-value", text, kind), value))
-    printed = invoke_at(empty, "consume", "other", "-e", "--decode", SCHEMA_REGISTRY_URL=registry.url).stdout
+    kafka_fake.create_topic("other", 1)
+    kafka_fake.produce("other", framed(registry.register("other-value", text, kind), value))
+    printed = invoke_at(kafka_fake, "consume", "other", "-e", "--decode", SCHEMA_REGISTRY_URL=registry.url).stdout
     order = json.loads(printed)
     assert (order["id"], order["counts"]) == (7, {"true": 2})
     assert order["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
@@ -208,14 +187,15 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
     ],
 )
 def test_values_are_decoded_by_the_schema_of_a_file(
-    empty: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
+    kafka_fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
 ) -> None:
     file, table = tmp_path / "schema", tmp_path / "t.parquet"
     file.write_text(schema, encoding="utf-8-sig")
-    empty.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
+    kafka_fake.create_topic("other", 1)
+    kafka_fake.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
     message = ("--value-message", "Order") if format == "protobuf" else ()
     run = partial(
-        invoke_at, empty, *f"consume other -e --value-schema {file} --value-format {format}".split(), *message
+        invoke_at, kafka_fake, *f"consume other -e --value-schema {file} --value-format {format}".split(), *message
     )
     result = run("--decode", code=1)
     first, tombstone, invalid = result.stdout.splitlines()

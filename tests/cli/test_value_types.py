@@ -25,7 +25,6 @@ from tests.support.value_types import (
     STRATEGIES,
     Write,
     write_events,
-    write_json_and_protobuf,
 )
 
 TYPES = "--value-types shop.Order,shop.Refund"
@@ -119,17 +118,6 @@ def test_value_that_does_not_decode_is_no_other_type(fake: FakeKafka, write: Wri
     failed = consume(f"--decode {TYPES} -J --on-unknown-type skip", code=1)
     assert objects(failed, "value", "value_type") == [(FIRST, "Order"), (SECOND, "Refund"), (None, None)]
     assert "offset 3: does not decode: value: it does not begin with a zero byte" in failed.stderr
-
-
-def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, consume: Consume) -> None:
-    write_json_and_protobuf(fake, registry)
-    json_lines = consume(f"--decode {TYPES} {BY_RECORD} -J")
-    assert objects(json_lines, "value", "value_type") == [(FIRST, "Order"), (SECOND, "Refund")]
-    types = "--value-types shop.Invoice,shop.Reminder"
-    assert objects(consume(f"--decode {types} {BY_RECORD} -J", topic="messages"), "value", "value_type") == [
-        ({"Invoice": {"id": 1}, "Reminder": None}, "Invoice"),
-        ({"Invoice": None, "Reminder": {"reason": "late"}}, "Reminder"),
-    ]
 
 
 def test_records_of_a_union_are_types_with_and_without_a_registry(
