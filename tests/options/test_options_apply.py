@@ -32,7 +32,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
-from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, outcome, took_long
+from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, first_batch, outcome, plan, took_long
 from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
@@ -61,11 +61,6 @@ def complete(cluster: SmallCluster, inputs: Options, more: Options) -> dict[str,
 # -- start and end --------------------------------------------------------------------------------
 
 
-def first_batch(reader: KafkaStreamReader) -> JsonDict:
-    """Return the end of a query's first batch, which also has its start (`@joined`)."""
-    return plan(reader, reader.initialOffset())
-
-
 def chosen(cluster: SmallCluster, options: dict[str, str]) -> object:
     first = first_batch(stream(cluster, options))
     return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
@@ -92,10 +87,6 @@ def each(zero: int, first: int) -> str:
 def checkpoint_at(cluster: SmallCluster, offset: int, topic_id: str | None = None) -> JsonDict:
     ids = first_batch(stream(cluster, {}))["@ids"]
     return {"orders": {"0": offset, "1": offset}, "@ids": {"orders": topic_id} if topic_id else ids}
-
-
-def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
-    return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
 def offsets_of_first_batch(cluster: SmallCluster, options: dict[str, str], *, more: int = 0) -> int:

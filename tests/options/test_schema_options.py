@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.sql.types import StructType
@@ -133,8 +132,7 @@ def test_registry_that_is_asked_again_is_a_warning(
 ) -> None:
     registry.fail_next(503)
     properties = {"schema__registry__max__retries": "1", "schema__registry__retries__wait__ms": "0"}
-    with caplog.at_level(logging.WARNING):
-        refusal(registry.url, **properties)
+    refusal(registry.url, **properties)
     assert "the schema registry does not respond, the request will be repeated: " in caplog.text
 
 
@@ -179,31 +177,35 @@ def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
     assert re.search(message, str(refused.value)), refused.value
 
 
-@pytest.mark.parametrize(("part", "rival"), [("key", "value"), ("value", "key")])
-def test_functions_for_columns_leave_out_the_options_of_the_other_part(part: Part, rival: str) -> None:
-    """An application has one dict for keys and values."""
-    options = {f"{part}Format": "avro", f"{rival}Format": "avro", f"{rival}Schema": "file:missing"}
-    for function in (from_registry, to_registry):
-        with pytest.raises(ConfigurationError, match=f"there is no {part}Schema"):
-            function(part, options, part=part)
+AVRO_LONG = {"valueFormat": "avro", "valueSchema": LONG}
+MISSPELT = {
+    "keyFromat": "keyFormat",
+    "valueFeilds": "valueFields",
+    "topc": "topic",
+    "startingOfsets": "startingOffsets",
+    "kafka.comprssion.type": "kafka.compression.type",
+    "kafka.auto.ofset.reset": "kafka.auto.offset.reset",
+}
 
 
+@pytest.mark.parametrize("function", [from_registry, to_registry])
 @pytest.mark.parametrize(
-    ("name", "nearest"),
+    ("part", "options", "message"),
     [
-        ("keyFromat", "keyFormat"),
-        ("valueFeilds", "valueFields"),
-        ("topc", "topic"),
-        ("startingOfsets", "startingOffsets"),
-        ("kafka.comprssion.type", "kafka.compression.type"),
-        ("kafka.auto.ofset.reset", "kafka.auto.offset.reset"),
+        ("key", {**AVRO_LONG, "keyFormat": "avro", "valueSchema": "file:missing"}, "there is no keySchema"),
+        ("value", {"keyFormat": "avro", "valueFormat": "avro", "keySchema": "file:missing"}, "there is no valueSchema"),
+        *(
+            ("value", {**AVRO_LONG, name: "x"}, f"{name} is not .*; did you mean {nearest}?")
+            for name, nearest in MISSPELT.items()
+        ),
     ],
 )
-def test_functions_for_columns_refuse_misspelled_options_of_any_part(name: str, nearest: str) -> None:
-    options = {"valueFormat": "avro", "valueSchema": LONG, name: "x"}
-    for function in (from_registry, to_registry):
-        with pytest.raises(ConfigurationError, match=f"{name} is not .*; did you mean {nearest}?"):
-            function("value", options)
+def test_wrong_options_of_functions_for_columns_are_refused(
+    function: Callable[..., object], part: Part, options: dict[str, str], message: str
+) -> None:
+    """An application has one dict for keys and values: the schema of the other part is not read."""
+    with pytest.raises(ConfigurationError, match=message):
+        function(part, options, part=part)
 
 
 def test_functions_for_columns_suggest_options_of_their_own_side() -> None:
