@@ -38,6 +38,7 @@ def offsets_with_all_fields() -> Offsets:
 
 
 def test_offsets_have_the_documented_json() -> None:
+    assert topic_id_text(b"\xff" * 16) == "_" * 21 + "w", "as Kafka's tools write it"
     assert json.dumps(offsets_with_all_fields().to_json_dict()) == (
         '{"a": {"0": 3}, "orders": {"9": 1200, "10": 7}, '
         f'"@ids": {{"orders": "{TOPIC_ID_TEXT}"}}, '
@@ -87,11 +88,6 @@ def test_written_offsets_are_read_back(ends: dict[tuple[str, int], int], topic_i
         skipped=ends,
     )
     assert Offsets.from_json_dict(json.loads(json.dumps(offsets.to_json_dict()))) == offsets
-
-
-def test_topic_id_is_written_as_by_kafkas_tools() -> None:
-    assert topic_id_text(TOPIC_ID) == TOPIC_ID_TEXT
-    assert topic_id_text(b"\xff" * 16) == "_" * 21 + "w"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +141,8 @@ def test_offsets_of_two_documents_are_parsed_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a@b", "ä", "x" * 250, "a\n"])
-def test_invalid_topic_names_are_refused(name: str) -> None:
+def test_topic_name_that_kafka_does_not_allow_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no topic name"):
         checked_topic(name)
-
-
-@pytest.mark.parametrize("name", ["a", "...", "A-Z_0.9", "x" * 249])
-def test_valid_topic_names_are_accepted(name: str) -> None:
-    assert checked_topic(name) == name
+    for valid in ("a", "...", "A-Z_0.9", "x" * 249):
+        assert checked_topic(valid) == valid

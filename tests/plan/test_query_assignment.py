@@ -162,30 +162,22 @@ def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> N
 OTHER_ID = b"o" * 16
 
 
+# Ids: assigned by the group, that was read, and at the brokers; then the conclusions.
+WITNESSES: dict[str, tuple[bytes, bytes, set[bytes], bool, bool, bool, bool]] = {
+    "the topic that was read": (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
+    "a topic whose id is unknown": (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
+    "brokers agree about another one": (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID}, True, True, False, True),
+    "brokers do not agree": (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+    "no broker answers": (NO_TOPIC_ID, OTHER_ID, set(), True, False, True, False),
+    "the group has assigned the new one": (TOPIC_ID, OTHER_ID, set(), False, True, False, True),
+    "the group has not assigned the new one yet": (OTHER_ID, OTHER_ID, {TOPIC_ID}, True, False, True, True),
+    "one broker names a new one": (OTHER_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+    "the group has assigned one that no broker names": (OTHER_ID, TOPIC_ID, set(), False, False, True, False),
+}
+
+
 @pytest.mark.parametrize(
-    ("assigned", "read", "at_brokers", "asked", "readable", "awaited", "recreated"),
-    [
-        (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
-        (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
-        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID}, True, True, False, True),
-        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
-        (NO_TOPIC_ID, OTHER_ID, set(), True, False, True, False),
-        (TOPIC_ID, OTHER_ID, set(), False, True, False, True),
-        (OTHER_ID, OTHER_ID, {TOPIC_ID}, True, False, True, True),
-        (OTHER_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
-        (OTHER_ID, TOPIC_ID, set(), False, False, True, False),
-    ],
-    ids=[
-        "the topic that was read",
-        "a topic whose id is unknown",
-        "brokers agree about another one",
-        "brokers do not agree",
-        "no broker answers",
-        "the group has assigned the new one",
-        "the group has not assigned the new one yet",
-        "one broker names a new one",
-        "the group has assigned one that no broker names",
-    ],
+    ("assigned", "read", "at_brokers", "asked", "readable", "awaited", "recreated"), WITNESSES.values(), ids=WITNESSES
 )
 def test_topic_counts_as_recreated_if_a_second_witness_says_so(
     assigned: bytes,
