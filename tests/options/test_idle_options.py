@@ -107,9 +107,6 @@ def test_dead_letter_topic_is_required_only_if_the_action_has_an_effect() -> Non
         parse_source_options({**options, "filter": "value.id > 0"}, streaming=True)
 
 
-# -- options of public notebooks ------------------------------------------------------------------
-
-
 def parse(option_set: OptionSet) -> object:
     options = filled(option_set, {BROKERS: "localhost:9092", TOPIC: "orders", OTHER: "bills", PATTERN: "^o"})
     return (

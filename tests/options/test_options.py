@@ -25,9 +25,6 @@ from tests.support.documents import block, listed_names
 ROOT = Path(__file__).parents[2]
 
 
-# -- the source -----------------------------------------------------------------------------------
-
-
 def test_minimal_options_have_the_defaults_of_sparks_connector() -> None:
     options = stream()
     assert options.client.bootstrap_servers == (("localhost", 9092),)
@@ -96,9 +93,6 @@ def test_topics_are_a_list_a_pattern_within_names_or_sorted_partitions() -> None
 )
 def test_invalid_topic_selection_is_refused(options: dict[str, str], message: str) -> None:
     assert message in refusal(options)
-
-
-# -- limits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,9 +166,6 @@ def test_references_are_resolved_on_the_driver_except_tls_and_sasl_secrets(monke
 def test_brokers_are_required() -> None:
     with pytest.raises(ConfigurationError, match=r"kafka\.bootstrap\.servers is missing"):
         parse_source_options({"subscribe": "orders"}, streaming=True)
-
-
-# -- the sink -------------------------------------------------------------------------------------
 
 
 def test_sink_requires_acknowledgements_by_default() -> None:
@@ -258,9 +249,6 @@ def test_unsupported_sink_options_are_refused(options: dict[str, str], message: 
     assert message in sink_refusal(options)
 
 
-# -- the page -------------------------------------------------------------------------------------
-
-
 def test_docs_page_of_options_is_current() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == markdown.markdown() + "\n", "run: python -m spark_kafka_source.options > docs/options.md"
@@ -283,8 +271,6 @@ def test_option_parsing_does_not_import_spark() -> None:
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
-
-# -- the table -----------------------------------------------------------------------------------
 
 # Set by Kafka's properties and by the kind of query.
 NOT_OPTIONS = {"client", "consumer", "producer", "streaming", "auto_offset_reset"}

@@ -55,6 +55,10 @@ def refusal(url: str, **more: str) -> str:
     return message
 
 
+def protobuf(schema: str, **more: str) -> dict[str, str]:
+    return {"valueFormat": "protobuf", "valueSchema": schema, **more}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -69,13 +73,10 @@ def refusal(url: str, **more: str) -> str:
             {"valueSubject": "p", "valueFormat": "confluent-protobuf", "valueMessageName": "N"},
             "valueMessageName: the subject p: the Protobuf schema has no message N; it has M",
         ),
-        ({"valueFormat": "protobuf", "valueSchema": MESSAGE, "valueFields": "x"}, "valueFields: the schema has no "),
-        ({"valueFormat": "protobuf", "valueSchema": DEEP}, "valueSchema: the Protobuf schema is nested deeper than 64"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message Größe { }"},
-            "valueSchema: .* the character 'ö', .*line 1",
-        ),
-        ({"valueFormat": "protobuf", "valueSchema": "message M { map<double, M> m = 1; }"}, "keys of the type double"),
+        (protobuf(MESSAGE, valueFields="x"), "valueFields: the schema has no "),
+        (protobuf(DEEP), "valueSchema: the Protobuf schema is nested deeper than 64"),
+        (protobuf("message Größe { }"), "valueSchema: .* the character 'ö', .*line 1"),
+        (protobuf("message M { map<double, M> m = 1; }"), "keys of the type double"),
         ({"valueFormat": "avro", "valueSchema": "schemas/order.avsc"}, "a file is given as file:schemas/order.avsc"),
         ({"valueFormat": "avro", "valueSchema": "{"}, "valueSchema: the Avro schema is not JSON"),
         ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
@@ -83,14 +84,8 @@ def refusal(url: str, **more: str) -> str:
         ({"columns": "_raw"}, "columns names _raw, but onDecodeError is fail; set onDecodeError to null"),
         ({"subscribe": "a,b"}, "reads 2 topics: set valueSubject"),
         ({"schema__registry__urls": "http://r:1"}, "schema.registry.urls is unknown; did you mean schema.registry.url"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message A {"},
-            "valueSchema: the Protobuf schema has .* in line 1",
-        ),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message A { A a = 1; }"},
-            "the field a is recursive: A contains itself. Set recursive.fields.max.depth",
-        ),
+        (protobuf("message A {"), "valueSchema: the Protobuf schema has .* in line 1"),
+        (protobuf("message A { A a = 1; }"), "a is recursive: A contains itself. Set recursive.fields.max.depth"),
         ({"valueFormat": "json", "valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
         ({"valueFormat": "json", "valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL at 'its end'"),
         ({"valueFormat": "json", "valueSchema": "i INT", "valueFields": "x"}, "the schema has no field x; it has i"),
@@ -99,7 +94,7 @@ def refusal(url: str, **more: str) -> str:
             r"schema\.registry\.basic\.auth\.user\.info: \$\{env:NOT_THERE\} cannot be resolved",
         ),
         (
-            {"valueFormat": "protobuf", "valueSchema": MESSAGE, "convert__any__fields__to__json": "true"},
+            protobuf(MESSAGE, convert__any__fields__to__json="true"),
             r"convert\.any\.fields\.to\.json is 'true' \(a field of google\.protobuf\.Any is a struct .*leave this out",
         ),
     ],
@@ -157,10 +152,7 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
         ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
         ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
         ({"valueFormat": "confluent-protobuf", "valueSubject": "p"}, "the schema has no field name; it has id"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message M { int32 name = 1; }"},
-            "name is string, which the schema's int32 cannot take",
-        ),
+        (protobuf("message M { int32 name = 1; }"), "name is string, which the schema's int32 cannot take"),
         ({"valueSubject": "secret"}, "version 3 of the subject secret has rules that are not applied here, and that "),
         # The contract of the subject holds for an older version that has no rules, too.
         ({"valueSubject": "secret", "valueSchema": WITH_NAME}, "version 3 of the subject secret has rules .*hidePII"),

@@ -193,9 +193,6 @@ def test_many_assigned_partitions_are_compared_in_linear_time() -> None:
     assert time.process_time() - began_s < 2, "it took 7.5 s"
 
 
-# -- positions by timestamp -----------------------------------------------------------------------
-
-
 def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
     assert stream(startingTimestamp="5").start == AtTime(5, "startingTimestamp")
     both = batch(

@@ -52,12 +52,6 @@ def borrow_and_give_back(config: ProducerConfig = CONFIG, make: Any = FAKE) -> A
         return producer
 
 
-def test_next_task_gets_same_producer() -> None:
-    first = borrow_and_give_back()
-    assert borrow_and_give_back() is first
-    assert not first.aborted
-
-
 def test_other_configuration_gets_separate_producer() -> None:
     producer_config = ProducerConfig(acks=1, enable_idempotence=False)
     assert borrow_and_give_back() is not borrow_and_give_back(producer_config)

@@ -31,6 +31,7 @@ from spark_kafka_source.sink.batch_writer import KafkaBatchWriter
 from spark_kafka_source.sink.columns import plan_sink, topic_columns
 from spark_kafka_source.sink.value_schemas import writer_schema
 from spark_kafka_source.task.row_schema import spark_schema, spark_type
+from tests.support import value_types
 from tests.support.spark_task import spark_task
 from tests.support.value_types import (
     ID,
@@ -54,6 +55,7 @@ REASON = pa.struct([("reason", pa.string())])
 VALUE = pa.struct([("Order", ORDER_TYPE), ("Refund", REASON)])
 BY_SUBJECT = {"valueTypes": "", "valueSubject": "shop.Order,shop.Refund"}
 Rows = Sequence[tuple[Any, str | None]]
+registry = value_types.registry
 
 
 def sink_options(registry: FakeSchemaRegistry, options: Mapping[str, str]) -> SinkOptions:
@@ -71,12 +73,6 @@ def sink_options(registry: FakeSchemaRegistry, options: Mapping[str, str]) -> Si
 
 def spark_struct(kind: pa.DataType) -> StructType:
     return StructType.fromJson(spark_type(kind))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def registry() -> Iterator[FakeSchemaRegistry]:
-    with FakeSchemaRegistry() as running:
-        yield running
 
 
 @pytest.fixture
