@@ -72,9 +72,6 @@ def test_limited_batch_advances_within_the_log(logs: dict[TopicPartition, tuple[
     assert sum(offsets[tp] - starts[tp] for tp in offsets) <= limit + len(logs)
 
 
-# -- in bytes -------------------------------------------------------------------------------------
-
-
 def ends_by_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     """Return the ends for partitions (start, log end offset, bytes per offset) 0, 1, 2, … of one topic."""
     starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
@@ -115,8 +112,6 @@ def test_byte_limited_batch_exceeds_the_limit_by_at_most_one_record_per_partitio
     for tp, (start, end) in logs.items():
         assert start + (1 if end > start else 0) <= offsets[tp] <= end
 
-
-# -- Spark's limits, or else the options ----------------------------------------------------------
 
 READ_ALL = type("ReadAllAvailable", (), {})()
 READ_MAX = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)

@@ -47,15 +47,6 @@ def test_offsets_have_the_documented_json() -> None:
     )
 
 
-def test_empty_additions_are_omitted_as_in_sparks_connector() -> None:
-    assert batch_end({("orders", 0): 1}).to_json_dict() == {"orders": {"0": 1}}
-
-
-def test_json_without_skipped_offsets_is_accepted() -> None:
-    before = {key: rows for key, rows in offsets_with_all_fields().to_json_dict().items() if key != "@skipped"}
-    assert Offsets.from_json_dict(before) == replace(offsets_with_all_fields(), skipped={})
-
-
 def test_skipped_offsets_of_deleted_partitions_have_a_newer_key() -> None:
     """An older version would refuse partitions without an end in `@skipped` as a damaged checkpoint."""
     offsets = replace(offsets_with_all_fields(), skipped={("orders", 9): 17, ("orders", 1): 40, ("b", 0): 2})
@@ -65,9 +56,10 @@ def test_skipped_offsets_of_deleted_partitions_have_a_newer_key() -> None:
     assert Offsets.from_json_dict(json.loads(json.dumps(rows))) == offsets
 
 
-def test_json_of_sparks_connector_is_accepted() -> None:
+def test_json_of_sparks_connector_is_accepted_and_written() -> None:
     offsets = Offsets.from_json_dict(json.loads('{"b":{"1":5,"0":4},"a":{"0":0}}'))
     assert offsets == batch_end({("a", 0): 0, ("b", 0): 4, ("b", 1): 5})
+    assert offsets.to_json_dict() == {"a": {"0": 0}, "b": {"0": 4, "1": 5}}
 
 
 @given(OFFSETS, st.randoms())

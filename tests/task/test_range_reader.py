@@ -74,8 +74,6 @@ def test_rack_with_unset_variable_is_empty_and_warns(
     assert "kafka.client.rack is env:MY_RACK, which is not set here" in caplog.text
 
 
-# -- dead letters -------------------------------------------------------------------------------------
-
 NUMBER = json.dumps("long")
 VALID, INVALID = b"\x02", b"\xff"
 

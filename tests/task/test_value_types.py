@@ -238,8 +238,6 @@ def test_batch_is_replayed_with_the_pinned_version_only(parsed: Parsed, write: W
     [
         ({"valueSubject": "a,b"}, "valueTypes and valueSubject both say"),
         ({"subscribe": "a,b"}, "valueTypes has subjects by topic"),
-        ({"valueSchema": '"long"'}, "valueSchema is one schema"),
-        ({"valueTypes": "", "valueSubject": "a,,b"}, "a name is empty"),
         ({"valueTypes": "", "columns": "valueType"}, "columns names valueType"),
         ({"onUnknownType": "dead-letter"}, "onUnknownType is dead-letter, but there is no deadLetterTopic"),
         ({"valueFields": "Login"}, "valueFields"),
@@ -271,9 +269,6 @@ def test_type_of_the_same_local_name_is_another_type(write: Write, read: Read) -
     rows = read(valueTypes="shop.Order", columns="value,valueType")
     assert [row["value"]["Order"]["id"] for row in rows] == [1, 2, 3]
     assert [row["valueType"] for row in rows] == ["Order"] * 3
-
-
-# -- unions of Avro ---------------------------------------------------------------------------
 
 
 @pytest.fixture
