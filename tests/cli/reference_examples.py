@@ -85,9 +85,6 @@ def _member(run: Run, group: str, **properties: str) -> Iterator[KafkaConsumer]:
         yield consumer
 
 
-# -- the examples, in order -----------------------------------------------------------------------
-
-
 def _topics(run: Run) -> None:
     run.examples_of("topics create")
     for name in ("orders-test", "orders-upper", "orders-dlq", "doctor-test", "perf-test"):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,19 +17,16 @@ from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.kafka_terms import TopicPartition
+from protocol.testing import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.local_kafka import LocalKafka
 
 NOWHERE = "127.0.0.1:1"
 COMMAND = (sys.executable, "-m", "spark_kafka_source.cli")
 _UNSET = dict.fromkeys(("KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "PYKAFKA_PROFILE", "PYSPARK_PYTHON"))
 
 
-class Kafka(Protocol):
-    """A real or an in-memory cluster."""
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """Return its addresses."""
+Kafka = FakeKafka | LocalKafka
 
 
 def invoke(*arguments: str, code: int | None = 0, typed: str | bytes | None = None, **env: str | None) -> Result:

@@ -27,9 +27,6 @@ def tool(kafka: LocalKafka, name: str, *arguments: str) -> str:
     return kafka.run_tool(name, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
 
 
-# -- configs --------------------------------------------------------------------------------------
-
-
 def test_configs_set_and_delete_change_only_named_settings(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
     name = topic1(1, config={"retention.ms": "1000", "segment.bytes": "1048576"})
     run("configs", "set", "topic", name, "retention.ms=2000", "--append", "cleanup.policy=compact")
@@ -98,9 +95,6 @@ def test_secret_is_never_printed(run: Any, source: str, code: int, says: str) ->
     result = run("configs", "set", "broker", "1", "--secret", source, code=code, PYKAFKA_TEST_SECRET="12x")
     assert says in " ".join(result.stderr.split())
     assert SECRET not in result.output
-
-
-# -- users, quotas --------------------------------------------------------------------------------
 
 
 def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path: Path) -> None:
@@ -180,9 +174,6 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
     run("quotas", "set", "--user", "a", "producer_byte_rate=fast", code=2)
 
 
-# -- ACLs -----------------------------------------------------------------------------------------
-
-
 def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
     kafka, principal = secured.kafka, "User:cli-acl"
     run = partial(invoke_at, kafka, "acls")
@@ -223,9 +214,6 @@ def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
 
 def test_acls_without_authorizer_are_one_error(run: Any) -> None:
     assert "SECURITY_DISABLED" in run("acls", "list", code=1).stderr
-
-
-# -- cluster --------------------------------------------------------------------------------------
 
 
 def test_cluster_commands_agree_with_kafkas_tools(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

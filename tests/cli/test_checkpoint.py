@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import Result
 from confluent_kafka import TopicPartition
+from pyspark.sql import SparkSession
 
 from protocol.admin import Admin
 from spark_kafka_source.cli import checkpoint_files
@@ -19,9 +20,6 @@ from tests.conftest import TopicFactory
 from tests.support.librdkafka import consumer, produce
 from tests.support.noop_queries import run_query
 from tests.support.wait_until import wait_until
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 OLDER = Path(__file__).parent.parent / "spark" / "driver" / "checkpoints"
 

@@ -213,7 +213,6 @@ def test_failing_export_leaves_no_file_and_the_offsets_of_the_group(
 def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, filled: Filled) -> None:
     topic = filled(3)
     with process_at(kafka1, "consume", topic, "-o", "-1", "-n", "3") as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "value-2\n"
         fill(kafka1, topic, 2)
         output, _ = process.communicate(timeout=30)

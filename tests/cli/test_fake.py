@@ -29,7 +29,6 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     )
     with process:
         try:
-            assert process.stdout is not None
             yield process, process.stdout.readline().strip()
         finally:
             process.kill()
@@ -67,7 +66,6 @@ def test_librdkafka_uses_it_until_it_is_interrupted(number: signal.Signals) -> N
         assert sorted(records) == sorted(b"%d" % number for number in range(100))
         process.send_signal(number)
         assert process.wait(30) == 0
-        assert process.stderr is not None
         assert process.stderr.read() == ""
 
 
@@ -101,8 +99,7 @@ def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: s
     assert says in invoke("fake", *arguments, code=code).stderr
 
 
-def test_taken_port_is_explained() -> None:
-    with FakeKafka() as kafka:
-        port = kafka.addresses[1][1]
-        stderr = invoke("fake", "--port", str(port), code=1).stderr
+def test_taken_port_is_explained(kafka_fake: FakeKafka) -> None:
+    port = kafka_fake.addresses[1][1]
+    stderr = invoke("fake", "--port", str(port), code=1).stderr
     assert f"127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. Choose another --port or --host." in stderr

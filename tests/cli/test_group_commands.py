@@ -150,7 +150,6 @@ def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka,
     lines = run("lag", group, "--watch", "--interval", "10ms", "-n", "3").stdout.splitlines()
     assert [json.loads(line)["lag"] for line in lines] == [0, 0, 0]
     with process_at(kafka1, "groups", "lag", group, "--watch", "--interval", "1h") as process:
-        assert process.stdout is not None
         assert json.loads(process.stdout.readline())["topic"] == topic
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -161,7 +160,6 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     produce(kafka1, topic, "a", "b", "c")
     commit(kafka1, group, {(topic, 0): 1})
     with process_at(kafka1, "groups", "lag", group, "--serve", "127.0.0.1:0") as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         with urllib.request.urlopen(line.split(" at ")[1].strip(), timeout=30) as response:
             page = response.read().decode()
@@ -170,8 +168,6 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     (served,) = re.findall(rf'kafka_consumergroup_lag{{.*topic="{topic}".*}} (.+)', page)
     assert float(served) == 2
 
-
-# -- on an in-memory cluster ----------------------------------------------------------------------
 
 RESET = ("groups", "reset", "etl", "--topic", "orders:0")
 

@@ -51,7 +51,6 @@ def test_produce_prints_the_line_of_kafkas_tool(run: Any, kafka1: LocalKafka, to
 def test_throughput_is_limited(run: Any, topic1: TopicFactory) -> None:
     (line,) = run("produce", topic1(1), "-n", "2000", "--throughput", "1000", "--rows", "50").stdout.splitlines()
     match = PRODUCED.fullmatch(line)
-    assert match is not None
     assert 100 < float(match[2]) < 1100, "it may be slower on a busy machine"
 
 
@@ -74,10 +73,6 @@ def test_consume_ends_when_idle_and_names_missing_records(run: Any, topic1: Topi
     run("produce", topic, "-n", "10")
     result = run("consume", topic, "-n", "11", "--idle", "1s")
     assert result.stderr == "WARNING: 10 of 11 records were read.\n"
-
-
-def test_produce_to_missing_topic_is_one_error(run: Any) -> None:
-    assert "Error: " in run("produce", "no such topic", "-n", "1", code=1).stderr
 
 
 def test_produce_ends_at_a_signal_while_it_limits_throughput(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:

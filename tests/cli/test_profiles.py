@@ -76,32 +76,35 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
     run("profile", "use", code=2)
 
 
-def test_profile_precedence(run: Any, tmp_path: Path) -> None:
+def test_addresses_follow_the_precedence_of_their_sources(run: Any, fake: FakeKafka, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
-    with FakeKafka() as kafka:
-        local = kafka.bootstrap_servers
-        write(
-            tmp_path,
-            f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
-        )
-        listing = ("groups", "list")
-        failing = (*listing, "--timeout", "1s")
-        run(*listing, "--profile", "good")
-        run(*listing, PYKAFKA_PROFILE="good")
-        run(*failing, "--profile", "bad", code=1)
-        # An explicit profile is above the variable, and below the file and the option.
-        run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
-        run(*listing, "--profile", "bad", "--bootstrap-server", local)
-        file.write_text(f"bootstrap.servers={local}\n")
-        run(*listing, "--profile", "bad", "--command-config", str(file))
-        run("profile", "use", "good")
-        run(*listing)
-        # The profile in use is below everything.
-        run(*failing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
-        run("profile", "use", "bad")
-        run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
-        run(*listing, "--profile", "good")
-        run(*failing, code=1)
+    local = fake.bootstrap_servers
+    write(
+        tmp_path,
+        f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
+    )
+    listing = ("groups", "list")
+    failing = (*listing, "--timeout", "1s")
+    run(*listing, "--profile", "good")
+    run(*listing, PYKAFKA_PROFILE="good")
+    run(*failing, "--profile", "bad", code=1)
+    # An explicit profile is above the variable, and below the file and the option.
+    run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
+    run(*listing, "--profile", "bad", "--bootstrap-server", local)
+    file.write_text(f"bootstrap.servers={local}\n")
+    run(*listing, "--profile", "bad", "--command-config", str(file))
+    run(*listing, "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
+    file.write_text(f"bootstrap.servers={NOWHERE}\n")
+    run(*listing, "--command-config", str(file), "--property", f"bootstrap.servers={local}")
+    run(*listing, "--command-config", str(file), "--bootstrap-server", local)
+    run("profile", "use", "good")
+    run(*listing)
+    # The profile in use is below everything.
+    run(*failing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
+    run("profile", "use", "bad")
+    run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
+    run(*listing, "--profile", "good")
+    run(*failing, code=1)
     assert "has no profile 'stage'" in " ".join(run(*listing, "--profile", "stage", code=2).stderr.split())
 
 

@@ -150,8 +150,6 @@ def test_filters_are_combined() -> None:
         RecordFilter(pattern="(")
 
 
-# -- tables of rows, for a terminal, for a pipe, for programs --------------------------------------
-
 COLUMNS = ("group", "log_end_offset", "lag_seconds")
 ROWS = [("etl", 50, 1.25), ("with [red] and \x1b[31m, and a, comma", None, None)]
 

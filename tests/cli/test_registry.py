@@ -22,21 +22,12 @@ from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.json_values import json_column
 from tests.cli.runs import invoke, invoke_at, refusal, rows
 from tests.support.glue_endpoint import GlueEndpoint
+from tests.support.value_types import ID, NOTE, record
 
-ORDER: dict[str, Any] = {
-    "type": "record",
-    "name": "Order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
-    ],
-}
-NEWER: dict[str, Any] = {
-    **ORDER,
-    "fields": [*ORDER["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
-}
-WRONG = {**ORDER, "fields": [*ORDER["fields"], {"name": "country", "type": "string"}]}
+TIME = {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+PRICE = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}}
+ORDER, NEWER = record("Order", ID, TIME, PRICE), record("Order", ID, TIME, PRICE, NOTE)
+WRONG = record("Order", ID, TIME, PRICE, {"name": "country", "type": "string"})
 PARCEL = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 SUBJECT = "orders-value"
 PAID = datetime(2026, 1, 31, 6, 0, 0, 5_000, timezone.utc)
@@ -78,9 +69,6 @@ def framed(schema_id: int, data: bytes) -> bytes:
 def consume(fake: FakeKafka, registry: FakeSchemaRegistry, topic: str, *arguments: str, code: int = 0) -> Result:
     more = {"code": code, "SCHEMA_REGISTRY_URL": registry.url}
     return invoke_at(fake, "consume", topic, "-e", "--subject", SUBJECT, *arguments, **more)
-
-
-# -- consume --decode -------------------------------------------------------------------------
 
 
 def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -189,7 +177,7 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
 def test_values_are_decoded_by_the_schema_of_a_file(
     kafka_fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
 ) -> None:
-    file, table = tmp_path / "schema", tmp_path / "t.parquet"
+    file = tmp_path / "schema"
     file.write_text(schema, encoding="utf-8-sig")
     kafka_fake.create_topic("other", 1)
     kafka_fake.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
@@ -202,33 +190,10 @@ def test_values_are_decoded_by_the_schema_of_a_file(
     assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
     assert "other-0, offset 2: does not decode: value: " in result.stderr
     assert run("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n").stdout == "7\n"
-    run("--decode", "--to", str(table), code=1)
-    assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
-
-
-FROM_FILE = "--decode --value-schema {file}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--decode --value-format avro", "--value-schema and --value-format need each other"),
-        (FROM_FILE, "--value-schema and --value-format need each other"),
-        (f"{FROM_FILE} --value-format json --value-message A", "--value-message needs --value-format protobuf"),
-        (f"{FROM_FILE} --value-format avro", "--value-schema: the Avro schema is not JSON"),
-        (f"{FROM_FILE} --value-format protobuf --value-message B", "--value-schema: the Protobuf schema has no"),
-        (f"{FROM_FILE} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
-        ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
-        ("--value-schema {file} --value-format protobuf", "The options of schemas and types need --decode"),
-    ],
-)
-def test_wrong_options_of_a_fixed_schema_are_named(
-    fake: FakeKafka, tmp_path: Path, arguments: str, message: str
-) -> None:
-    file = tmp_path / "order.proto"
-    file.write_text("message A { optional int32 a = 1; }")
-    words = ("consume", "valid", "-e", *arguments.format(file=file).split())
-    assert message in invoke_at(fake, *words, code=2).stderr
+    for path in (tmp_path / "t.parquet", tmp_path / "t.arrow"):
+        run("--decode", "--to", str(path), code=1)
+        table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+        assert table.column("value").to_pylist()[0]["id"] == 7
 
 
 def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -256,9 +221,6 @@ def test_values_of_all_types_are_json() -> None:
     text, null = json_column(pa.array([row, None], kind)).to_pylist()
     assert list(json.loads(text).values()) == [printed for *_, printed in cases]
     assert null is None
-
-
-# -- registry ---------------------------------------------------------------------------------
 
 
 def test_subjects_are_listed_with_their_latest_or_all_versions(registry: FakeSchemaRegistry) -> None:

@@ -120,9 +120,6 @@ def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka
     run("delete", name, "--yes")
 
 
-# -- on an in-memory cluster ----------------------------------------------------------------------
-
-
 def test_analyze_of_committed_records_ends_before_open_transaction(fake: FakeKafka) -> None:
     fake.produce("orders", b"1")
     with TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "t"}) as producer:
