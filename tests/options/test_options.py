@@ -58,10 +58,8 @@ def test_driver_timeout_includes_the_retries() -> None:
 def test_topics_are_a_list_a_pattern_within_names_or_sorted_partitions() -> None:
     assert stream(subscribe=" b, a,,b ").subscribe == ("b", "a")
     pattern = parse_source_options({**BROKERS, "subscribePattern": r"ord[a-z]+s"}, streaming=True).subscribe_pattern
-    assert pattern is not None
     assert [bool(pattern.search(name)) for name in ("my-orders-eu", "Orders")] == [True, False]
     assign = parse_source_options({**BROKERS, "assign": '{"b": [2, 0], "a": [1]}'}, streaming=True).assign
-    assert assign is not None
     assert list(assign.items()) == [("a", (1,)), ("b", (0, 2))]
 
 
@@ -135,7 +133,6 @@ def test_options_of_glue_are_accepted() -> None:
         parse_source_options({**options, "subscribe": "orders"}, streaming=True),
         parse_sink_options({**options, "topic": "orders"}),
     ):
-        assert parsed.registry is not None
         assert parsed.registry.glue_region == "eu-central-1"
 
 

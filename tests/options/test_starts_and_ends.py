@@ -66,6 +66,8 @@ def test_offsets_from_a_checkpoint_are_accepted_with_their_at_keys(option: str) 
 def test_json_has_an_offset_per_partition() -> None:
     options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
     assert options.start == {"orders": {0: 23, 9: -2, 10: -1}}
+    by_pattern = {**BROKERS, "subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}}'}
+    assert parse_source_options(by_pattern, streaming=True).start == {"orders": {0: 1}}
 
 
 @pytest.mark.parametrize("start", [{"startingOffsets": '{"orders": {"0": 5}}'}, {"startingTimestamp": "5"}])
