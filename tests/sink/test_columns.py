@@ -156,7 +156,6 @@ class TestColumns:
 
     def test_partition_column_is_used_and_null_leaves_row_to_partitioner(self) -> None:
         partitions = written_with("partition", pa.array([3, None], pa.int32())).partitions
-        assert partitions is not None
         assert partitions.to_pylist() == [3, None]
 
     def test_null_and_empty_header_lists_and_null_header_values_are_kept(self) -> None:
@@ -197,7 +196,6 @@ class TestTopics:
             assert {
                 written.topic: (written.columns.column("value").to_pylist(), written.partitions.to_pylist())
                 for written in split(rows, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
-                if written.partitions is not None
             } == expected
 
     def test_rows_of_single_topic_are_not_copied(self) -> None:
@@ -250,7 +248,6 @@ def test_rows_give_same_columns_as_arrow_batches() -> None:
     (batch,) = sink_rows.arrow_batches(rows, EVERY_COLUMN, plan)
     (written,) = topic_columns(plan, batch)
     assert written.topic == "t"
-    assert written.partitions is not None
     assert written.partitions.to_pylist() == [2, None]
     assert written.columns.to_pylist() == [
         {

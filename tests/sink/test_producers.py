@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.config import ClientConfig, ProducerConfig
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.producers import MAX_IDLE, borrowed_producer
 
 CLIENT = ClientConfig((("127.0.0.1", 1),))
@@ -35,13 +33,6 @@ class FakeProducer:
 
 class FakeTransactionalProducer(FakeProducer):
     pass
-
-
-@pytest.fixture(autouse=True)
-def _reset_process() -> Iterator[None]:
-    PROCESS.reset()
-    yield
-    PROCESS.reset()
 
 
 FAKE: Any = FakeProducer

@@ -40,7 +40,6 @@ def start_all_tasks(cluster: FakeKafka, start: str, tasks: int) -> None:
             client.metadata(["written"], client.deadline())
             together.wait(30)
             ledger = take_over(client, StreamBatch(QUERY, start, 1), "written", 60_000, client.deadline())
-            assert ledger is not None
             return ledger.start_id
 
     with ThreadPoolExecutor(tasks) as threads:
@@ -61,7 +60,6 @@ def test_takeover_by_many_concurrent_tasks_is_done_by_few(
     assert 1 <= requests <= TASKS // 2
     with client_of(cluster.bootstrap_servers) as client:
         ledger = read_ledger(client, QUERY, client.deadline())
-    assert ledger is not None
     assert ledger.starts == (("older", "newer") if before else ("newer",))
 
 

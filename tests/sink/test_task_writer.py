@@ -16,7 +16,6 @@ from protocol.producer.results import ProducedRange
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary, written_topics
@@ -61,20 +60,16 @@ def test_stream_stopped_in_mid_batch_logs_no_warning(caplog: pytest.LogCaptureFi
     assert "batch 30 is not complete, and is written again when the query resumes: 10 rows to t" in line.getMessage()
 
 
-def test_error_before_the_first_row_names_no_rows_of_the_previous_task() -> None:
+def test_error_before_the_first_row_names_no_rows_of_the_previous_task(kafka_fake: FakeKafka) -> None:
     """Tasks of a worker process use one producer after the other."""
     plan = plan_sink(StructType().add("topic", "string").add("value", "string"), None)
-    with FakeKafka() as kafka:
-        kafka.create_topic("t")
-        options = parse_sink_options({"kafka.bootstrap.servers": kafka.bootstrap_servers})
-        writer = TaskWriter(options.client, options.producer, plan)
-        try:
-            assert writer.write([pa.record_batch({"topic": ["t"], "value": ["a"]})]).topics["t"].rows == 1
-            with pytest.raises(UsageError, match="null topic") as raised:
-                writer.write([pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["b"]})])
-            assert "acknowledged" not in str(raised.value)
-        finally:
-            PROCESS.reset()
+    kafka_fake.create_topic("t")
+    options = parse_sink_options({"kafka.bootstrap.servers": kafka_fake.bootstrap_servers})
+    writer = TaskWriter(options.client, options.producer, plan)
+    assert writer.write([pa.record_batch({"topic": ["t"], "value": ["a"]})]).topics["t"].rows == 1
+    with pytest.raises(UsageError, match="null topic") as raised:
+        writer.write([pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["b"]})])
+    assert "acknowledged" not in str(raised.value)
 
 
 CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StructType
 
 from protocol.errors import ConfigurationError
 from spark_kafka_source.options.selection import COLUMNS, HEADERS
@@ -35,9 +37,10 @@ def test_columns_equal_those_of_sparks_connector_and_are_nullable() -> None:
         "timestampType:int,headers:array<struct<key:string,value:binary>>>"
     )
     headers = schema["headers"].dataType
+    assert isinstance(headers, ArrayType)
     assert all(field.nullable for field in schema)
     assert headers.containsNull
-    assert all(field.nullable for field in headers.elementType)
+    assert all(field.nullable for field in cast(StructType, headers.elementType))
 
 
 READ = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}
