@@ -11,16 +11,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from protocol import Producer, TopicPartition, TransactionalProducer
-from protocol.cluster.client import Client
-from protocol.config import parse_client
+from protocol import Producer, TransactionalProducer
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.errors import ProducerFenced
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.users import acl_settings
 from tests.cli.reference_run import PASSWORD, Run
+from tests.cli.runs import commit
 from tests.support.documents import ROOT
 
 _TIME_MS = 1_769_835_600_000  # 2026-01-31T05:00:00Z
@@ -77,13 +75,6 @@ def _produce(run: Run, topic: str, count: int, partitions: int, headers: Mapping
             )  # fmt: skip
 
 
-def _commit(run: Run, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    with Client(parse_client(run.properties)) as client:
-        commit_offsets(
-            client, group, {key: CommittedOffset(offset) for key, offset in offsets.items()}, client.deadline()
-        )
-
-
 @contextmanager
 def _member(run: Run, group: str, **properties: str) -> Iterator[KafkaConsumer]:
     with KafkaConsumer({**run.properties, "group.id": group, "enable.auto.commit": "false"}, **properties) as consumer:
@@ -92,9 +83,6 @@ def _member(run: Run, group: str, **properties: str) -> Iterator[KafkaConsumer]:
         while not consumer.assignment and time.monotonic() < until_s:
             consumer.poll(100)
         yield consumer
-
-
-# -- the examples, in order -----------------------------------------------------------------------
 
 
 def _topics(run: Run) -> None:
@@ -150,10 +138,10 @@ def _schemas(run: Run) -> None:
 
 
 def _groups(run: Run) -> None:
-    _commit(run, "orders-etl", {("orders", 0): 1_200, ("orders", 1): 1_500})
-    _commit(run, "payments-etl", {("payments", 0): 0})
+    commit(run.kafka, "orders-etl", {("orders", 0): 1_200, ("orders", 1): 1_500})
+    commit(run.kafka, "payments-etl", {("payments", 0): 0})
     for name in ("orders-test", "payments-test"):
-        _commit(run, name, {("orders", 0): 1})
+        commit(run.kafka, name, {("orders", 0): 1})
     run.examples_of("groups list")
     run.example("pykafka groups describe orders-etl --bootstrap-server broker-1:9092", shown=True)
     run.example("pykafka groups describe orders-etl --output json")
@@ -172,7 +160,7 @@ def _groups(run: Run) -> None:
     with _member(run, "orders-etl"):
         run.example("pykafka groups remove-members orders-etl --all --yes")
     run.example("pykafka groups delete orders-test --bootstrap-server broker-1:9092", typed="y\n", shown=True)
-    _commit(run, "orders-test", {("orders", 0): 1})
+    commit(run.kafka, "orders-test", {("orders", 0): 1})
     run.example("pykafka groups delete orders-test payments-test --yes")
 
 

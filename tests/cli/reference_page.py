@@ -33,7 +33,6 @@ def every_command(command: click.Command = pykafka, path: tuple[str, ...] = ()) 
         context = click.Context(command)
         for name in command.list_commands(context):
             result = command.get_command(context, name)
-            assert result is not None
             yield from every_command(result, (*path, name))
     else:
         yield " ".join(path), command

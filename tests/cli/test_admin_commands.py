@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import tool_class
-from tests.cli.runs import invoke_at, rows
+from tests.cli.runs import invoke_at, rows, run_at_kafka1
 from tests.conftest import TopicFactory
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.wait_until import wait_until
@@ -19,17 +19,12 @@ from tests.support.wait_until import wait_until
 SECRET = "geheim-2b7"
 
 
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1)
+run = run_at_kafka1()
 
 
 def tool(kafka: LocalKafka, name: str, *arguments: str) -> str:
     name = tool_class(kafka.cluster_config, f"org.apache.kafka.tools.{name}", f"kafka.admin.{name}")
     return kafka.run_tool(name, "--bootstrap-server", kafka.bootstrap_servers, *arguments)
-
-
-# -- configs --------------------------------------------------------------------------------------
 
 
 def test_configs_set_and_delete_change_only_named_settings(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
@@ -100,9 +95,6 @@ def test_secret_is_never_printed(run: Any, source: str, code: int, says: str) ->
     result = run("configs", "set", "broker", "1", "--secret", source, code=code, PYKAFKA_TEST_SECRET="12x")
     assert says in " ".join(result.stderr.split())
     assert SECRET not in result.output
-
-
-# -- users, quotas --------------------------------------------------------------------------------
 
 
 def test_users_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka, tmp_path: Path) -> None:
@@ -182,9 +174,6 @@ def test_quotas_are_set_listed_and_deleted(run: Any, kafka1: LocalKafka) -> None
     run("quotas", "set", "--user", "a", "producer_byte_rate=fast", code=2)
 
 
-# -- ACLs -----------------------------------------------------------------------------------------
-
-
 def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
     kafka, principal = secured.kafka, "User:cli-acl"
     run = partial(invoke_at, kafka, "acls")
@@ -225,9 +214,6 @@ def test_acls_are_created_listed_and_deleted(secured: SecuredKafka) -> None:
 
 def test_acls_without_authorizer_are_one_error(run: Any) -> None:
     assert "SECURITY_DISABLED" in run("acls", "list", code=1).stderr
-
-
-# -- cluster --------------------------------------------------------------------------------------
 
 
 def test_cluster_commands_agree_with_kafkas_tools(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import Result
 from confluent_kafka import TopicPartition
+from pyspark.sql import SparkSession
 
 from protocol.admin import Admin
 from spark_kafka_source.cli import checkpoint_files
@@ -17,10 +18,8 @@ from spark_kafka_source.local_kafka import LocalKafka
 from tests.cli.runs import invoke, invoke_at, rows
 from tests.conftest import TopicFactory
 from tests.support.librdkafka import consumer, produce
+from tests.support.noop_queries import run_query
 from tests.support.wait_until import wait_until
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 OLDER = Path(__file__).parent.parent / "spark" / "driver" / "checkpoints"
 
@@ -66,24 +65,11 @@ def test_checkpoint_of_query_matches_its_progress(
     """Slow: the first test here starts Spark."""
     topic, folder = topic1(2), tmp_path / "checkpoint"
     group = f"g-{topic}"
+    options = {"kafka.bootstrap.servers": kafka1.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
 
     def go_on() -> list[dict[str, Any]]:
-        stream = (
-            spark.readStream.format("pykafka-group")
-            .option("kafka.bootstrap.servers", kafka1.bootstrap_servers)
-            .option("subscribe", topic)
-            .option("kafka.group.id", group)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
-        query = (
-            stream.writeStream.format("noop")
-            .option("checkpointLocation", str(folder))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
-        return [json.loads(progress.json) for progress in query.recentProgress]
+        rows_read = spark.readStream.format("pykafka-group").options(**options, startingOffsets="earliest").load()
+        return [json.loads(progress.json) for progress in run_query(rows_read, folder).recentProgress]
 
     produce(kafka1, topic, *map(str, range(10)))
     first = go_on()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,29 @@ from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from spark_kafka_source.cli import consume
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, process_at, refusal
+from tests.cli.runs import invoke_at, process_at, run_at_kafka1
 from tests.conftest import TopicFactory
 from tests.support.wait_until import wait_until
 
 TIME_MS = 1_769_839_200_000
 
 
+run = run_at_kafka1("consume")
+
+
+Filled = Callable[..., str]
+
+
 @pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1, "consume")
+def filled(kafka1: LocalKafka, topic1: TopicFactory) -> Filled:
+    """Return `filled(count, partitions=1) -> topic`, which creates a topic with the records of `fill`."""
+
+    def new(count: int, partitions: int = 1) -> str:
+        name = topic1(partitions)
+        fill(kafka1, name, count, partitions)
+        return name
+
+    return new
 
 
 def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1) -> None:
@@ -68,18 +80,13 @@ def words(result: Result) -> list[str]:
         (":99", 0, 9),
     ],
 )
-def test_positions_select_offsets(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, position: str, first: int, last: int
-) -> None:
-    topic = topic1(1)
-    fill(kafka1, topic, 10)
-    result = words(run(topic, "-o", position, "-e", "-f", r"%o %v\n"))
+def test_positions_select_offsets(run: Any, filled: Filled, position: str, first: int, last: int) -> None:
+    result = words(run(filled(10), "-o", position, "-e", "-f", r"%o %v\n"))
     assert result == [f"{number} value-{number}" for number in range(first, last + 1)]
 
 
-def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(3)
-    fill(kafka1, topic, 30, partitions=3)
+def test_partitions_count_and_filters_select_records(run: Any, filled: Filled) -> None:
+    topic = filled(30, partitions=3)
     everything = sorted(words(run(topic, "-e", "-f", r"%v\n")))
     assert everything == sorted(f"value-{number}" for number in range(30))
     assert sorted(words(run(topic, "-e", "-p", "0,2"))) == sorted(f"value-{n}" for n in range(30) if n % 3 != 1)
@@ -91,28 +98,8 @@ def test_partitions_count_and_filters_select_records(run: Any, kafka1: LocalKafk
     assert "no partition" in run(topic, "-e", "-p", "3", code=1).stderr
 
 
-def test_json_lines_are_the_records(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1)
-    fill(kafka1, topic, 2)
-    by_short_name, by_flag = (words(run(topic, "-e", *json_option)) for json_option in (("-o", "json"), ("-J",)))
-    assert by_short_name == by_flag
-    assert [json.loads(line) for line in by_flag] == [
-        {
-            "topic": topic,
-            "partition": 0,
-            "offset": number,
-            "timestamp_ms": TIME_MS + number * 1000,
-            "key": f"key-{number}",
-            "value": f"value-{number}",
-            "headers": [{"key": "number", "value": "1"}] if number else [],
-        }
-        for number in range(2)
-    ]
-
-
-def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1)
-    fill(kafka1, topic, 10)
+def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, filled: Filled) -> None:
+    topic = filled(10)
     group = f"g-{topic}"
     assert words(run(topic, "-g", group, "-o", "earliest", "-n", "4")) == [f"value-{number}" for number in range(4)]
     assert kafka1.describe_group(group).split()[-6:-3] == ["4", "10", "6"]
@@ -121,9 +108,8 @@ def test_group_commits_printed_records_only(run: Any, kafka1: LocalKafka, topic1
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str) -> None:
-    topic = topic1(2)
-    fill(kafka1, topic, 20, partitions=2)
+def test_file_has_all_columns(run: Any, filled: Filled, tmp_path: Path, suffix: str) -> None:
+    topic = filled(20, partitions=2)
     path = tmp_path / f"records{suffix}"
     assert f"20 records written to {path}" in run(topic, "--to", str(path)).stderr
     table = pq.read_table(path) if suffix == ".parquet" else pa.ipc.open_file(path).read_all()
@@ -142,30 +128,22 @@ def test_file_has_all_columns(run: Any, kafka1: LocalKafka, topic1: TopicFactory
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
-def test_failed_export_leaves_no_file(run: Any, topic1: TopicFactory, tmp_path: Path) -> None:
-    path = tmp_path / "records.parquet"
-    run(topic1(1), "-o", "3:", "--to", str(path), "-p", "7", code=1)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_interrupted_export_leaves_no_file(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, path = topic1(1), tmp_path / "records.parquet"
-    fill(kafka1, topic, 5)
+    path = tmp_path / "records.parquet"
     monkeypatch.setattr(f"{consume.__name__}.stop_request", lambda prints: nullcontext(True))
-    result = run(topic, "--to", str(path), code=1)
+    result = run(filled(5), "--to", str(path), code=1)
     assert result.stderr == f"Error: interrupted; {path} was not written\n"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_following_with_complete_file_and_then_commits(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, number: int
+    run: Any, kafka1: LocalKafka, filled: Filled, tmp_path: Path, number: int
 ) -> None:
-    topic, group = topic1(1), f"g-{tmp_path.name}"
+    topic, group = filled(5), f"g-{tmp_path.name}"
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
-    fill(kafka1, topic, 5)
     command = ("consume", topic, "-o", "earliest", "--follow", "--to", str(first), "-g", group)
     with (
         Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin,
@@ -184,7 +162,9 @@ def test_signal_ends_following_with_complete_file_and_then_commits(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_group_keeps_batch_after_last_printed_one(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_group_keeps_batch_after_last_printed_one(
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     """The output of the first of two batches has all wanted records, or that of the second one fails."""
     poll, written = KafkaConsumer.poll, []
 
@@ -202,13 +182,11 @@ def test_group_keeps_batch_after_last_printed_one(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(KafkaConsumer, "poll", two_batches)
     monkeypatch.setattr(f"{consume.__name__}._Output._write", write)
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 1)
-        for _ in range(10):
-            kafka.produce("orders", b"x", partition=0)
-        limit = () if fails else ("-n", "5")
-        invoke_at(kafka, "consume", "orders", "-o", "earliest", "-g", "g", *limit, code=int(fails))
-        assert (written, kafka.offsets.committed["g"]["orders", 0].offset) == ([5], 5)
+    for _ in range(10):
+        fake.produce("orders", b"x")
+    limit = () if fails else ("-n", "5")
+    invoke_at(fake, "consume", "orders", "-o", "earliest", "-g", "g", *limit, code=int(fails))
+    assert (written, fake.committed_offsets("g")) == ([5], {("orders", 0): 5})
 
 
 def test_group_does_not_wait_for_the_end_of_a_missing_topic() -> None:
@@ -217,64 +195,42 @@ def test_group_does_not_wait_for_the_end_of_a_missing_topic() -> None:
     assert "UNKNOWN_TOPIC_OR_PARTITION" in missing.stderr
 
 
-def test_failing_file_leaves_offsets_of_the_group(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_failing_export_leaves_no_file_and_the_offsets_of_the_group(
+    run: Any, kafka1: LocalKafka, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, group = topic1(1), f"g-{tmp_path.name}"
-    fill(kafka1, topic, 5)
+    group = f"g-{tmp_path.name}"
 
     def full(*_: object) -> None:
         raise click.ClickException("no space left")
 
     monkeypatch.setattr(f"{consume.__name__}.RecordFile._write_group", full)
-    run(topic, "-o", "earliest", "--to", str(tmp_path / "records.parquet"), "-g", group, code=1)
+    run(filled(5), "-o", "earliest", "--to", str(tmp_path / "records.parquet"), "-g", group, code=1)
+    assert list(tmp_path.iterdir()) == []
     with Admin(bootstrap_servers=kafka1.bootstrap_servers) as admin:
         assert admin.list_consumer_group_offsets(group) == {}
 
 
-def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1)
-    fill(kafka1, topic, 3)
+def test_follow_prints_records_that_arrive_later(kafka1: LocalKafka, filled: Filled) -> None:
+    topic = filled(3)
     with process_at(kafka1, "consume", topic, "-o", "-1", "-n", "3") as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "value-2\n"
         fill(kafka1, topic, 2)
         output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "value-0\nvalue-1\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("-o soon", "a position is earliest"),
-        ("-o 1 -o 2", "one position"),
-        ("-f %z", "not a field"),
-        ("-f %v -J", "only one of"),
-        ("--to records.txt", ".parquet, .arrow"),
-        ("-g g -p 0", "--group"),
-        ("-g g -o 5", "earliest or latest"),
-        ("--grep (", "--grep"),
-        ("-p x", "0,3"),
-    ],
-)
-def test_wrong_usage_is_refused(arguments: str, says: str) -> None:
-    assert says in refusal("consume", "t", *arguments.split())
+def test_offsets_of_a_former_topic_are_not_read_from_the_new_one(fake: FakeKafka) -> None:
+    fake.produce("orders", "old")
+    requests = count(1)
 
+    def recreate(_: object) -> None:
+        if next(requests) == 2:  # between the listing of log starts and that of log ends
+            fake.delete_topic("orders")
+            fake.create_topic("orders", 1)
+            fake.produce("orders", "new")
+            fake.refuse("ListOffsets", "NOT_LEADER_OR_FOLLOWER")
 
-def test_offsets_of_a_former_topic_are_not_read_from_the_new_one() -> None:
-    with FakeKafka() as fake:
-        fake.create_topic("t", 1)
-        fake.produce("t", "old")
-        requests = count(1)
-
-        def recreate(_: object) -> None:
-            if next(requests) == 2:  # between the listing of log starts and that of log ends
-                fake.delete_topic("t")
-                fake.create_topic("t", 1)
-                fake.produce("t", "new")
-                fake.refuse("ListOffsets", "NOT_LEADER_OR_FOLLOWER")
-
-        fake.before[LIST_OFFSETS] = recreate
-        result = invoke_at(fake, "consume", "t", "--exit-at-end", code=1)
+    fake.before[LIST_OFFSETS] = recreate
+    result = invoke_at(fake, "consume", "orders", "--exit-at-end", code=1)
     assert result.stdout == ""
-    assert "t-0: the topic was deleted and created again" in result.stderr
+    assert "orders-0: the topic was deleted and created again" in result.stderr

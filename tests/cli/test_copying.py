@@ -6,9 +6,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from protocol.testing.fake_kafka.offsets import Committed
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli import copying
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, process_at, rows
+from tests.cli.runs import invoke_at, process_at, rows, run_at_kafka1
 from tests.cli.test_produce import read
 from tests.conftest import TopicFactory
 from tests.support.stale_coordinator import keep_deleted_topic
@@ -30,9 +28,7 @@ from tests.support.wait_until import wait_until
 TIME_MS = 1_769_839_200_000
 
 
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1)
+run = run_at_kafka1()
 
 
 def fill(kafka: LocalKafka, topic: str, count: int, partitions: int = 1, **headers: str) -> None:
@@ -152,25 +148,19 @@ def test_replay_options_choose_header_default_and_kept_headers(
     assert len(records(kafka1, second)) == 1
 
 
-def test_replay_to_missing_topic_fails_and_commits_nothing(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    dead = topic1(1)
-    fill(kafka1, dead, 1, **{"__connect.errors.topic": "no such topic"})
-    run("replay", dead, "-g", f"g-{dead}", "--execute", code=1)
-    assert "does not exist" in run("groups", "describe", f"g-{dead}", code=1).stderr
-
-
 @pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        for topic in ("orders", "orders-copy"):
-            kafka.create_topic(topic, 1)
-        kafka.produce("orders", "1", headers=[("__connect.errors.topic", b"\xff")])
-        yield kafka
+def fake(kafka_fake: FakeKafka) -> FakeKafka:
+    for topic in ("orders", "orders-copy"):
+        kafka_fake.create_topic(topic, 1)
+    kafka_fake.produce("orders", "1", headers=[("__connect.errors.topic", b"\xff")])
+    return kafka_fake
 
 
-def test_header_that_is_no_text_is_an_error_of_its_topic(fake: FakeKafka) -> None:
+def test_header_that_is_no_text_is_an_error_of_its_topic_and_nothing_is_committed(fake: FakeKafka) -> None:
     assert "\ufffd" in invoke_at(fake, "replay", "orders").stdout
-    assert "INVALID_TOPIC_EXCEPTION" in invoke_at(fake, "replay", "orders", "--execute", code=1).stderr
+    replayed = invoke_at(fake, "replay", "orders", "--group", "g", "--execute", code=1)
+    assert "INVALID_TOPIC_EXCEPTION" in replayed.stderr
+    assert "g" not in fake.offsets.committed
 
 
 def test_replay_into_the_topic_of_dead_letters_is_refused(fake: FakeKafka) -> None:

@@ -158,15 +158,14 @@ def test_worker_without_packages_and_other_pykafka_are_found(
     ],
 )
 def test_worker_that_does_not_answer_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+    fake: FakeKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ) -> None:
     monkeypatch.setattr(doctor_checks, "_WORKER_TIMEOUT_S", 0.5)
     worker = tmp_path / "worker"
     worker.write_text(program)
     worker.chmod(0o755)
-    with FakeKafka() as fake:
-        properties = {"bootstrap.servers": fake.bootstrap_servers}
-        row = findings(properties, code=1, PYSPARK_PYTHON=str(worker))["spark worker", str(worker)]
+    properties = {"bootstrap.servers": fake.bootstrap_servers}
+    row = findings(properties, code=1, PYSPARK_PYTHON=str(worker))["spark worker", str(worker)]
     assert (row["status"], says in row["detail"]) == ("failed", True)
 
 
@@ -194,41 +193,37 @@ def test_missing_topic_is_reported_and_not_created() -> None:
             assert admin.list_topics() == {}
 
 
-def test_timeout_limits_each_step() -> None:
-    with FakeKafka() as fake:
-        fake.silence(1)
-        properties = {"bootstrap.servers": fake.bootstrap_servers}
-        row = findings(properties, "--timeout", "500ms", code=1)["connection", fake.bootstrap_servers]
+def test_timeout_limits_each_step(fake: FakeKafka) -> None:
+    fake.silence(1)
+    properties = {"bootstrap.servers": fake.bootstrap_servers}
+    row = findings(properties, "--timeout", "500ms", code=1)["connection", fake.bootstrap_servers]
     assert "did not succeed in 0." in row["detail"]
 
 
-def test_read_and_write_checks_follow_isolation_level_and_acks() -> None:
-    with FakeKafka() as fake:
-        fake.create_topic("orders", 1)
-        properties = {"bootstrap.servers": fake.bootstrap_servers}
-        with TransactionalProducer({**properties, "transactional.id": "etl"}) as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send("orders", b"value")
-            producer.flush()
-            options = ("--topic", "orders", "--write", "orders")
-            properties |= {"isolation.level": "read_committed", "acks": "0"}
-            findings_by_check = findings(properties, *options, code=None)
-            producer.abort_transaction()
+def test_read_and_write_checks_follow_isolation_level_and_acks(fake: FakeKafka) -> None:
+    properties = {"bootstrap.servers": fake.bootstrap_servers}
+    with TransactionalProducer({**properties, "transactional.id": "etl"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("orders", b"value")
+        producer.flush()
+        options = ("--topic", "orders", "--write", "orders")
+        properties |= {"isolation.level": "read_committed", "acks": "0"}
+        findings_by_check = findings(properties, *options, code=None)
+        producer.abort_transaction()
     assert findings_by_check["read", "orders"]["detail"] == "the topic has no records to read"
     assert findings_by_check["write", "orders"]["detail"] == "sent; with acks=0, brokers do not acknowledge it"
 
 
-def test_clock_check_without_leader_among_voters_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_check_without_leader_among_voters_is_skipped(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that removes itself from the voters leads until the removal is committed (KIP-853)."""
     quorum = QuorumDescription(1, 1, 5, voters=(QuorumReplica(2, 5, 1, 1),), observers=())
     monkeypatch.setattr(Admin, "describe_metadata_quorum", lambda admin, timeout_ms: quorum)
-    with FakeKafka() as fake:
-        row = findings({"bootstrap.servers": fake.bootstrap_servers})["clock", "controller"]
+    row = findings({"bootstrap.servers": fake.bootstrap_servers})["clock", "controller"]
     assert (row["status"], row["detail"]) == ("skipped", "the brokers do not tell their time")
 
 
-def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
+def test_report_has_versions_properties_and_errors_but_no_secret(fake: FakeKafka) -> None:
     secrets = {
         "sasl.jaas.config": 'org.apache.kafka.common.security.plain.PlainLoginModule required password="hunter2-a";',
         "ssl.keystore.password": "hunter2-b",
@@ -236,9 +231,8 @@ def test_report_has_versions_properties_and_errors_but_no_secret() -> None:
         "schema.registry.basic.auth.user.info": "me:hunter2-d",
         "schema.registry.url": "http://me:hunter2-e@127.0.0.1:1",
     }
-    with FakeKafka() as fake:
-        words = ("doctor", *options_of(secrets), "--topic", "a|b", "--report")
-        report = invoke_at(fake, *words, code=1, PYSPARK_PYTHON=sys.executable).output
+    words = ("doctor", *options_of(secrets), "--topic", "a|b", "--report")
+    report = invoke_at(fake, *words, code=1, PYSPARK_PYTHON=sys.executable).output
     assert "hunter2" not in report
     assert f"| spark-kafka-source | {protocol.__version__} |" in report
     assert "| schema.registry.url | http://[hidden]@127.0.0.1:1 |" in report

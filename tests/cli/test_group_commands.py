@@ -1,4 +1,4 @@
-"""`pykafka groups clone`, `lag`, `remove-members`, and offsets in files, against Kafka's own tool."""
+"""`pykafka groups`: offsets in files, members and lag against Kafka's own tool; limits of resets."""
 
 from __future__ import annotations
 
@@ -8,32 +8,25 @@ import re
 import signal
 import urllib.request
 import uuid
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from protocol.testing.fake_kafka.offsets import Committed
+from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, process_at, refusal, rows
+from tests.cli.runs import commit, invoke_at, process_at, refusal, rows, run_at_kafka1
 from tests.conftest import TopicFactory
+from tests.protocol.fetch.consuming import records
 from tests.support.librdkafka import consumer, produce
 from tests.support.wait_until import wait_until
 
 GROUPS_TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1, "groups")
-
-
-def commit(kafka: LocalKafka, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    member = consumer(kafka, group)
-    member.commit(offsets=[TopicPartition(*key, offset) for key, offset in offsets.items()], asynchronous=False)
-    member.close()
+run = run_at_kafka1("groups")
 
 
 def committed(kafka: LocalKafka, group: str, topic: str, partitions: int = 1) -> list[int]:
@@ -157,7 +150,6 @@ def test_lag_watch_prints_json_lines_until_stopped(run: Any, kafka1: LocalKafka,
     lines = run("lag", group, "--watch", "--interval", "10ms", "-n", "3").stdout.splitlines()
     assert [json.loads(line)["lag"] for line in lines] == [0, 0, 0]
     with process_at(kafka1, "groups", "lag", group, "--watch", "--interval", "1h") as process:
-        assert process.stdout is not None
         assert json.loads(process.stdout.readline())["topic"] == topic
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -168,7 +160,6 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     produce(kafka1, topic, "a", "b", "c")
     commit(kafka1, group, {(topic, 0): 1})
     with process_at(kafka1, "groups", "lag", group, "--serve", "127.0.0.1:0") as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         with urllib.request.urlopen(line.split(" at ")[1].strip(), timeout=30) as response:
             page = response.read().decode()
@@ -178,7 +169,58 @@ def test_lag_is_served_for_prometheus_until_ctrl_c(kafka1: LocalKafka, topic1: T
     assert float(served) == 2
 
 
-def test_address_to_serve_at_is_checked() -> None:
-    assert "is not [HOST]:PORT" in refusal("groups", "lag", "g", "--serve", "9308x")
-    assert "is not [HOST]:PORT" in refusal("groups", "lag", "g", "--serve", ":²")
-    assert "only one of --watch and --serve" in refusal("groups", "lag", "g", "--serve", ":1", "--watch")
+RESET = ("groups", "reset", "etl", "--topic", "orders:0")
+
+
+@pytest.fixture
+def fake(kafka_fake: FakeKafka) -> FakeKafka:
+    """Return a cluster with nine records in the first of two partitions of `orders`."""
+    kafka_fake.create_topic("orders", 2)
+    kafka_fake.write("orders", 0, records(0, 9))
+    return kafka_fake
+
+
+@pytest.mark.parametrize(
+    ("way", "new_offset"),
+    [
+        (("--by-duration", "99999d"), 0),
+        (("--by-duration", "P99999D"), 0),
+        (("--to-datetime", "9999-12-31T23:59:59Z"), 9),
+        (("--to-offset", "9" * 22), 9),
+    ],
+)
+def test_reset_beyond_log_or_before_1970_takes_nearest_offset(
+    fake: FakeKafka, way: tuple[str, str], new_offset: int
+) -> None:
+    assert [row["new_offset"] for row in rows(invoke_at(fake, *RESET, *way, "-o", "json"))] == [new_offset]
+
+
+@pytest.mark.parametrize("execute", [True, False])
+def test_executed_reset_tells_of_running_queries_without_membership(fake: FakeKafka, execute: bool) -> None:
+    stderr = invoke_at(fake, *RESET, "--to-latest", *["--execute"] * execute).stderr
+    assert ("restores its own offsets within a minute" in stderr) == execute
+    assert ("Nothing was changed" in stderr) != execute
+
+
+@pytest.mark.parametrize(("way", "group"), [(("--to-current",), "etl"), (("--to-group", "etl"), "copy")])
+def test_copied_offset_keeps_its_leader_epoch(
+    fake: FakeKafka, caplog: pytest.LogCaptureFixture, way: tuple[str, ...], group: str
+) -> None:
+    before = {("orders", 0): Committed(5, 3, "so far"), ("orders", 1): Committed(7, 3, "")}
+    fake.offsets.committed["etl"] = dict(before)
+    invoke_at(fake, "groups", "reset", group, "--all-topics", *way, "--execute")
+    assert "orders-1: offset 7 is not in the log, 0 is the nearest" in caplog.text
+    assert fake.offsets.committed[group] == {**before, ("orders", 1): Committed(0, -1, "")}  # the end of the log
+
+
+def test_list_shows_exactly_once_task_groups_only_with_all(fake: FakeKafka) -> None:
+    query = "0b6d1f3e-7a35-4b0c-9d2a-1f2e3d4c5b6a"
+    own = ["etl", "etl-3", f"prefix-{query}"]
+    of_tasks = [f"prefix-{query}-0", f"prefix-{query}-17", f"prefix-{query.replace('-', '')}-2"]
+    for group in own + of_tasks:
+        commit(fake, group, {("orders", 0): 1})
+    shown, everything = (invoke_at(fake, "groups", "list", "-o", "json", *more) for more in ((), ("--all",)))
+    assert sorted(row["group"] for row in rows(shown)) == sorted(own)
+    assert shown.stderr == "Not shown: 3 groups of tasks of exactly-once writes; --all shows them.\n"
+    assert sorted(row["group"] for row in rows(everything)) == sorted(own + of_tasks)
+    assert everything.stderr == ""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from subprocess import PIPE
 
 import pytest
 
 from protocol.broker_errors import ErrorCode
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.transaction.coordinator import init_producer_id
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
@@ -17,22 +15,14 @@ from protocol.wire.messages.m15_describe_groups import DESCRIBE_GROUPS
 from protocol.wire.messages.m42_delete_groups import DELETE_GROUPS
 from protocol.wire.messages.m65_describe_transactions import DESCRIBE_TRANSACTIONS
 from protocol.wire.schema import Body
-from tests.cli.runs import invoke_at, process_at, rows
+from tests.cli.runs import commit, invoke_at, process_at, rows
 from tests.protocol.fetch.consuming import client_of
 from tests.support.wait_until import wait_until
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders")
-        yield kafka
-
-
 def test_groups_delete_tells_of_each_group(fake: FakeKafka) -> None:
-    with client_of(fake.bootstrap_servers) as client:
-        for group in ("a", "b", "c"):
-            commit_offsets(client, group, {("orders", 0): CommittedOffset(1)}, client.deadline())
+    for group in ("a", "b", "c"):
+        commit(fake, group, {("orders", 0): 1})
     fake.refuse("DeleteGroups", "NON_EMPTY_GROUP")
     fake.refuse("DeleteGroups", "GROUP_AUTHORIZATION_FAILED")
     result = invoke_at(fake, "groups", "delete", "a", "b", "c", "--yes", code=1)
@@ -118,12 +108,11 @@ def test_offsets_that_were_committed_are_shown_beside_a_refused_one(
     command: tuple[str, ...], group: str, offset: int
 ) -> None:
     settings = {"authorizer.class.name": "StandardAuthorizer", "allow.everyone.if.no.acl.found": "true"}
-    with FakeKafka(settings=settings) as kafka, client_of(kafka.bootstrap_servers) as client:
+    with FakeKafka(settings=settings) as kafka:
         for topic in ("orders", "refused"):
             kafka.create_topic(topic)
             kafka.produce(topic, "1", "2", "3")
-        offsets = {(topic, 0): CommittedOffset(2) for topic in ("orders", "refused")}
-        commit_offsets(client, "g", offsets, client.deadline())
+        commit(kafka, "g", {("orders", 0): 2, ("refused", 0): 2})
         allow = kafka.deny("Read", "Topic", "refused")
         result = invoke_at(kafka, "groups", *command, "--execute", "-o", "json", code=1)
         assert [(row["group"], row["topic"], row["new_offset"]) for row in rows(result)] == [(group, "orders", offset)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -13,16 +12,13 @@ from confluent_kafka import Message
 
 from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, process_at, rows
+from tests.cli.runs import invoke_at, process_at, rows, run_at_kafka1
 from tests.cli.test_record_inputs import saved
 from tests.conftest import TopicFactory
 from tests.support.read_back import messages_to_the_end
 from tests.support.wait_until import wait_until
 
-
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1, "produce")
+run = run_at_kafka1("produce")
 
 
 def read(kafka: LocalKafka, topic: str, partitions: int = 1) -> list[Message]:
@@ -86,28 +82,14 @@ def test_json_lines_of_consume_are_the_same_records_again(run: Any, kafka1: Loca
     ]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
-def test_tables_are_records_or_rows_as_json(
-    run: Any, kafka1: LocalKafka, topic1: TopicFactory, tmp_path: Path, suffix: str
-) -> None:
-    topic, path = topic1(1), tmp_path / f"table{suffix}"
-    records = pa.table({"key": ["a", "b"], "value": ["1", "2"], "timestamp_ms": [1769839200000, 1769839200001]})
-    orders = pa.table({"id": [7, 8], "name": ["x", "naïve"], "paid": [1.5, 2.0]})
-    path.write_bytes(saved(records, suffix[1:]))
-    run(topic, str(path))
-    path.write_bytes(saved(orders, suffix[1:]))
-    run(topic, str(path), "--key-column", "id")
-    run(topic, "-i", suffix[1:], "--key-column", "id", "--value-column", "name", typed=path.read_bytes())
-    messages = read(kafka1, topic)
-    assert messages[1].timestamp() == (1, 1769839200001)
-    texts = ['{"id": 7, "name": "x", "paid": 1.5}', '{"id": 8, "name": "naïve", "paid": 2.0}']
-    if suffix == ".csv":  # keys are text there
-        texts = [text.replace("7", '"7"').replace("8", '"8"') for text in texts]
-    assert pairs(messages) == [
-        *((b"a", b"1"), (b"b", b"2")),
-        *((b"7", texts[0].encode()), (b"8", texts[1].encode())),
-        *((b"7", b"x"), (b"8", "naïve".encode())),
-    ]
+def test_named_columns_of_a_table_are_keys_and_values(fake: FakeKafka, tmp_path: Path) -> None:
+    path = tmp_path / "orders.parquet"
+    path.write_bytes(saved(pa.table({"id": [7, 8], "name": ["x", "naïve"]}), "parquet"))
+    columns = ("--key-column", "id", "--value-column", "name")
+    invoke_at(fake, "produce", "orders", str(path), *columns)
+    invoke_at(fake, "produce", "orders", "-i", "parquet", *columns, typed=path.read_bytes())
+    written = [(record.key, record.value) for record in fake.records("orders")]
+    assert written == [(b"7", b"x"), (b"8", "naïve".encode())] * 2
 
 
 def test_parquet_export_is_imported_unchanged(
@@ -137,36 +119,28 @@ def test_transaction_is_all_or_nothing(run: Any, kafka1: LocalKafka, topic1: Top
     assert [message.value() for message in read(kafka1, topic)] == [b"1", b"2"]
 
 
-def test_records_before_wrong_input_are_written_and_shown(run: Any, kafka1: LocalKafka, topic1: TopicFactory) -> None:
-    topic = topic1(1)
-    failed = run(topic, "-i", "json", "-o", "csv", typed=b'{"value": "%s"}\n' % (b"x" * 100) * 20_000 + b"x\n", code=1)
-    assert "Error: line 20001: " in failed.stderr
-    count = int(failed.stdout.splitlines()[1].split(",")[-1])
-    assert count == len(read(kafka1, topic)) == 20_000
-
-
 @pytest.mark.parametrize(
     ("lines", "says", "written"),
     [
         (["first", "x" * 3_000_000, "last"], "record 3: a record for topic orders is 3000074 bytes, more than max", 2),
         (["first", '","partition":9,"key":"', "last"], "records 2 to 4: partition 9 was requested", 1),
+        (["first", '"', "last"], "Error: line 3: ", 2),
     ],
 )
-def test_records_before_refused_one_are_written_and_shown(lines: list[str], says: str, written: int) -> None:
+def test_records_before_refused_one_or_wrong_input_are_written_and_shown(
+    fake: FakeKafka, lines: list[str], says: str, written: int
+) -> None:
     texts = [f'{{"value":"{line}"}}\n' for line in lines]
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 1)
-        arguments = ("produce", "orders", "-i", "json", "-o", "csv", "-X", "max.block.ms=1000")
-        process = process_at(kafka, *arguments, stdin=PIPE, stderr=PIPE)
-        assert process.stdin is not None
-        process.stdin.write('{"value":"zero"}\n')
-        process.stdin.flush()
-        wait_until(lambda: kafka.records("orders"))
-        printed, errors = process.communicate("".join(texts), timeout=60)
-        assert process.returncode == 1
-        assert says in errors
-        assert printed.splitlines()[1:] == [f"orders,0,0,{written - 1},{written}"]
-        assert [record.value for record in kafka.records("orders")] == [b"zero", b"first"][:written]
+    arguments = ("produce", "orders", "-i", "json", "-o", "csv", "-X", "max.block.ms=1000")
+    process = process_at(fake, *arguments, stdin=PIPE, stderr=PIPE)
+    process.stdin.write('{"value":"zero"}\n')
+    process.stdin.flush()
+    wait_until(lambda: fake.records("orders"))
+    printed, errors = process.communicate("".join(texts), timeout=60)
+    assert process.returncode == 1
+    assert says in errors
+    assert printed.splitlines()[1:] == [f"orders,0,0,{written - 1},{written}"]
+    assert [record.value for record in fake.records("orders")] == [b"zero", b"first"][:written]
 
 
 @pytest.mark.parametrize(

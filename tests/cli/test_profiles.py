@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.pykafka import pykafka
 from tests.cli.reference_page import every_command
-from tests.cli.runs import COMMAND, NOWHERE, invoke
-from tests.protocol.fetch.consuming import client_of
+from tests.cli.runs import COMMAND, NOWHERE, commit, invoke
 
 
 @pytest.fixture
@@ -78,40 +76,42 @@ def test_profiles_are_listed_used_and_shown_without_secrets(run: Any, tmp_path: 
     run("profile", "use", code=2)
 
 
-def test_profile_precedence(run: Any, tmp_path: Path) -> None:
+def test_addresses_follow_the_precedence_of_their_sources(run: Any, fake: FakeKafka, tmp_path: Path) -> None:
     file = tmp_path / "admin.properties"
-    with FakeKafka() as kafka:
-        local = kafka.bootstrap_servers
-        write(
-            tmp_path,
-            f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
-        )
-        listing = ("groups", "list")
-        failing = (*listing, "--timeout", "1s")
-        run(*listing, "--profile", "good")
-        run(*listing, PYKAFKA_PROFILE="good")
-        run(*failing, "--profile", "bad", code=1)
-        # An explicit profile is above the variable, and below the file and the option.
-        run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
-        run(*listing, "--profile", "bad", "--bootstrap-server", local)
-        file.write_text(f"bootstrap.servers={local}\n")
-        run(*listing, "--profile", "bad", "--command-config", str(file))
-        run("profile", "use", "good")
-        run(*listing)
-        # The profile in use is below everything.
-        run(*failing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
-        run("profile", "use", "bad")
-        run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
-        run(*listing, "--profile", "good")
-        run(*failing, code=1)
+    local = fake.bootstrap_servers
+    write(
+        tmp_path,
+        f'[profiles.good]\nbootstrap.servers = "{local}"\n[profiles.bad]\nbootstrap.servers = "{NOWHERE}"\n',
+    )
+    listing = ("groups", "list")
+    failing = (*listing, "--timeout", "1s")
+    run(*listing, "--profile", "good")
+    run(*listing, PYKAFKA_PROFILE="good")
+    run(*failing, "--profile", "bad", code=1)
+    # An explicit profile is above the variable, and below the file and the option.
+    run(*listing, "--profile", "good", KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
+    run(*listing, "--profile", "bad", "--bootstrap-server", local)
+    file.write_text(f"bootstrap.servers={local}\n")
+    run(*listing, "--profile", "bad", "--command-config", str(file))
+    run(*listing, "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
+    file.write_text(f"bootstrap.servers={NOWHERE}\n")
+    run(*listing, "--command-config", str(file), "--property", f"bootstrap.servers={local}")
+    run(*listing, "--command-config", str(file), "--bootstrap-server", local)
+    run("profile", "use", "good")
+    run(*listing)
+    # The profile in use is below everything.
+    run(*failing, KAFKA_BOOTSTRAP_SERVERS=NOWHERE, code=1)
+    run("profile", "use", "bad")
+    run(*listing, KAFKA_BOOTSTRAP_SERVERS=local)
+    run(*listing, "--profile", "good")
+    run(*failing, code=1)
     assert "has no profile 'stage'" in " ".join(run(*listing, "--profile", "stage", code=2).stderr.split())
 
 
-def test_credentials_of_used_profile_are_not_sent_to_other_brokers(run: Any, tmp_path: Path) -> None:
+def test_credentials_of_used_profile_are_not_sent_to_other_brokers(run: Any, fake: FakeKafka, tmp_path: Path) -> None:
     write(tmp_path, '[profiles.prod]\nbootstrap.servers = "prod:9093"\nsecurity.protocol = "SSL"\n')
     run("profile", "use", "prod")
-    with FakeKafka() as kafka:
-        run("groups", "list", "--bootstrap-server", kafka.bootstrap_servers)
+    run("groups", "list", "--bootstrap-server", fake.bootstrap_servers)
 
 
 def test_malformed_file_is_one_error(run: Any, tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def completed(words: str, tmp_path: Path, *, by_process: bool = False, **env: st
 
 
 def test_names_of_topics_groups_and_profiles_are_completed(tmp_path: Path) -> None:
-    with FakeKafka() as kafka, client_of(kafka.bootstrap_servers) as client:
+    with FakeKafka() as kafka:
         for name in ("orders", "orders-upper", "payments"):
             kafka.create_topic(name, 1)
-        commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
+        commit(kafka, "orders-etl", {("orders", 0): 0})
         write(tmp_path, f'[profiles.prod]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n')
         servers = {"KAFKA_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
         for by_process in (True, False):
@@ -206,15 +206,13 @@ def test_zsh_completes_commands_and_topics(tmp_path: Path) -> None:
             os.close(terminal)
 
 
-def test_completion_of_topics_imports_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+def test_completion_of_topics_imports_neither_numpy_nor_pyarrow(fake: FakeKafka, tmp_path: Path) -> None:
     """They would double the wait in a shell."""
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 1)
-        words = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": "pykafka topics describe o", "COMP_CWORD": "3"}
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **words}
-        environment["KAFKA_BOOTSTRAP_SERVERS"] = kafka.bootstrap_servers
-        command = [sys.executable, "-X", "importtime", "-m", "spark_kafka_source.cli"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    words = {"_PYKAFKA_COMPLETE": "bash_complete", "COMP_WORDS": "pykafka topics describe o", "COMP_CWORD": "3"}
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), **words}
+    environment["KAFKA_BOOTSTRAP_SERVERS"] = fake.bootstrap_servers
+    command = [sys.executable, "-X", "importtime", "-m", "spark_kafka_source.cli"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "plain,orders\n"
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
     assert "click" in imported

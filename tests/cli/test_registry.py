@@ -22,21 +22,13 @@ from protocol.testing import FakeKafka, FakeSchemaRegistry
 from spark_kafka_source.cli.json_values import json_column
 from tests.cli.runs import invoke, invoke_at, refusal, rows
 from tests.support.glue_endpoint import GlueEndpoint
+from tests.support.value_types import ID, NOTE, record
 
-ORDER: dict[str, Any] = {
-    "type": "record",
-    "name": "Order",
-    "fields": [
-        {"name": "id", "type": "long"},
-        {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
-    ],
-}
-NEWER: dict[str, Any] = {
-    **ORDER,
-    "fields": [*ORDER["fields"], {"name": "note", "type": ["null", "string"], "default": None}],
-}
-WRONG = {**ORDER, "fields": [*ORDER["fields"], {"name": "country", "type": "string"}]}
+TIME = {"name": "paid", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+PRICE = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}}
+ORDER, NEWER = record("Order", ID, TIME, PRICE), record("Order", ID, TIME, PRICE, NOTE)
+WRONG = record("Order", ID, TIME, PRICE, {"name": "country", "type": "string"})
+PARCEL = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
 SUBJECT = "orders-value"
 PAID = datetime(2026, 1, 31, 6, 0, 0, 5_000, timezone.utc)
 TEXT = '{"id": %d, "paid": "2026-01-31T06:00:00.005000Z", "price": 1.50, "note": %s}'
@@ -70,14 +62,6 @@ def value(schema_id: int, schema: Any, number: int, **more: Any) -> bytes:
     return framed(schema_id, file.getvalue())
 
 
-@pytest.fixture
-def empty() -> Iterator[FakeKafka]:
-    """Return a cluster with the empty topic `other`."""
-    with FakeKafka() as running:
-        running.create_topic("other", 1)
-        yield running
-
-
 def framed(schema_id: int, data: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + data
 
@@ -87,9 +71,6 @@ def consume(fake: FakeKafka, registry: FakeSchemaRegistry, topic: str, *argument
     return invoke_at(fake, "consume", topic, "-e", "--subject", SUBJECT, *arguments, **more)
 
 
-# -- consume --decode -------------------------------------------------------------------------
-
-
 def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
     result = consume(fake, registry, "valid", "--decode")
     assert result.stdout.splitlines() == [TEXT % (1, "null"), TEXT % (2, '"x"'), ""]
@@ -97,33 +78,33 @@ def test_decoded_values_are_lines_of_json(fake: FakeKafka, registry: FakeSchemaR
     assert first.stdout.splitlines() == [f"1 k {TEXT % (2, chr(34) + 'x' + chr(34))}"]
 
 
-def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_glue_are_decoded_by_the_schema_with_the_name_of_the_topic(
+    kafka_fake: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
-    with GlueEndpoint() as endpoint, FakeKafka() as running:
-        version = endpoint.add("parcels", '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
-        running.create_topic("parcels", 1)
-        running.produce("parcels", b"\3\0" + uuid.UUID(version.version_id).bytes + b"\x0e", key="k")
+    with GlueEndpoint() as endpoint:
+        version = endpoint.add("parcels", PARCEL)
+        kafka_fake.create_topic("parcels", 1)
+        kafka_fake.produce("parcels", b"\3\0" + uuid.UUID(version.version_id).bytes + b"\x0e", key="k")
         glue = ["-X", "schema.registry.glue.region=eu-north-1", "-X", f"schema.registry.glue.endpoint={endpoint.url}"]
         arguments = ["consume", "parcels", "-e", "--decode", *glue]
         # The address in the environment is for other profiles.
-        assert invoke_at(running, *arguments, SCHEMA_REGISTRY_URL="http://r:1").stdout == '{"id": 7}\n'
+        assert invoke_at(kafka_fake, *arguments, SCHEMA_REGISTRY_URL="http://r:1").stdout == '{"id": 7}\n'
         shown = refusal("registry", "subjects", *glue)
         assert "this client does not request the subjects from AWS Glue" in shown
 
 
-def test_values_of_glue_are_decoded_by_the_schema_of_a_file_without_aws(tmp_path: Path) -> None:
-    version_id, file = uuid.uuid4(), tmp_path / "order.avsc"
-    file.write_text('{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}')
-    schemas = tmp_path / "schemas.json"
-    schemas.write_text(json.dumps({str(version_id): json.loads(file.read_text())}))
-    with FakeKafka() as running:
-        running.create_topic("parcels", 1)
-        running.produce("parcels", b"\3\0" + version_id.bytes + b"\x0e", key="k")
-        arguments = ["consume", "parcels", "-e", "--decode", "-X", f"schema.registry.glue.schemas=file:{schemas}"]
-        result = invoke_at(running, *arguments, "--value-schema", str(file), "--value-format", "glue-avro")
-        assert result.stdout == '{"id": 7}\n'
-        assert "--value-schema of pykafka" in invoke_at(running, *arguments, code=2).output
+def test_values_of_glue_are_decoded_by_the_schema_of_a_file_without_aws(kafka_fake: FakeKafka, tmp_path: Path) -> None:
+    version_id, file, schemas = uuid.uuid4(), tmp_path / "order.avsc", tmp_path / "schemas.json"
+    file.write_text(PARCEL)
+    schemas.write_text(json.dumps({str(version_id): json.loads(PARCEL)}))
+    kafka_fake.create_topic("parcels", 1)
+    kafka_fake.produce("parcels", b"\3\0" + version_id.bytes + b"\x0e", key="k")
+    arguments = ["consume", "parcels", "-e", "--decode", "-X", f"schema.registry.glue.schemas=file:{schemas}"]
+    result = invoke_at(kafka_fake, *arguments, "--value-schema", str(file), "--value-format", "glue-avro")
+    assert result.stdout == '{"id": 7}\n'
+    assert "--value-schema of pykafka" in invoke_at(kafka_fake, *arguments, code=2).output
 
 
 def test_decoded_values_are_objects_in_json_lines(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -151,21 +132,6 @@ def test_value_that_does_not_decode_is_reported_if_it_is_printed(fake: FakeKafka
     assert consume(fake, registry, "orders", "--decode", "-n", "2").stderr == ""
 
 
-def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path) -> None:
-    for suffix in ("parquet", "arrow"):
-        file = tmp_path / f"orders.{suffix}"
-        consume(fake, registry, "valid", "--decode", "--to", str(file))
-        table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
-        assert table.column_names[:4] == ["topic", "partition", "key", "value"]
-        assert [schema.name for schema in table.schema.field("value").type] == ["id", "paid", "price", "note"]
-        assert table.column("value").to_pylist() == [
-            {"id": 1, "paid": PAID, "price": Decimal("1.50"), "note": None},
-            {"id": 2, "paid": PAID, "price": Decimal("1.50"), "note": "x"},
-            None,
-        ]
-        assert table.column("key").to_pylist() == [b"k"] * 3
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
@@ -184,10 +150,11 @@ def test_decoded_values_are_columns_of_a_file(fake: FakeKafka, registry: FakeSch
     ],
 )
 def test_protobuf_and_json_are_decoded_as_their_subject_says(
-    empty: FakeKafka, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
+    kafka_fake: FakeKafka, registry: FakeSchemaRegistry, kind: str, text: str, value: bytes
 ) -> None:
-    empty.produce("other", framed(registry.register("other-value", text, kind), value))
-    printed = invoke_at(empty, "consume", "other", "-e", "--decode", SCHEMA_REGISTRY_URL=registry.url).stdout
+    kafka_fake.create_topic("other", 1)
+    kafka_fake.produce("other", framed(registry.register("other-value", text, kind), value))
+    printed = invoke_at(kafka_fake, "consume", "other", "-e", "--decode", SCHEMA_REGISTRY_URL=registry.url).stdout
     order = json.loads(printed)
     assert (order["id"], order["counts"]) == (7, {"true": 2})
     assert order["took"] == ("1.000001280s" if kind == "JSON" else "1.000001s")
@@ -208,47 +175,25 @@ def test_protobuf_and_json_are_decoded_as_their_subject_says(
     ],
 )
 def test_values_are_decoded_by_the_schema_of_a_file(
-    empty: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
+    kafka_fake: FakeKafka, registry: FakeSchemaRegistry, tmp_path: Path, format: str, schema: str, value: bytes
 ) -> None:
-    file, table = tmp_path / "schema", tmp_path / "t.parquet"
+    file = tmp_path / "schema"
     file.write_text(schema, encoding="utf-8-sig")
-    empty.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
+    kafka_fake.create_topic("other", 1)
+    kafka_fake.produce("other", value, None, b"\xff", key=framed(registry.register("other-key", '"long"'), b"\x0e"))
     message = ("--value-message", "Order") if format == "protobuf" else ()
     run = partial(
-        invoke_at, empty, *f"consume other -e --value-schema {file} --value-format {format}".split(), *message
+        invoke_at, kafka_fake, *f"consume other -e --value-schema {file} --value-format {format}".split(), *message
     )
     result = run("--decode", code=1)
     first, tombstone, invalid = result.stdout.splitlines()
     assert (json.loads(first)["id"], json.loads(first)["note"], tombstone, invalid) == (7, "x", "", "")
     assert "other-0, offset 2: does not decode: value: " in result.stderr
     assert run("--decode-key", "--schema-registry", registry.url, "-n", "1", "-f", r"%k\n").stdout == "7\n"
-    run("--decode", "--to", str(table), code=1)
-    assert pq.read_table(table).column("value").to_pylist()[0]["id"] == 7
-
-
-FROM_FILE = "--decode --value-schema {file}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--decode --value-format avro", "--value-schema and --value-format need each other"),
-        (FROM_FILE, "--value-schema and --value-format need each other"),
-        (f"{FROM_FILE} --value-format json --value-message A", "--value-message needs --value-format protobuf"),
-        (f"{FROM_FILE} --value-format avro", "--value-schema: the Avro schema is not JSON"),
-        (f"{FROM_FILE} --value-format protobuf --value-message B", "--value-schema: the Protobuf schema has no"),
-        (f"{FROM_FILE} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
-        ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
-        ("--value-schema {file} --value-format protobuf", "The options of schemas and types need --decode"),
-    ],
-)
-def test_wrong_options_of_a_fixed_schema_are_named(
-    fake: FakeKafka, tmp_path: Path, arguments: str, message: str
-) -> None:
-    file = tmp_path / "order.proto"
-    file.write_text("message A { optional int32 a = 1; }")
-    words = ("consume", "valid", "-e", *arguments.format(file=file).split())
-    assert message in invoke_at(fake, *words, code=2).stderr
+    for path in (tmp_path / "t.parquet", tmp_path / "t.arrow"):
+        run("--decode", "--to", str(path), code=1)
+        table = pq.read_table(path) if path.suffix == ".parquet" else pa.ipc.open_file(path).read_all()
+        assert table.column("value").to_pylist()[0]["id"] == 7
 
 
 def test_missing_subject_registry_or_decode_is_named(fake: FakeKafka, registry: FakeSchemaRegistry) -> None:
@@ -276,9 +221,6 @@ def test_values_of_all_types_are_json() -> None:
     text, null = json_column(pa.array([row, None], kind)).to_pylist()
     assert list(json.loads(text).values()) == [printed for *_, printed in cases]
     assert null is None
-
-
-# -- registry ---------------------------------------------------------------------------------
 
 
 def test_subjects_are_listed_with_their_latest_or_all_versions(registry: FakeSchemaRegistry) -> None:

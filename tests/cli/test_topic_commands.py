@@ -1,25 +1,22 @@
-"""`pykafka topics` on a real broker, read back by librdkafka."""
+"""`pykafka topics`, read back by librdkafka."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from protocol import Producer, TransactionalProducer
 from protocol.testing import FakeKafka
+from protocol.wire.messages.m03_metadata import METADATA
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.cli.runs import invoke_at, rows
+from tests.cli.runs import invoke_at, rows, run_at_kafka1
 from tests.conftest import TopicFactory
 from tests.support.wait_for_brokers import wait_until_gone, wait_until_known
 from tests.support.wait_until import wait_until
 
-
-@pytest.fixture
-def run(kafka1: LocalKafka) -> Any:
-    return partial(invoke_at, kafka1, "topics")
+run = run_at_kafka1("topics")
 
 
 def fill(kafka: LocalKafka, topic: str, partition: int, count: int, keys: int = 1) -> None:
@@ -123,14 +120,36 @@ def test_replicas_are_on_the_brokers_of_the_replica_assignment(kafka: LocalKafka
     run("delete", name, "--yes")
 
 
-def test_analyze_of_committed_records_ends_before_open_transaction() -> None:
-    with FakeKafka() as kafka:
-        kafka.create_topic("orders", 1)
-        kafka.produce("orders", b"1", partition=0)
-        with TransactionalProducer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": "t"}) as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send("orders", b"2").result(30)
-            options = ("-X", "isolation.level=read_committed", "--timeout", "10s", "-o", "json")
-            (row,) = rows(invoke_at(kafka, "topics", "analyze", "orders", *options))
+def test_analyze_of_committed_records_ends_before_open_transaction(fake: FakeKafka) -> None:
+    fake.produce("orders", b"1")
+    with TransactionalProducer({"bootstrap.servers": fake.bootstrap_servers, "transactional.id": "t"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("orders", b"2").result(30)
+        options = ("-X", "isolation.level=read_committed", "--timeout", "10s", "-o", "json")
+        (row,) = rows(invoke_at(fake, "topics", "analyze", "orders", *options))
     assert row["records"] == 1
+
+
+def test_create_sets_partitions_and_leaves_an_existing_topic_alone(kafka_fake: FakeKafka) -> None:
+    create = ("topics", "create", "orders", "--partitions", "3", "--config", "retention.ms=1000")
+    assert invoke_at(kafka_fake, *create).output == "created orders\n"
+    assert len(rows(invoke_at(kafka_fake, "topics", "describe", "orders", "-o", "json"))) == 3
+    assert "TOPIC_ALREADY_EXISTS" in invoke_at(kafka_fake, *create, code=1).output
+    for name, printed in (("orders", "orders exists\n"), ("bills", "created bills\n")):
+        assert invoke_at(kafka_fake, "topics", "create", name, "--if-not-exists").output == printed
+
+
+def test_topic_deleted_during_list_does_not_fail_the_others(fake: FakeKafka) -> None:
+    fake.create_topic("payments")
+    # A second request, about these topics, would come too late for one of them.
+    fake.before[METADATA] = lambda body: body["topics"] and fake.controller.delete_topic("orders")
+    assert "payments" in {row["topic"] for row in rows(invoke_at(fake, "topics", "list", "-o", "json"))}
+
+
+def test_partition_without_leader_is_described_without_offsets() -> None:
+    with FakeKafka(2) as fake:
+        fake.create_topic("orders", 2)
+        fake.stop(2)
+        result = invoke_at(fake, "topics", "describe", "orders", "--timeout", "5s", "-o", "json")
+    assert sorted((row["leader"], row["log_end_offset"]) for row in rows(result)) == [(-1, None), (1, 0)]

@@ -10,46 +10,69 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from protocol import Producer
-from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing.fake_kafka.server import FakeKafka
 from spark_kafka_source.cli.connection import Cluster
 from spark_kafka_source.cli.pykafka import pykafka
+from spark_kafka_source.cli.values import DURATION, TOPIC_PARTITIONS
 from tests.cli.reference_page import every_command
-from tests.cli.runs import NOWHERE, invoke, invoke_at, process_at, refusal
+from tests.cli.runs import NOWHERE, commit, invoke, invoke_at, process_at, refusal
 from tests.protocol.fetch.consuming import client_of
 from tests.support.documents import commands
 
-ONE_WAY = ("reset", "g", "--all-topics", "--to-latest")
+# Commands that are refused before any request, with words of the error.
+WRONG_USAGE = [
+    ("groups list", "--bootstrap-server"),
+    ("groups list --property no-equals", "NAME=VALUE"),
+    ("groups list --output xml", "'xml' is not one of"),
+    ("groups list --state Asleep", "'Asleep' is not one of"),
+    ("groups list --timeout soon", "'soon': not a duration"),
+    ("groups list --command-config no-such-file", "does not exist"),
+    ("groups describe", "Missing argument"),
+    ("groups describe g --members --state", "either --members or --state"),
+    ("groups lag g --serve 9308x", "is not [HOST]:PORT"),
+    ("groups lag g --serve :²", "is not [HOST]:PORT"),
+    ("groups lag g --serve :1 --watch", "only one of --watch and --serve"),
+    ("groups reset g --to-latest", "either --topic or --all-topics"),
+    ("groups reset g --all-topics --topic t --to-latest", "either --topic or --all-topics"),
+    ("groups reset g --all-topics", "exactly one of --by-duration, --from-file, --shift-by"),
+    ("groups reset g --all-topics --to-latest --shift-by 0", "exactly one of"),
+    ("groups reset g --topic t:0, --to-latest", "orders:0,1"),
+    ("groups reset g --all-topics --to-datetime 2026-01-31T06:00:00", "time zone"),
+    ("groups reset g --all-topics --to-datetime 1767225600", "append 000 to a time in seconds"),
+    ("groups reset g --all-topics --to-offset -1", "x>=0"),
+    ("topics create t --config retention.ms", "NAME=VALUE"),
+    (f"topics create t --partitions {2**31}", "is not in the range"),
+    (f"topics create t --replication-factor {2**15}", "is not in the range"),
+    ("topics create t --partitions 2 --replica-assignment 0:1", "Give either --replica-assignment"),
+    ("topics create t --replica-assignment 0:0", "a partition names a broker twice"),
+    ("topics create t --replica-assignment 0:x", "0:x"),
+    ("topics alter t --partitions 2 --replica-assignment 0", "the same number of partitions"),
+    (
+        "acls create --consumer --topic t --cluster --principal User:alice",
+        "No operation is given for cluster kafka",
+    ),
+    ("consume t -o soon", "a position is earliest"),
+    ("consume t -o 1 -o 2", "one position"),
+    ("consume t -f %z", "not a field"),
+    ("consume t -f %v -J", "only one of"),
+    ("consume t --to records.txt", ".parquet, .arrow"),
+    ("consume t -g g -p 0", "--group"),
+    ("consume t -g g -o 5", "earliest or latest"),
+    ("consume t --grep (", "--grep"),
+    ("consume t -p x", "0,3"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("list",), "--bootstrap-server"),
-        (("list", "--property", "no-equals"), "NAME=VALUE"),
-        (("list", "--output", "xml"), "'xml' is not one of"),
-        (("list", "--state", "Asleep"), "'Asleep' is not one of"),
-        (("list", "--timeout", "soon"), "'soon': not a duration"),
-        (("list", "--command-config", "no-such-file"), "does not exist"),
-        (("describe",), "Missing argument"),
-        (("describe", "g", "--members", "--state"), "either --members or --state"),
-        (("reset", "g", "--to-latest"), "either --topic or --all-topics"),
-        (("reset", "g", "--all-topics", "--topic", "t", "--to-latest"), "either --topic or --all-topics"),
-        (("reset", "g", "--all-topics"), "exactly one of --by-duration, --from-file, --shift-by"),
-        ((*ONE_WAY, "--shift-by", "0"), "exactly one of"),
-        (("reset", "g", "--topic", "t:0,", "--to-latest"), "orders:0,1"),
-        (("reset", "g", "--all-topics", "--to-datetime", "2026-01-31T06:00:00"), "time zone"),
-        (("reset", "g", "--all-topics", "--to-offset", "-1"), "x>=0"),
-    ],
-)
-def test_wrong_usage_fails_before_any_request(arguments: tuple[str, ...], says: str) -> None:
+@pytest.mark.parametrize(("line", "says"), WRONG_USAGE)
+def test_wrong_usage_fails_before_any_request(line: str, says: str) -> None:
     servers = None if says == "--bootstrap-server" else NOWHERE
-    assert says in refusal("groups", *arguments, KAFKA_BOOTSTRAP_SERVERS=servers)
+    assert says in refusal(*line.split(), KAFKA_BOOTSTRAP_SERVERS=servers)
 
 
 @pytest.mark.parametrize("way", ["--property=sasl.jaas.config=geheim", "--property=geheim", "--command-config={file}"])
@@ -58,20 +81,6 @@ def test_password_is_never_printed(way: str, tmp_path: Path) -> None:
     file.write_text("sasl.jaas.config = x password=geheim\nmy.token=geheim\n")
     sasl = ("--property=security.protocol=SASL_SSL", "--property=sasl.mechanism=PLAIN")
     assert "geheim" not in refusal("groups", "list", *sasl, way.format(file=file))
-
-
-def test_bootstrap_servers_follow_precedence_of_their_sources(tmp_path: Path) -> None:
-    """Precedence: option, `--property`, `--command-config`, environment variable."""
-    file = tmp_path / "admin.properties"
-    with FakeKafka() as kafka:
-        listing = ("groups", "list")
-        invoke_at(kafka, *listing)
-        file.write_text(f"bootstrap.servers={kafka.bootstrap_servers}\n")
-        invoke(*listing, "--command-config", str(file), KAFKA_BOOTSTRAP_SERVERS=NOWHERE)
-        file.write_text(f"bootstrap.servers={NOWHERE}\n")
-        both = ("--command-config", str(file), "--property", f"bootstrap.servers={kafka.bootstrap_servers}")
-        invoke(*listing, *both)
-        invoke(*listing, *both[:2], "--bootstrap-server", kafka.bootstrap_servers)
 
 
 def test_unreachable_broker_is_one_error_line_within_timeout() -> None:
@@ -197,11 +206,8 @@ def records() -> Iterator[FakeKafka]:
     ids=" ".join,
 )
 def test_closed_reader_ends_command_quietly_with_success(records: FakeKafka, command: tuple[str, ...]) -> None:
-    with client_of(records.bootstrap_servers) as client:
-        commit_offsets(client, "orders-etl", {("orders", 0): CommittedOffset(0)}, client.deadline())
+    commit(records, "orders-etl", {("orders", 0): 0})
     with process_at(records, *command, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.read(1)
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (0, "")
@@ -242,8 +248,7 @@ def test_properties_of_members_do_not_matter_to_commands_without_a_member(
     records: FakeKafka, tmp_path: Path, command: str, membership: str
 ) -> None:
     """They are in files for consumers, and in profiles for `consume --group`."""
-    with client_of(records.bootstrap_servers) as client:
-        commit_offsets(client, "g", {("orders", 0): CommittedOffset(1)}, client.deadline())
+    commit(records, "g", {("orders", 0): 1})
     file = tmp_path / "consumer.properties"
     file.write_text(membership)
     invoke_at(records, *command.split(), "--command-config", str(file))
@@ -274,12 +279,40 @@ def test_empty_or_undecodable_password_is_refused(
     )
 
 
-def test_acl_of_resource_without_operation_is_refused() -> None:
-    options = ("--consumer", "--topic", "orders", "--cluster", "--principal", "User:alice")
-    assert "No operation is given for cluster kafka-cluster." in refusal("acls", "create", *options)
-
-
 def test_repeated_requests_keep_the_timeout_of_the_command() -> None:
     with client_of(NOWHERE) as client:
         cluster = Cluster(client, client.deadline(500), {}, timeout_ms=500)
         assert cluster.restarted().left_ms <= 500
+
+
+HOUR_MS = 3_600_000
+DURATIONS = {"7d": 7 * 24 * HOUR_MS, "90s": 90_000, "250": 250, "p1d": 24 * HOUR_MS, "PT0S": 0, "pt1.5s": 1_500}
+DURATIONS |= {"PT1H30M": HOUR_MS * 3 // 2, "P2DT3H4M5S": 51 * HOUR_MS + 245_000}
+PARTITIONS = {"orders": ("orders", None), "orders:0": ("orders", (0,)), "orders:3,1,3": ("orders", (1, 3))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        *((DURATION, text, duration_ms) for text, duration_ms in DURATIONS.items()),
+        *((TOPIC_PARTITIONS, text, partitions) for text, partitions in PARTITIONS.items()),
+    ],
+)
+def test_value_of_an_option_is_parsed(kind: click.ParamType[Any], text: str, value: object) -> None:
+    assert kind.convert(text, None, None) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        *((DURATION, text, "not a duration") for text in ("P", "PT", "P1H", "P1DT", "", "soon", "-1s")),
+        *((DURATION, text, "out of range") for text in ("999999999999999d", "P99999999999999999999D")),
+        *(
+            (TOPIC_PARTITIONS, text, "orders:0,1")
+            for text in ("orders:", "orders:x", "orders:1,", "orders:0:1", "o:-1")
+        ),
+    ],
+)
+def test_malformed_value_of_an_option_is_refused(kind: click.ParamType[Any], text: str, says: str) -> None:
+    with pytest.raises(click.BadParameter, match=says):
+        kind.convert(text, None, None)

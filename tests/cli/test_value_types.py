@@ -25,11 +25,10 @@ from tests.support.value_types import (
     STRATEGIES,
     Write,
     write_events,
-    write_json_and_protobuf,
 )
 
 TYPES = "--value-types shop.Order,shop.Refund"
-BY_RECORD = "--subject-name-strategy RecordNameStrategy"
+PROTO = "--decode --value-schema {proto}"
 Consume = Callable[..., Result]
 registry, fake, write = value_types.registry, value_types.fake, value_types.write
 
@@ -121,17 +120,6 @@ def test_value_that_does_not_decode_is_no_other_type(fake: FakeKafka, write: Wri
     assert "offset 3: does not decode: value: it does not begin with a zero byte" in failed.stderr
 
 
-def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, consume: Consume) -> None:
-    write_json_and_protobuf(fake, registry)
-    json_lines = consume(f"--decode {TYPES} {BY_RECORD} -J")
-    assert objects(json_lines, "value", "value_type") == [(FIRST, "Order"), (SECOND, "Refund")]
-    types = "--value-types shop.Invoice,shop.Reminder"
-    assert objects(consume(f"--decode {types} {BY_RECORD} -J", topic="messages"), "value", "value_type") == [
-        ({"Invoice": {"id": 1}, "Reminder": None}, "Invoice"),
-        ({"Invoice": None, "Reminder": {"reason": "late"}}, "Reminder"),
-    ]
-
-
 def test_records_of_a_union_are_types_with_and_without_a_registry(
     fake: FakeKafka, registry: FakeSchemaRegistry, write: Write, consume: Consume, tmp_path: Path
 ) -> None:
@@ -163,6 +151,14 @@ def test_records_of_a_union_are_types_with_and_without_a_registry(
         ("--decode --union-types", "--union-types: the schema of the subject events-value is record shop.Order, no un"),
         ("--decode --union-types --subject text", "--union-types: the schema is one of JSON, not of AVRO"),
         ("--decode --on-unknown-type skip", "--on-unknown-type needs several types: --value-types, --subject A,B or"),
+        ("--decode --value-format avro", "--value-schema and --value-format need each other"),
+        (PROTO, "--value-schema and --value-format need each other"),
+        (f"{PROTO} --value-format json --value-message A", "--value-message needs --value-format protobuf"),
+        (f"{PROTO} --value-format avro", "--value-schema: the Avro schema is not JSON"),
+        (f"{PROTO} --value-format protobuf --value-message B", "--value-schema: the Protobuf schema has no"),
+        (f"{PROTO} --value-format protobuf --subject s", "--subject has no effect with --value-schema"),
+        ("--decode --value-schema missing --value-format protobuf", "File 'missing' does not exist"),
+        ("--value-schema {proto} --value-format protobuf", "The options of schemas and types need --decode"),
         (TYPES, "The options of schemas and types need --decode"),
         ("--on-unknown-type null", "The options of schemas and types need --decode"),
     ],
@@ -172,6 +168,7 @@ def test_wrong_options_are_refused_by_name(
 ) -> None:
     registry.register("events-value", json.dumps(ORDER))
     registry.register("text", '{"type": "string"}', "JSON")
-    file = tmp_path / "order.avsc"
+    file, proto = tmp_path / "order.avsc", tmp_path / "order.proto"
     file.write_text(json.dumps(ORDER))
-    assert problem in " ".join(consume(arguments.format(file=file), code=2).stderr.split())
+    proto.write_text("message A { optional int32 a = 1; }")
+    assert problem in " ".join(consume(arguments.format(file=file, proto=proto), code=2).stderr.split())

@@ -29,7 +29,7 @@ from spark_kafka_source.lag.of_query import offsets_of_batch
 from tests.protocol.fetch.consuming import client_of, records
 from tests.support.wait_until import wait_until
 
-# The example in Spark's integration guide has one partition; here two sources have three, and a third is not Kafka.
+# Spark's integration guide has an example with one partition; here two sources have three, as JSON and as a repr.
 PROGRESS = {
     "id": "7c0d",
     "name": "etl",
@@ -44,8 +44,9 @@ PROGRESS = {
             },
             "latestOffset": {"orders": {"0": 14, "1": 20}},
         },
-        {"endOffset": '{"a": {"0": 5}}', "latestOffset": '{"a": {"0": 12}}'},
+        {"endOffset": '{"a": {"0": 5}}', "latestOffset": "{'a': {'0': 12}}"},
         {"endOffset": 7, "latestOffset": None},
+        {"endOffset": "{0: 1}", "latestOffset": "[1, 2"},
     ],
 }
 IDS, OLD_IDS = {"t": "cOUv0DQqRhWG42lmCnpL3g"}, {"t": "A" * 21 + "Q"}
@@ -83,23 +84,17 @@ def progress_event(progress: dict[str, Any]) -> Any:
 
 
 def test_query_progress_sums_its_partitions() -> None:
-    for inputs in (PROGRESS, json.dumps(PROGRESS)):
-        lag = lag_of_query(inputs)
-        assert [(row.topic, row.partition, row.committed, row.end, row.offsets_behind) for row in lag] == [
-            ("a", 0, 5, 12, 7),
-            ("orders", 0, 10, 14, 4),
-            ("orders", 1, 20, 20, 0),
-        ]
-        assert lag.offsets_behind == 11
-        assert lag.seconds_behind is None
-        # The source without topic ids is Spark's own connector, which does not count skipped offsets.
-        assert [row.skipped for row in lag] == [None, 5, 0]
-        assert lag.skipped == 5
-        assert lag.metrics() == {
-            "minOffsetsBehindLatest": 0,
-            "maxOffsetsBehindLatest": 7,
-            "avgOffsetsBehindLatest": 11 / 3,
-        }
+    lag = lag_of_query(PROGRESS)
+    # The source without topic ids is Spark's own connector, which does not count skipped offsets.
+    assert [(row.topic, row.partition, row.committed, row.end, row.offsets_behind, row.skipped) for row in lag] == [
+        ("a", 0, 5, 12, 7, None),
+        ("orders", 0, 10, 14, 4, 5),
+        ("orders", 1, 20, 20, 0, 0),
+    ]
+    assert (lag.offsets_behind, lag.seconds_behind, lag.skipped) == (11, None, 5)
+    metrics = {"minOffsetsBehindLatest": 0, "maxOffsetsBehindLatest": 7, "avgOffsetsBehindLatest": 11 / 3}
+    assert lag.metrics() == metrics
+    assert lag_of_query(json.dumps(PROGRESS)) == lag
 
 
 def test_two_sources_with_the_same_topic_both_count() -> None:
@@ -160,22 +155,14 @@ def test_progress_without_log_ends_is_completed_by_brokers_or_refused(
 
 
 def test_options_ask_for_the_log_ends_of_now(caplog: pytest.LogCaptureFixture) -> None:
-    source = {
-        "endOffset": {"t": {"0": 5}, "gone": {"0": 1}, "@ids": {}},
-        "latestOffset": {"t": {"0": 5}, "gone": {"0": 3}},
-    }
+    end, latest = {"t": {"0": 5}, "gone": {"0": 1}, "@ids": {}}, {"t": {"0": 5}, "gone": {"0": 3}}
+    source = {"endOffset": end, "latestOffset": latest}
     progress = {**PROGRESS, "sources": [source]}
     with kafka_with(20) as kafka:
         lag = lag_of_query(progress, options=kafka.bootstrap_servers, timeout_ms=2_000)
     assert [(row.topic, row.offsets_behind) for row in lag] == [("gone", 2), ("t", 15)]
     assert "some lags are those at the time of the batch's plan" in caplog.text
     assert lag_of_query(progress).offsets_behind == 2
-
-
-def test_lag_from_the_repr_of_offsets() -> None:
-    source = {"endOffset": "{'t': {'0': 3}, '@ids': {}}", "latestOffset": "{'t': {'0': 5}}"}
-    rate = {"endOffset": "{0: 1}", "latestOffset": "[1, 2"}
-    assert lag_of_query({**PROGRESS, "sources": [source, rate]}).offsets_behind == 2
 
 
 def test_listener_without_options_warns_once_of_missing_log_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -314,9 +301,8 @@ def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> 
     event = progress_event(PROGRESS)
     times: list[LagAtTime] = []
     LagListener(times.append, kept=1).onQueryProgress(event)
-    assert [(sample.query, sample.batch, sample.lag.offsets_behind, sample.time.year) for sample in times] == [
-        ("etl", 4, 11, 2026)
-    ]
+    (sample,) = times
+    assert (sample.query, sample.batch, sample.lag.offsets_behind, sample.time.year) == ("etl", 4, 11, 2026)
 
     def report(_: LagAtTime) -> None:
         raise UsageError("report() needs a package")
@@ -333,9 +319,8 @@ def test_listener_reports_and_never_raises(caplog: pytest.LogCaptureFixture) -> 
 
 def test_listener_prints_one_line_per_trigger(capsys: pytest.CaptureFixture[str]) -> None:
     LagListener(print).onQueryProgress(progress_event(trigger("etl", 7, behind=5, partitions=300)))
-    assert capsys.readouterr().out == (
-        "2026-01-02 03:04:05 etl: batch 7 ended 1500 offsets behind in 300 partition(s)\n"
-    )
+    line = "2026-01-02 03:04:05 etl: batch 7 ended 1500 offsets behind in 300 partition(s)\n"
+    assert capsys.readouterr().out == line
 
 
 def test_latest_keeps_a_running_query_pushed_out_of_the_history() -> None:

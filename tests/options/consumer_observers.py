@@ -22,24 +22,23 @@ from protocol.wire.schema import Api
 from spark_kafka_source.driver.stream_reader import KafkaStreamReader
 from spark_kafka_source.options.parsing import parse_source_options
 from spark_kafka_source.plan.offsets import JsonDict
-from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_of, outcome
+from tests.options.observe import BETWEEN_S, SHORT, Observe, Properties, client_of, first_batch, outcome
 from tests.support.small_cluster import SmallCluster, small_batch
 from tests.support.wait_until import comes_true
 
 
-def first_batch(cluster: SmallCluster, properties: Properties) -> JsonDict:
-    """Return the end of a query's first batch, which also has its start (`@joined`)."""
+def end_of_first_batch(cluster: SmallCluster, properties: Properties) -> JsonDict:
     where = {"kafka.bootstrap.servers": cluster.bootstrap_servers, "subscribe": "orders"}
     options = {**where, **{f"kafka.{name}": value for name, value in properties.items()}}
     reader = KafkaStreamReader(parse_source_options(options, streaming=True))
     try:
-        return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        return first_batch(reader)
     finally:
         reader.stop()
 
 
 def coordinator_keys(cluster: SmallCluster, options: dict[str, str]) -> object:
-    first_batch(cluster, options)
+    end_of_first_batch(cluster, options)
     return {key for body in cluster.request_bodies(FIND_COORDINATOR) for key in body["coordinator_keys"]}
 
 
@@ -75,9 +74,9 @@ def sends_heartbeat(cluster: SmallCluster, options: dict[str, str]) -> bool:
 
 def start_offset(cluster: SmallCluster, arguments: dict[str, str]) -> object:
     arguments = {**arguments, "group.id": "g"}
-    if outcome(lambda: first_batch(cluster, arguments)) != "done":
+    if outcome(lambda: end_of_first_batch(cluster, arguments)) != "done":
         return "error"
-    return first_batch(cluster, arguments)["@joined"]["orders"]["0"]
+    return end_of_first_batch(cluster, arguments)["@joined"]["orders"]["0"]
 
 
 def read(cluster: SmallCluster, options: Properties) -> int:

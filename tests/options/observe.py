@@ -12,6 +12,8 @@ from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.cluster.client import Client
 from protocol.config import parse_client
 from protocol.errors import KafkaError
+from spark_kafka_source.driver.stream_reader import KafkaStreamReader
+from spark_kafka_source.plan.offsets import JsonDict
 from tests.support.small_cluster import SmallCluster
 
 Properties = Mapping[str, str]
@@ -25,6 +27,16 @@ CLOSED_PORT = "127.0.0.1:1"
 
 def client_of(cluster: SmallCluster, options: Properties, clock: Clock = SYSTEM_CLOCK) -> Client:
     return Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers, **options}), clock)
+
+
+def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
+    """Return the end of a query's next batch."""
+    return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def first_batch(reader: KafkaStreamReader) -> JsonDict:
+    """Return the end of a query's first batch, which also has its start (`@joined`)."""
+    return plan(reader, reader.initialOffset())
 
 
 def outcome(action: Callable[[], object]) -> str:

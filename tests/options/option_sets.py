@@ -20,7 +20,6 @@ NO_FAIL = {**LATEST, "failOnDataLoss": "false"}
 SESSION = {"kafka.session.timeout.ms": "30000"}
 WRITE = {**CONNECT, "topic": TOPIC}
 ACKS_ALL = {**WRITE, "kafka.acks": "all"}
-STRING = "org.apache.kafka.common.serialization.StringDeserializer"
 
 
 NONE: Mapping[str, str] = {}
@@ -87,13 +86,7 @@ PLAIN = [
 ]
 
 TUNED = [
-    stream("limits", {**LATEST, "maxOffsetsPerTrigger": "10000", "minPartitions": "6"}),
     stream("least and most", {**LATEST, "minOffsetsPerTrigger": "100", "minPartitions": "8"}),
-    stream("headers and a poll timeout", {**LATEST, "includeHeaders": "true", "kafkaConsumer.pollTimeoutMs": "3000"}),
-    stream(
-        "retries of offsets",
-        {**EARLIEST, "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "10", "maxOffsetsPerTrigger": "10"},
-    ),
     stream("a group", {**NO_FAIL, "maxOffsetsPerTrigger": "2000", "kafka.group.id": "alerts"}),
     stream(
         "members' timeouts",
@@ -110,7 +103,6 @@ TUNED = [
         {**EARLIEST, "kafka.max.partition.fetch.bytes": "2147483647", "kafka.fetch.max.bytes": "20971520"},
         idle={"kafka.max.poll.interval.ms": "900000"},
     ),
-    stream("fresh metadata", {**EARLIEST, "kafka.metadata.max.age.ms": "1", "failOnDataLoss": "false"}),
     sink(
         "a producer's usual four",
         {
@@ -136,17 +128,7 @@ TUNED = [
 ]
 
 STRAYS = [
-    stream(
-        "graceful",
-        {**EARLIEST, "maxOffsetsPerTrigger": "200"},
-        idle={"maxRatePerPartition": "10", "stopGracefullyOnShutdown": "true"},
-    ),
     stream("of files", EARLIEST, idle={"mode": "PERMISSIVE", "inferSchema": "true"}),
-    stream(
-        "deserializers",
-        EARLIEST,
-        idle={"key.deserializer": STRING, "value.deserializer": STRING, "enable.auto.commit": "false"},
-    ),
     sink("a source's", WRITE, idle={"failOnDataLoss": "false", **SESSION, "kafka.group.id": "$Default"}),
     sink(
         "of old clients",

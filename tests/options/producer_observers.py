@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from protocol.base.clock import SYSTEM_CLOCK, Clock
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client, parse_producer
@@ -34,9 +33,9 @@ def rows(count: int = 1, size: int = 10, key: bool = False) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def produce(cluster: SmallCluster, options: Properties, written: pa.RecordBatch, clock: Clock = SYSTEM_CLOCK) -> str:
+def produce(cluster: SmallCluster, options: Properties, written: pa.RecordBatch) -> str:
     """Write rows, without keys to partition 0. Return the outcome."""
-    producer = Producer(client_of(cluster, client_properties(options), clock), parse_producer(options))
+    producer = Producer(client_of(cluster, options), parse_producer(options))
     local = None if "key" in written.schema.names else np.zeros(written.num_rows, np.int32)
 
     def write() -> None:
@@ -47,14 +46,6 @@ def produce(cluster: SmallCluster, options: Properties, written: pa.RecordBatch,
         return outcome(write)
     finally:
         producer.abort()
-
-
-def client_properties(options: Properties) -> dict[str, str]:
-    return {
-        name: options[name]
-        for name in ("request.timeout.ms", "retry.backoff.ms", "retry.backoff.max.ms")
-        if name in options
-    }
 
 
 def produce_requests(look: Callable[[dict[str, Any]], object], written: pa.RecordBatch) -> Observe:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,12 +44,15 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[GlueEndpoint]:
     PROCESS.reset()
 
 
+READ = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders"}
+
+
 def options(endpoint: GlueEndpoint, **more: str) -> dict[str, str]:
     glue = {"schema.registry.glue.region": "eu-central-1", "schema.registry.glue.endpoint": endpoint.url}
     return {"kafka.bootstrap.servers": "unused:9092", "valueFormat": "glue-avro", **glue, **more}
 
 
-def by_id(text: str) -> dict[str, str]:
+def by_id(text: object) -> dict[str, str]:
     """Return the option with a schema by version id."""
     return {"schema.registry.glue.schemas": json.dumps({ID: text})}
 
@@ -114,13 +116,12 @@ def test_wrong_option_of_a_source_is_refused(more: dict[str, str], message: str,
 
 
 def test_registry_is_missing_without_a_region_or_schemas() -> None:
-    missing = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "glue-json"}
+    missing = {**READ, "valueFormat": "glue-json"}
     with pytest.raises(ConfigurationError, match=r"there is no schema\.registry\.glue\.region; set it"):
         parse_source_options(missing, streaming=True)
-    schemas = {"schema.registry.glue.schemas": '{"ab000000-0000-0000-0000-000000000001": {}}'}
+    schemas = by_id({})
     parsed = parse_source_options({**missing, **schemas, "valueSchema": "id INT"}, streaming=True)
-    assert parsed.registry is not None
-    assert parsed.registry.glue_schemas == (("ab000000-0000-0000-0000-000000000001", "{}"),)
+    assert parsed.registry.glue_schemas == ((ID, "{}"),)
     sink = {"kafka.bootstrap.servers": "unused:9092", "topic": "orders", "valueFormat": "glue-json", **schemas}
     with pytest.raises(
         ConfigurationError, match=r"schemas for reading only; set schema\.registry\.glue\.region instead"
@@ -143,19 +144,16 @@ def test_registry_is_missing_without_a_region_or_schemas() -> None:
     ],
 )
 def test_option_that_schemas_by_id_do_not_fit_is_refused_with_one_that_does(more: dict[str, str], message: str) -> None:
-    texts = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueFormat": "glue-avro", **more}
     with pytest.raises(ConfigurationError, match=message):
-        parse_source_options({**texts, **by_id(AVRO)}, streaming=True)
+        parse_source_options({**READ, "valueFormat": "glue-avro", **more, **by_id(AVRO)}, streaming=True)
 
 
 @pytest.mark.parametrize(
     "text", [PROTO, '{"type": "recrod"}', "{", "[5]", '{"type": "record", "name": "R", "fields": 5}']
 )
 def test_schema_by_id_that_is_none_of_the_language_is_refused_with_its_id(text: str) -> None:
-    texts = {"kafka.bootstrap.servers": "unused:9092", "subscribe": "orders", "valueSchema": AVRO, **by_id(text)}
-    with pytest.raises(
-        ConfigurationError, match=f"glue.schemas: the schema {ID} cannot be that of a value. glue-avro: "
-    ):
+    texts = {**READ, "valueSchema": AVRO, **by_id(text)}
+    with pytest.raises(ConfigurationError, match=f"schemas: the schema {ID} cannot be that of a value. glue-avro: "):
         parse_source_options({**texts, "valueFormat": "glue-avro"}, streaming=True)
     if text == PROTO:
         parse_source_options({**texts, "valueFormat": "glue-protobuf", "valueSchema": PROTO}, streaming=True)
@@ -178,6 +176,5 @@ def test_wrong_option_of_a_sink_is_refused(more: dict[str, str], message: str, e
 
 
 def test_function_for_columns_needs_the_name_of_the_schema(endpoint: GlueEndpoint) -> None:
-    texts: dict[str, Any] = options(endpoint)
     with pytest.raises(ConfigurationError, match="valueSubject is missing"):
-        from_registry("value", texts)
+        from_registry("value", options(endpoint))

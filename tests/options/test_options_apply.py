@@ -32,7 +32,7 @@ from spark_kafka_source.plan.offsets import JsonDict
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.source import KafkaGroupDataSource
 from spark_kafka_source.task.range_reader import fetched_columns, read_range
-from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, outcome, took_long
+from tests.options.observe import CLOSED_PORT, LONG, Observe, assert_effects, first_batch, outcome, plan, took_long
 from tests.protocol.fetch.consuming import records
 from tests.support.encoded import encode
 from tests.support.small_cluster import END, FIRST_TIMESTAMP_MS, SmallCluster
@@ -58,14 +58,6 @@ def complete(cluster: SmallCluster, inputs: Options, more: Options) -> dict[str,
     return options if chosen else {**options, "subscribe": "orders"}
 
 
-# -- start and end --------------------------------------------------------------------------------
-
-
-def first_batch(reader: KafkaStreamReader) -> JsonDict:
-    """Return the end of a query's first batch, which also has its start (`@joined`)."""
-    return plan(reader, reader.initialOffset())
-
-
 def chosen(cluster: SmallCluster, options: dict[str, str]) -> object:
     first = first_batch(stream(cluster, options))
     return sorted(f"{topic}-{number}" for topic in first if topic[0] != "@" for number in first[topic])
@@ -86,16 +78,9 @@ def each(zero: int, first: int) -> str:
     return json.dumps({"orders": {"0": zero, "1": first}})
 
 
-# -- triggers -------------------------------------------------------------------------------------
-
-
 def checkpoint_at(cluster: SmallCluster, offset: int, topic_id: str | None = None) -> JsonDict:
     ids = first_batch(stream(cluster, {}))["@ids"]
     return {"orders": {"0": offset, "1": offset}, "@ids": {"orders": topic_id} if topic_id else ids}
-
-
-def plan(reader: KafkaStreamReader, start: JsonDict) -> JsonDict:
-    return reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
 def offsets_of_first_batch(cluster: SmallCluster, options: dict[str, str], *, more: int = 0) -> int:
@@ -130,9 +115,6 @@ def continues_after_data_loss(cluster: SmallCluster, options: dict[str, str]) ->
 def continues_with_a_recreated_topic(cluster: SmallCluster, options: dict[str, str]) -> str:
     start = checkpoint_at(cluster, 5, topic_id="b" * 21 + "A")
     return outcome(lambda: plan(stream(cluster, options), start))
-
-
-# -- tasks and rows -------------------------------------------------------------------------------
 
 
 def tasks(cluster: SmallCluster, options: dict[str, str]) -> int:
@@ -258,9 +240,6 @@ def offset_retries_take_long(cluster: SmallCluster, inputs: dict[str, str]) -> l
         return list(pool.map(partial(took_long, error="DeadlineExceeded"), calls))
 
 
-# -- writes ---------------------------------------------------------------------------------------
-
-
 def write(cluster: SmallCluster, inputs: dict[str, str]) -> list[dict[str, Any]]:
     options = parse_sink_options({"kafka.bootstrap.servers": cluster.bootstrap_servers, "topic": "orders", **inputs})
     with spark_task():
@@ -285,8 +264,6 @@ def transactional_ids(cluster: SmallCluster, options: dict[str, str]) -> object:
     write(cluster, {"deliveryGuarantee": "exactly-once", **options})
     return sorted({body["transactional_id"] for body in cluster.request_bodies(INIT_PRODUCER_ID)})
 
-
-# -- the table ------------------------------------------------------------------------------------
 
 _ALL = "key,value,topic,partition,offset,timestamp,timestampType"
 _LATE = str(FIRST_TIMESTAMP_MS + 1_000)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark.sql.types import StructType
@@ -56,6 +55,10 @@ def refusal(url: str, **more: str) -> str:
     return message
 
 
+def protobuf(schema: str, **more: str) -> dict[str, str]:
+    return {"valueFormat": "protobuf", "valueSchema": schema, **more}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -70,13 +73,10 @@ def refusal(url: str, **more: str) -> str:
             {"valueSubject": "p", "valueFormat": "confluent-protobuf", "valueMessageName": "N"},
             "valueMessageName: the subject p: the Protobuf schema has no message N; it has M",
         ),
-        ({"valueFormat": "protobuf", "valueSchema": MESSAGE, "valueFields": "x"}, "valueFields: the schema has no "),
-        ({"valueFormat": "protobuf", "valueSchema": DEEP}, "valueSchema: the Protobuf schema is nested deeper than 64"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message Größe { }"},
-            "valueSchema: .* the character 'ö', .*line 1",
-        ),
-        ({"valueFormat": "protobuf", "valueSchema": "message M { map<double, M> m = 1; }"}, "keys of the type double"),
+        (protobuf(MESSAGE, valueFields="x"), "valueFields: the schema has no "),
+        (protobuf(DEEP), "valueSchema: the Protobuf schema is nested deeper than 64"),
+        (protobuf("message Größe { }"), "valueSchema: .* the character 'ö', .*line 1"),
+        (protobuf("message M { map<double, M> m = 1; }"), "keys of the type double"),
         ({"valueFormat": "avro", "valueSchema": "schemas/order.avsc"}, "a file is given as file:schemas/order.avsc"),
         ({"valueFormat": "avro", "valueSchema": "{"}, "valueSchema: the Avro schema is not JSON"),
         ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
@@ -84,14 +84,8 @@ def refusal(url: str, **more: str) -> str:
         ({"columns": "_raw"}, "columns names _raw, but onDecodeError is fail; set onDecodeError to null"),
         ({"subscribe": "a,b"}, "reads 2 topics: set valueSubject"),
         ({"schema__registry__urls": "http://r:1"}, "schema.registry.urls is unknown; did you mean schema.registry.url"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message A {"},
-            "valueSchema: the Protobuf schema has .* in line 1",
-        ),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message A { A a = 1; }"},
-            "the field a is recursive: A contains itself. Set recursive.fields.max.depth",
-        ),
+        (protobuf("message A {"), "valueSchema: the Protobuf schema has .* in line 1"),
+        (protobuf("message A { A a = 1; }"), "a is recursive: A contains itself. Set recursive.fields.max.depth"),
         ({"valueFormat": "json", "valueSchema": "id BIGNT"}, "valueSchema: the schema, field id, has the type bignt"),
         ({"valueFormat": "json", "valueSchema": "id BIGINT,"}, "valueSchema: the schema is no DDL at 'its end'"),
         ({"valueFormat": "json", "valueSchema": "i INT", "valueFields": "x"}, "the schema has no field x; it has i"),
@@ -100,7 +94,7 @@ def refusal(url: str, **more: str) -> str:
             r"schema\.registry\.basic\.auth\.user\.info: \$\{env:NOT_THERE\} cannot be resolved",
         ),
         (
-            {"valueFormat": "protobuf", "valueSchema": MESSAGE, "convert__any__fields__to__json": "true"},
+            protobuf(MESSAGE, convert__any__fields__to__json="true"),
             r"convert\.any\.fields\.to\.json is 'true' \(a field of google\.protobuf\.Any is a struct .*leave this out",
         ),
     ],
@@ -133,8 +127,7 @@ def test_registry_that_is_asked_again_is_a_warning(
 ) -> None:
     registry.fail_next(503)
     properties = {"schema__registry__max__retries": "1", "schema__registry__retries__wait__ms": "0"}
-    with caplog.at_level(logging.WARNING):
-        refusal(registry.url, **properties)
+    refusal(registry.url, **properties)
     assert "the schema registry does not respond, the request will be repeated: " in caplog.text
 
 
@@ -159,10 +152,7 @@ def test_dead_letter_topic_that_the_query_reads_is_refused(topics: dict[str, str
         ({"valueFormat": "string"}, "valueFormat is 'string'; allowed: binary, json, "),
         ({"valueFormat": "avro"}, "valueFormat is avro, but there is no valueSchema"),
         ({"valueFormat": "confluent-protobuf", "valueSubject": "p"}, "the schema has no field name; it has id"),
-        (
-            {"valueFormat": "protobuf", "valueSchema": "message M { int32 name = 1; }"},
-            "name is string, which the schema's int32 cannot take",
-        ),
+        (protobuf("message M { int32 name = 1; }"), "name is string, which the schema's int32 cannot take"),
         ({"valueSubject": "secret"}, "version 3 of the subject secret has rules that are not applied here, and that "),
         # The contract of the subject holds for an older version that has no rules, too.
         ({"valueSubject": "secret", "valueSchema": WITH_NAME}, "version 3 of the subject secret has rules .*hidePII"),
@@ -179,31 +169,35 @@ def test_wrong_option_of_a_sink_is_one_line_with_its_remedy(
     assert re.search(message, str(refused.value)), refused.value
 
 
-@pytest.mark.parametrize(("part", "rival"), [("key", "value"), ("value", "key")])
-def test_functions_for_columns_leave_out_the_options_of_the_other_part(part: Part, rival: str) -> None:
-    """An application has one dict for keys and values."""
-    options = {f"{part}Format": "avro", f"{rival}Format": "avro", f"{rival}Schema": "file:missing"}
-    for function in (from_registry, to_registry):
-        with pytest.raises(ConfigurationError, match=f"there is no {part}Schema"):
-            function(part, options, part=part)
+AVRO_LONG = {"valueFormat": "avro", "valueSchema": LONG}
+MISSPELT = {
+    "keyFromat": "keyFormat",
+    "valueFeilds": "valueFields",
+    "topc": "topic",
+    "startingOfsets": "startingOffsets",
+    "kafka.comprssion.type": "kafka.compression.type",
+    "kafka.auto.ofset.reset": "kafka.auto.offset.reset",
+}
 
 
+@pytest.mark.parametrize("function", [from_registry, to_registry])
 @pytest.mark.parametrize(
-    ("name", "nearest"),
+    ("part", "options", "message"),
     [
-        ("keyFromat", "keyFormat"),
-        ("valueFeilds", "valueFields"),
-        ("topc", "topic"),
-        ("startingOfsets", "startingOffsets"),
-        ("kafka.comprssion.type", "kafka.compression.type"),
-        ("kafka.auto.ofset.reset", "kafka.auto.offset.reset"),
+        ("key", {**AVRO_LONG, "keyFormat": "avro", "valueSchema": "file:missing"}, "there is no keySchema"),
+        ("value", {"keyFormat": "avro", "valueFormat": "avro", "keySchema": "file:missing"}, "there is no valueSchema"),
+        *(
+            ("value", {**AVRO_LONG, name: "x"}, f"{name} is not .*; did you mean {nearest}?")
+            for name, nearest in MISSPELT.items()
+        ),
     ],
 )
-def test_functions_for_columns_refuse_misspelled_options_of_any_part(name: str, nearest: str) -> None:
-    options = {"valueFormat": "avro", "valueSchema": LONG, name: "x"}
-    for function in (from_registry, to_registry):
-        with pytest.raises(ConfigurationError, match=f"{name} is not .*; did you mean {nearest}?"):
-            function("value", options)
+def test_wrong_options_of_functions_for_columns_are_refused(
+    function: Callable[..., object], part: Part, options: dict[str, str], message: str
+) -> None:
+    """An application has one dict for keys and values: the schema of the other part is not read."""
+    with pytest.raises(ConfigurationError, match=message):
+        function(part, options, part=part)
 
 
 def test_functions_for_columns_suggest_options_of_their_own_side() -> None:

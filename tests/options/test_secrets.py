@@ -72,19 +72,14 @@ def test_secret_value_is_in_no_output(name: str, caplog: pytest.LogCaptureFixtur
     assert not [line for line in shown if "hunter2" in line]
 
 
-class TestKind:
-    """The option kind of TLS and SASL secrets."""
-
-    def test_value_is_kept_unstripped_as_a_secret(self) -> None:
-        assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret(" hunter2 ")
-
-    def test_invalid_secret_is_not_shown(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"sasl.password has a wrong .* \(empty\); allowed: any text"):
-            SECRET.read("kafka.sasl.password", "")
-        # Undecodable bytes of the environment become such characters in Python.
-        with pytest.raises(ConfigurationError, match=r"which is not shown \(not valid UTF-8 text\)") as refused:
-            SECRET.read("kafka.sasl.password", JAAS + "\udcff")
-        assert "hunter2" not in "".join(everything_of(refused.value))
+def test_secret_is_kept_unstripped_and_is_not_shown_if_invalid() -> None:
+    assert SECRET.read("kafka.sasl.password", " hunter2 ") == Secret(" hunter2 ")
+    with pytest.raises(ConfigurationError, match=r"sasl.password has a wrong .* \(empty\); allowed: any text"):
+        SECRET.read("kafka.sasl.password", "")
+    # Undecodable bytes of the environment become such characters in Python.
+    with pytest.raises(ConfigurationError, match=r"which is not shown \(not valid UTF-8 text\)") as refused:
+        SECRET.read("kafka.sasl.password", JAAS + "\udcff")
+    assert "hunter2" not in "".join(everything_of(refused.value))
 
 
 @pytest.mark.parametrize("name", ["bootstrap.servers", "request.timeout.ms", "security.protocol", "ssl.protocol"])

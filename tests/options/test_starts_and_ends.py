@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 
@@ -41,8 +40,7 @@ def test_start_and_commits_follow_the_group(
 
 
 def test_group_of_a_batch_from_earliest_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        options = batch(kafka_group_id="etl")
+    options = batch(kafka_group_id="etl")
     assert (options.start, options.end, options.commits) == ("earliest", "latest", False)
     assert "kafka.group.id has no effect" in caplog.text
 
@@ -68,6 +66,8 @@ def test_offsets_from_a_checkpoint_are_accepted_with_their_at_keys(option: str) 
 def test_json_has_an_offset_per_partition() -> None:
     options = stream(startingOffsets='{"orders": {"10": -1, "9": -2, "0": 23}}')
     assert options.start == {"orders": {0: 23, 9: -2, 10: -1}}
+    by_pattern = {**BROKERS, "subscribePattern": "^o", "startingOffsets": '{"orders": {"0": 1}}'}
+    assert parse_source_options(by_pattern, streaming=True).start == {"orders": {0: 1}}
 
 
 @pytest.mark.parametrize("start", [{"startingOffsets": '{"orders": {"0": 5}}'}, {"startingTimestamp": "5"}])
@@ -195,9 +195,6 @@ def test_many_assigned_partitions_are_compared_in_linear_time() -> None:
     assert time.process_time() - began_s < 2, "it took 7.5 s"
 
 
-# -- positions by timestamp -----------------------------------------------------------------------
-
-
 def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> None:
     assert stream(startingTimestamp="5").start == AtTime(5, "startingTimestamp")
     both = batch(
@@ -213,8 +210,7 @@ def test_timestamps_are_milliseconds_or_iso_text_for_all_or_each_partition() -> 
 def test_global_timestamp_precedes_partition_timestamps_and_offsets(caplog: pytest.LogCaptureFixture) -> None:
     offsets_json = '{"orders": {"0": 7}}'
     by_partition = {"startingOffsets": offsets_json, "startingOffsetsByTimestamp": offsets_json}
-    with caplog.at_level(logging.WARNING):
-        options = stream(**by_partition, startingTimestamp="5")
+    options = stream(**by_partition, startingTimestamp="5")
     assert options.start == AtTime(5, "startingTimestamp")
     assert "startingOffsets has no effect: startingTimestamp is given, which comes before it" in caplog.text
     assert "startingOffsetsByTimestamp has no effect: startingTimestamp" in caplog.text

@@ -96,7 +96,6 @@ def test_backlog_starts_at_the_last_batch_or_the_log_start() -> None:
     )
     # All records are gone: the offsets compared before are below the log start offset.
     all_gone = replace(backlog, advanced={A0: 20}).batch({A0: 20, A1: 6, B0: 4})
-    assert all_gone is not None
     assert epochs_of(all_gone) == {A0: 6, A1: 5, B0: 5}
 
 

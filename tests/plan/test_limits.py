@@ -72,26 +72,6 @@ def test_limited_batch_advances_within_the_log(logs: dict[TopicPartition, tuple[
     assert sum(offsets[tp] - starts[tp] for tp in offsets) <= limit + len(logs)
 
 
-def test_limit_is_sparks_read_limit_or_else_the_option() -> None:
-    read_all = type("ReadAllAvailable", (), {})()
-    read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
-    assert max_offsets(read_all, 5) is None
-    assert max_offsets(read_max, 5) == 7
-    assert max_offsets(None, 5) == 5
-    assert max_offsets(None, None) is None
-
-
-def test_read_limits_of_spark_are_known() -> None:
-    datasource = pytest.importorskip("pyspark.sql.streaming.datasource")
-    assert max_offsets(datasource.ReadAllAvailable(), 5) is None
-    assert max_offsets(datasource.ReadMaxRows(7), 5) == 7
-    with pytest.raises(UsageError, match="ReadMaxFiles"):
-        max_offsets(datasource.ReadMaxFiles(7), 5)
-
-
-# -- in bytes -------------------------------------------------------------------------------------
-
-
 def ends_by_bytes(limit_bytes: int, *logs: tuple[int, int, float]) -> list[int]:
     """Return the ends for partitions (start, log end offset, bytes per offset) 0, 1, 2, … of one topic."""
     starts = {("t", number): start for number, (start, _, _) in enumerate(logs)}
@@ -133,8 +113,24 @@ def test_byte_limited_batch_exceeds_the_limit_by_at_most_one_record_per_partitio
         assert start + (1 if end > start else 0) <= offsets[tp] <= end
 
 
-def test_trigger_once_has_no_byte_limit() -> None:
-    read_max = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
-    assert max_bytes(type("ReadAllAvailable", (), {})(), 5) is None
-    assert max_bytes(read_max, 5) == max_bytes(None, 5) == 5
-    assert max_bytes(read_max, None) is None
+READ_ALL = type("ReadAllAvailable", (), {})()
+READ_MAX = type("ReadMaxRows", (SimpleNamespace,), {})(max_rows=7)
+
+
+@pytest.mark.parametrize(
+    ("limit", "option", "offsets", "size_bytes"),
+    [(READ_ALL, 5, None, None), (READ_MAX, 5, 7, 5), (READ_MAX, None, 7, None), (None, 5, 5, 5), (None,) * 4],
+    ids=["Trigger.Once", "rows and option", "rows", "option", "none"],
+)
+def test_limit_is_sparks_read_limit_or_else_the_option(
+    limit: object, option: int | None, offsets: int | None, size_bytes: int | None
+) -> None:
+    assert (max_offsets(limit, option), max_bytes(limit, option)) == (offsets, size_bytes)
+
+
+def test_read_limits_of_spark_are_known() -> None:
+    datasource = pytest.importorskip("pyspark.sql.streaming.datasource")
+    assert max_offsets(datasource.ReadAllAvailable(), 5) is None
+    assert max_offsets(datasource.ReadMaxRows(7), 5) == 7
+    with pytest.raises(UsageError, match="ReadMaxFiles"):
+        max_offsets(datasource.ReadMaxFiles(7), 5)

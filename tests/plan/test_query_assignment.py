@@ -81,7 +81,6 @@ def test_topic_with_all_partitions_revoked_keeps_its_id() -> None:
     b0 = ("b", 0)
     assignment = member([b0], {b0: 0}, existing={**EXISTING, b0: b"b" * 16})
     end = next_end(READ, assignment, {b0: 4})
-    assert end is not None
     assert (end.ends, end.ids) == ({**READ.ends, b0: 4}, {"a": TOPIC_ID, "b": b"b" * 16})
     assert epochs_of(end) == {**epochs_of(READ), b0: EPOCH}
 
@@ -89,16 +88,13 @@ def test_topic_with_all_partitions_revoked_keeps_its_id() -> None:
 @pytest.mark.parametrize(("group", "begins"), [(None, 10), (7, 10), (10, 10), (40, 40)])
 def test_reassigned_partition_starts_at_the_larger_offset_of_query_and_group(group: int | None, begins: int) -> None:
     revoked = next_end(READ, member([A0], {}), {A0: 15})
-    assert revoked is not None
     again = member([A0, A1], {} if group is None else {A1: group})
     end = next_end(revoked, again, {A0: 15, A1: 50})
-    assert end is not None
     assert end.ends == {A0: 15, A1: 50}
     assert end.skipped == READ.skipped, "offsets that other members have read are not skipped"
     assert ranges(revoked, end) == [(1, begins, 50)]
     # The assignment stays until the next rebalance.
     after = next_end(end, again, {A0: 15, A1: 60})
-    assert after is not None
     assert ranges(end, after) == [(1, 50, 60)]
     assert next_end(after, again, {A0: 15, A1: 60}) is None
 
@@ -114,10 +110,8 @@ def test_epoch_of_own_last_read_is_not_used_after_another_members_read() -> None
     """With an epoch that ended before the offset, the broker would report a truncated log."""
     begin = batch_end(READ.ends, READ.ids, {A0: 3, A1: 3}, skipped=READ.skipped)
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 30})
-    assert end is not None
     assert epochs_of(end) == {A0: 3, A1: EPOCH}
     end = next_end(begin, member([A0, A1], {A1: 30}), {A0: 10, A1: 35})
-    assert end is not None
     assert offset_ranges(begin, end) == [Range("a", 1, 30, 35, TOPIC_ID, until_epoch=EPOCH)]
 
 
@@ -131,7 +125,6 @@ def test_deleted_partition_is_a_loss_also_after_revocation() -> None:
     assert end.to_json_dict()["@skippedDeleted"] == {"a": {"1": 3}}
     assert next_end(end, assignment, {A0: 10}) is None
     back = next_end(end, member([A0, A1], {}), {A0: 10, A1: 5}, start=1)
-    assert back is not None
     assert (back.joined, back.skipped) == ({A1: 1}, {A1: 3})
 
 
@@ -162,30 +155,22 @@ def test_offsets_are_read_once_by_two_members_in_any_order_of_assignments() -> N
 OTHER_ID = b"o" * 16
 
 
+# Ids: assigned by the group, that was read, and at the brokers; then the conclusions.
+WITNESSES: dict[str, tuple[bytes, bytes, set[bytes], bool, bool, bool, bool]] = {
+    "the topic that was read": (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
+    "a topic whose id is unknown": (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
+    "brokers agree about another one": (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID}, True, True, False, True),
+    "brokers do not agree": (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+    "no broker answers": (NO_TOPIC_ID, OTHER_ID, set(), True, False, True, False),
+    "the group has assigned the new one": (TOPIC_ID, OTHER_ID, set(), False, True, False, True),
+    "the group has not assigned the new one yet": (OTHER_ID, OTHER_ID, {TOPIC_ID}, True, False, True, True),
+    "one broker names a new one": (OTHER_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
+    "the group has assigned one that no broker names": (OTHER_ID, TOPIC_ID, set(), False, False, True, False),
+}
+
+
 @pytest.mark.parametrize(
-    ("assigned", "read", "at_brokers", "asked", "readable", "awaited", "recreated"),
-    [
-        (NO_TOPIC_ID, TOPIC_ID, set(), False, True, False, False),
-        (NO_TOPIC_ID, NO_TOPIC_ID, set(), False, True, False, False),
-        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID}, True, True, False, True),
-        (NO_TOPIC_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
-        (NO_TOPIC_ID, OTHER_ID, set(), True, False, True, False),
-        (TOPIC_ID, OTHER_ID, set(), False, True, False, True),
-        (OTHER_ID, OTHER_ID, {TOPIC_ID}, True, False, True, True),
-        (OTHER_ID, OTHER_ID, {TOPIC_ID, OTHER_ID}, True, False, True, False),
-        (OTHER_ID, TOPIC_ID, set(), False, False, True, False),
-    ],
-    ids=[
-        "the topic that was read",
-        "a topic whose id is unknown",
-        "brokers agree about another one",
-        "brokers do not agree",
-        "no broker answers",
-        "the group has assigned the new one",
-        "the group has not assigned the new one yet",
-        "one broker names a new one",
-        "the group has assigned one that no broker names",
-    ],
+    ("assigned", "read", "at_brokers", "asked", "readable", "awaited", "recreated"), WITNESSES.values(), ids=WITNESSES
 )
 def test_topic_counts_as_recreated_if_a_second_witness_says_so(
     assigned: bytes,
@@ -225,5 +210,4 @@ def test_start_in_a_recreated_topic_keeps_its_epoch_until_it_is_read() -> None:
     logs = LogSnapshot(completed, QueryAssignment({A0: TOPIC_ID}, {A0: start}), {A0: ListedOffset(60, 2, -1)})
     ends = logs.ends(None)
     end = Backlog(logs, ends, logs.joined(ends, {})).batch(ends)
-    assert end is not None
     assert end.positions == {A0: start}

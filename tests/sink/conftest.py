@@ -1,4 +1,4 @@
-"""An in-memory cluster with a topic, and an exactly-once query that writes to it."""
+"""An in-memory cluster with a topic, an exactly-once query that writes to it, and a new process for each test."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[FakeKafka]:
 
 
 @pytest.fixture
-def query(cluster: FakeKafka) -> Iterator[Query]:
-    yield Query(cluster.bootstrap_servers)
+def query(cluster: FakeKafka) -> Query:
+    return Query(cluster.bootstrap_servers)
+
+
+@pytest.fixture(autouse=True)
+def _reset_process() -> Iterator[None]:
+    PROCESS.reset()
+    yield
     PROCESS.reset()

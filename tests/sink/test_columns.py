@@ -1,12 +1,16 @@
-"""The sink's plan and columns: which DataFrame columns are written, and the errors for the others."""
+"""The sink's plan, columns and rows: which DataFrame columns are written, and the errors for the others."""
 
 from __future__ import annotations
 
 import pickle
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -19,7 +23,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from protocol.base import once
 from protocol.errors import ConfigurationError, UsageError
+from spark_kafka_source.sink import rows as sink_rows
 from spark_kafka_source.sink.columns import HEADERS, TopicColumns, plan_sink, topic_columns
 from spark_kafka_source.spark_api import arrow_type
 
@@ -150,7 +156,6 @@ class TestColumns:
 
     def test_partition_column_is_used_and_null_leaves_row_to_partitioner(self) -> None:
         partitions = written_with("partition", pa.array([3, None], pa.int32())).partitions
-        assert partitions is not None
         assert partitions.to_pylist() == [3, None]
 
     def test_null_and_empty_header_lists_and_null_header_values_are_kept(self) -> None:
@@ -177,30 +182,21 @@ class TestColumns:
 
 
 class TestTopics:
-    def test_rows_are_split_by_topic_and_keep_their_order(self) -> None:
+    def test_rows_of_a_batch_or_slice_are_split_by_topic_and_keep_their_order(self) -> None:
         topics = ["b", "a", "b", "c", "a", "b"]
-        batch = pa.record_batch(
-            {
-                "topic": topics,
-                "value": [f"{topic}{i}" for i, topic in enumerate(topics)],
-                "partition": pa.array([0, None, 2, 3, 4, 5], pa.int32()),
-            }
-        )
-        by_topic = split(batch, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
-        rows = {
-            written.topic: (written.columns.column("value").to_pylist(), written.partitions.to_pylist())
-            for written in by_topic
-            if written.partitions is not None
+        values = [f"{topic}{i}" for i, topic in enumerate(topics)]
+        partitions = pa.array([0, None, 2, 3, 4, 5], pa.int32())
+        batch = pa.record_batch({"topic": topics, "value": values, "partition": partitions})
+        by_topic = {
+            "b": ([b"b0", b"b2", b"b5"], [0, 2, 5]),
+            "a": ([b"a1", b"a4"], [None, 4]),
+            "c": ([b"c3"], [3]),
         }
-        assert rows == {"b": ([b"b0", b"b2", b"b5"], [0, 2, 5]), "a": ([b"a1", b"a4"], [None, 4]), "c": ([b"c3"], [3])}
-
-    def test_sliced_batch_is_split_like_whole_batch(self) -> None:
-        batch = pa.record_batch({"topic": ["x", "a", "b", "a"], "value": ["0", "1", "2", "3"]}).slice(1)
-        by_topic = split(batch, schema(topic=StringType(), value=StringType()))
-        assert {written.topic: written.columns.column("value").to_pylist() for written in by_topic} == {
-            "a": [b"1", b"3"],
-            "b": [b"2"],
-        }
+        for rows, expected in ((batch, by_topic), (batch.slice(1), {**by_topic, "b": ([b"b2", b"b5"], [2, 5])})):
+            assert {
+                written.topic: (written.columns.column("value").to_pylist(), written.partitions.to_pylist())
+                for written in split(rows, schema(topic=StringType(), value=StringType(), partition=IntegerType()))
+            } == expected
 
     def test_rows_of_single_topic_are_not_copied(self) -> None:
         batch = pa.record_batch({"topic": ["t"] * 3, "value": pa.array([b"1", b"2", b"3"])})
@@ -219,11 +215,6 @@ class TestTopics:
             'for all rows, .option("topic", "..."), or give every row one.'
         )
 
-    def test_null_topic_is_ignored_if_topic_option_is_set(self) -> None:
-        batch = pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["1"]})
-        (written,) = split(batch, schema(topic=StringType(), value=StringType()), "orders")
-        assert written.topic == "orders"
-
 
 def test_arrow_type_of_a_column_is_found_with_older_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = pa.timestamp("us", tz="UTC")
@@ -231,3 +222,86 @@ def test_arrow_type_of_a_column_is_found_with_older_pyspark(monkeypatch: pytest.
     # PySpark 4.1 has no parameter `timezone`.
     monkeypatch.setattr("pyspark.sql.pandas.types.to_arrow_type", lambda dt, timestamp_utc=True: expected)
     assert arrow_type(TimestampType()) == expected
+
+
+# -- rows, which PySpark 4.0 passes to a streaming sink instead of Arrow batches ---------------------
+
+EVERY_COLUMN = schema(
+    extra=StringType(),
+    value=StringType(),
+    key=BinaryType(),
+    headers=SPARK_HEADERS,
+    topic=StringType(),
+    partition=IntegerType(),
+    timestamp=TimestampType(),
+)
+
+
+def test_rows_give_same_columns_as_arrow_batches() -> None:
+    moment = datetime(2024, 2, 29, 12, 30, 15, 123_456)
+    headers = [Row(key="h", value=bytearray(b"1")), Row(key="h", value=None)]
+    rows = [
+        Row("x", "a", bytearray(b"\xff"), headers, "t", 2, moment),
+        Row("y", None, None, None, "t", None, None),
+    ]
+    plan = plan_sink(EVERY_COLUMN, None)
+    (batch,) = sink_rows.arrow_batches(rows, EVERY_COLUMN, plan)
+    (written,) = topic_columns(plan, batch)
+    assert written.topic == "t"
+    assert written.partitions.to_pylist() == [2, None]
+    assert written.columns.to_pylist() == [
+        {
+            "value": b"a",
+            "key": b"\xff",
+            "timestamp_ms": int(moment.timestamp() * 1000),
+            "headers": [{"key": "h", "value": b"1"}, {"key": "h", "value": None}],
+        },
+        {"value": None, "key": None, "timestamp_ms": None, "headers": None},
+    ]
+
+
+def test_many_rows_are_split_into_batches_in_order() -> None:
+    value, count = schema(value=StringType()), 10_001
+    batches = list(sink_rows.arrow_batches((Row(str(i)) for i in range(count)), value, plan_sink(value, "t")))
+    assert len(batches) > 1
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == [str(i) for i in range(count)]
+
+
+@pytest.fixture
+def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    once.reset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+# Summer time ended on 27 October 2024 at 01:00 UTC.
+BEFORE_BOTH_HOURS = datetime(2024, 10, 26, 23, 0, tzinfo=timezone.utc)
+
+
+def written_micros(values: list[datetime]) -> list[int]:
+    columns = schema(value=StringType(), timestamp=TimestampType())
+    (batch,) = sink_rows.arrow_batches([Row("", value) for value in values], columns, plan_sink(columns, "t"))
+    return [round(value.timestamp() * 1e6) for value in batch["timestamp"].to_pylist()]
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_timestamps_around_end_of_summer_time_are_kept_if_unambiguous(caplog: pytest.LogCaptureFixture) -> None:
+    moments = [BEFORE_BOTH_HOURS + timedelta(minutes=30 * half, microseconds=7) for half in range(8)]
+    values = [datetime.fromtimestamp(moment.timestamp()) for moment in moments]
+    remembered = [value for value in values if value.hour != 2 or value.fold]
+    assert len(remembered) == 6
+    assert written_micros(remembered) == [round(value.timestamp() * 1e6) for value in remembered]
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_timestamp_in_repeated_hour_warns_if_ambiguous(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (BEFORE_BOTH_HOURS + timedelta(hours=hours) for hours in (1.5, 2.5))
+    as_pyspark_4_0_does = [moment.astimezone().replace(tzinfo=None) for moment in (first, second)]
+    assert written_micros(as_pyspark_4_0_does) == [round(first.timestamp() * 1e6)] * 2
+    (warning,) = caplog.messages
+    assert "in the hour that clocks repeat" in warning
+    assert "spark.executorEnv.TZ" in warning

@@ -24,19 +24,11 @@ def test_exactly_once_task_shares_one_connection_per_broker_for_coordinators(que
     assert len(query.client.pool) == 3
 
 
-# -- a killed attempt, followed by one without rows ---------------------------------------------------
-
-
-def test_killed_stream_task_empty_on_retry_leaves_no_open_transaction(query: Query) -> None:
+@pytest.mark.parametrize("kept", [["kept"], []], ids=["batch with rows", "batch without rows"])
+def test_killed_stream_task_empty_on_retry_leaves_no_open_transaction(query: Query, kept: list[str]) -> None:
     query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
-    query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "kept")))
-    assert query.committed_values() == ["kept"]
-
-
-def test_stream_batch_without_rows_aborts_transaction_of_killed_attempt(query: Query) -> None:
-    query.task("A", 0, 0, (TOPIC, "of a killed attempt"))
-    query.commit(query.task("A", 0, 0), query.task("A", 0, 1))
-    assert query.left_open() == []
+    query.commit(query.task("A", 0, 0), query.task("A", 0, 1, *((TOPIC, value) for value in kept)))
+    assert query.committed_values() == kept
 
 
 def test_fenced_driver_aborts_no_transaction_of_newer_start(query: Query) -> None:
@@ -81,9 +73,6 @@ def test_write_to_brokers_without_describe_transactions_is_complete(
             write.commit(write.task(0), write.task(1, "kept"), write.task(2, "more"))
     assert write.left_open() == remaining() == []
     assert query.committed_values() == ["kept", "more"]
-
-
-# -- an attempt that is still running after the end of its batch --------------------------------------
 
 
 @pytest.mark.parametrize("rows_before", [["written"], []], ids=["task with rows", "task without rows"])
@@ -159,18 +148,6 @@ def test_task_paused_before_its_takeover_is_refused_once_its_start_has_decided_l
     assert query.committed_values() == ["0", "1"]
 
 
-def test_stream_task_paused_during_decision_of_its_batch_begins_no_transaction(query: Query) -> None:
-    """The other attempt has no rows, so its transactional id is not part of the commit."""
-
-    def meanwhile() -> None:
-        query.commit(query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "other")))
-
-    too_late = pytest.raises(ProducerFenced, match="too late")
-    with too_late, paused_at(TransactionalProducer, "init_transactions", meanwhile):
-        query.task("A", 0, 0, (TOPIC, "late"))
-    assert query.committed_values() == ["other"]
-
-
 def test_late_attempt_waits_for_a_decision_that_is_being_written(cluster: FakeKafka, query: Query) -> None:
     """It would see the ledger before the decision, and leave a transaction open."""
     looks = 0
@@ -205,9 +182,6 @@ def test_task_that_reads_stale_ledger_writes(cluster: FakeKafka, query: Query) -
     assert query.committed_values() == ["0", "1", "2"]
 
 
-# -- a decided batch, restarted with another number of tasks ------------------------------------------
-
-
 @pytest.mark.parametrize("now", [1, 3])
 def test_decided_batch_with_other_task_count_completes_if_all_transactions_committed(query: Query, now: int) -> None:
     query.decide(query.task("A", 0, 0, (TOPIC, "A0")), query.task("A", 0, 1, (TOPIC, "A1")))
@@ -228,9 +202,6 @@ def test_decided_batch_with_other_task_count_fails_if_transaction_timed_out(quer
     assert query.left_open() == []
     query.commit(*(query.task("C", 0, task, (TOPIC, f"C{task}")) for task in range(2)))
     assert query.committed_values() == sorted([f"A{1 - lost}", f"C{lost}"])
-
-
-# -- speculative execution ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["true", "True", " TRUE "])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protocol.config import ClientConfig, ProducerConfig
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.producers import MAX_IDLE, borrowed_producer
 
 CLIENT = ClientConfig((("127.0.0.1", 1),))
@@ -37,25 +35,12 @@ class FakeTransactionalProducer(FakeProducer):
     pass
 
 
-@pytest.fixture(autouse=True)
-def _reset_process() -> Iterator[None]:
-    PROCESS.reset()
-    yield
-    PROCESS.reset()
-
-
 FAKE: Any = FakeProducer
 
 
 def borrow_and_give_back(config: ProducerConfig = CONFIG, make: Any = FAKE) -> Any:
     with borrowed_producer(CLIENT, config, make) as producer:
         return producer
-
-
-def test_next_task_gets_same_producer() -> None:
-    first = borrow_and_give_back()
-    assert borrow_and_give_back() is first
-    assert not first.aborted
 
 
 def test_other_configuration_gets_separate_producer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -10,8 +9,6 @@ import pytest
 
 from protocol.admin.transactions import describe_transactions
 from protocol.base.clock import Deadline
-from protocol.cluster.client import Client
-from protocol.config import parse_client
 from protocol.errors import BrokerError, DeadlineExceeded
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
@@ -22,28 +19,27 @@ from spark_kafka_source.sink.exactly_once.batch_write_end import fence_other_att
 from spark_kafka_source.sink.exactly_once.ledger_group import read_ledger
 from spark_kafka_source.sink.exactly_once.query import Query, StreamBatch
 from spark_kafka_source.sink.exactly_once.takeover import LedgerProducer, TakeoverBackoff, take_over
+from tests.protocol.fetch.consuming import client_of
 
 TASKS = 30
 QUERY = Query("many", "query")
 
 
 @pytest.fixture
-def cluster() -> Iterator[FakeKafka]:
-    with FakeKafka() as cluster:
-        cluster.create_topic("written")
-        yield cluster
+def cluster(kafka_fake: FakeKafka) -> FakeKafka:
+    kafka_fake.create_topic("written")
+    return kafka_fake
 
 
 def start_all_tasks(cluster: FakeKafka, start: str, tasks: int) -> None:
     """Start all tasks at once, each with its own client, as in separate processes."""
-    config, together = parse_client({"bootstrap.servers": cluster.bootstrap_servers}), Barrier(tasks)
+    together = Barrier(tasks)
 
     def task(_: int) -> str:
-        with Client(config) as client:
+        with client_of(cluster.bootstrap_servers) as client:
             client.metadata(["written"], client.deadline())
             together.wait(30)
             ledger = take_over(client, StreamBatch(QUERY, start, 1), "written", 60_000, client.deadline())
-            assert ledger is not None
             return ledger.start_id
 
     with ThreadPoolExecutor(tasks) as threads:
@@ -62,9 +58,8 @@ def test_takeover_by_many_concurrent_tasks_is_done_by_few(
     start_all_tasks(cluster, "newer", TASKS)
     requests = len(cluster.request_bodies(INIT_PRODUCER_ID)) - requests_before
     assert 1 <= requests <= TASKS // 2
-    with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
+    with client_of(cluster.bootstrap_servers) as client:
         ledger = read_ledger(client, QUERY, client.deadline())
-    assert ledger is not None
     assert ledger.starts == (("older", "newer") if before else ("newer",))
 
 
@@ -109,31 +104,22 @@ def test_task_waiting_for_others_fails_at_deadline() -> None:
         backoff.wait()
 
 
-@pytest.fixture
-def client(cluster: FakeKafka) -> Iterator[Client]:
-    with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
-        yield client
-
-
-def is_open(client: Client, transactional_id: str) -> bool:
-    return describe_transactions(client, [transactional_id], client.deadline())[transactional_id].state == "Ongoing"
-
-
 def test_refused_ledger_leaves_no_open_transaction() -> None:
     """Before KIP-890, a separate request begins the transaction; tasks would wait until that transaction times out."""
     with FakeKafka(settings={"transaction.version": "1"}) as cluster:
         cluster.create_topic("written")
-        with Client(parse_client({"bootstrap.servers": cluster.bootstrap_servers})) as client:
+        with client_of(cluster.bootstrap_servers) as client:
             cluster.refuse("TxnOffsetCommit", "OFFSET_METADATA_TOO_LARGE", 1)
             with pytest.raises(BrokerError):
                 take_over(client, StreamBatch(QUERY, "newer", 1), "written", 60_000, client.deadline())
-            assert not is_open(client, QUERY.transactional_id)
+            described = describe_transactions(client, [QUERY.transactional_id], client.deadline())
+            assert described[QUERY.transactional_id].state != "Ongoing"
 
 
-def test_attempt_that_could_not_be_fenced_is_no_success(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_that_could_not_be_fenced_is_no_success(cluster: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("as if")
 
     monkeypatch.setattr(batch_write_end, "init_producer_id", fail)
-    with pytest.raises(MemoryError):
+    with client_of(cluster.bootstrap_servers) as client, pytest.raises(MemoryError):
         fence_other_attempts(client, Query("many", "write"), [], [0])

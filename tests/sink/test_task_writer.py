@@ -1,19 +1,21 @@
-"""The rows that Kafka has acknowledged: in the driver's log line about all tasks, and in a task's error."""
+"""The rows that Kafka has acknowledged, in a log line and in errors; checks and pickling of `foreachBatch`."""
 
 from __future__ import annotations
 
 import pickle
+import pickletools
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from protocol.errors import UsageError
+from protocol.errors import ConfigurationError, UsageError
 from protocol.kafka_terms import TopicPartition
 from protocol.producer.results import ProducedRange
 from protocol.testing.fake_kafka.server import FakeKafka
+from spark_kafka_source import foreach_batch_writer
 from spark_kafka_source.options.parsing import parse_sink_options
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.columns import plan_sink
 from spark_kafka_source.sink.stream_writer import KafkaStreamWriter
 from spark_kafka_source.sink.task_writer import TaskWriter, TaskWritten, summary, written_topics
@@ -58,17 +60,36 @@ def test_stream_stopped_in_mid_batch_logs_no_warning(caplog: pytest.LogCaptureFi
     assert "batch 30 is not complete, and is written again when the query resumes: 10 rows to t" in line.getMessage()
 
 
-def test_error_before_the_first_row_names_no_rows_of_the_previous_task() -> None:
+def test_error_before_the_first_row_names_no_rows_of_the_previous_task(kafka_fake: FakeKafka) -> None:
     """Tasks of a worker process use one producer after the other."""
     plan = plan_sink(StructType().add("topic", "string").add("value", "string"), None)
-    with FakeKafka() as kafka:
-        kafka.create_topic("t")
-        options = parse_sink_options({"kafka.bootstrap.servers": kafka.bootstrap_servers})
-        writer = TaskWriter(options.client, options.producer, plan)
-        try:
-            assert writer.write([pa.record_batch({"topic": ["t"], "value": ["a"]})]).topics["t"].rows == 1
-            with pytest.raises(UsageError, match="null topic") as raised:
-                writer.write([pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["b"]})])
-            assert "acknowledged" not in str(raised.value)
-        finally:
-            PROCESS.reset()
+    kafka_fake.create_topic("t")
+    options = parse_sink_options({"kafka.bootstrap.servers": kafka_fake.bootstrap_servers})
+    writer = TaskWriter(options.client, options.producer, plan)
+    assert writer.write([pa.record_batch({"topic": ["t"], "value": ["a"]})]).topics["t"].rows == 1
+    with pytest.raises(UsageError, match="null topic") as raised:
+        writer.write([pa.record_batch({"topic": pa.array([None], pa.string()), "value": ["b"]})])
+    assert "acknowledged" not in str(raised.value)
+
+
+CONNECT = {"kafka.bootstrap.servers": "localhost:9092"}
+
+
+def test_wrong_options_are_refused_before_query_starts() -> None:
+    with pytest.raises(ConfigurationError, match=r"kafka\.acks is '7'"):
+        foreach_batch_writer({**CONNECT, "kafka.acks": 7})
+
+
+def test_option_values_may_be_numbers_and_booleans() -> None:
+    written = foreach_batch_writer({**CONNECT, "kafka.linger.ms": 5, "kafka.enable.idempotence": True})
+    assert dict(written.options)["kafka.linger.ms"] == "5"
+    assert dict(written.options)["kafka.enable.idempotence"] == "true"
+
+
+def test_writer_is_pickled_by_name_and_repr_hides_values() -> None:
+    """A Spark Connect server unpickles it from its own installation, independent of the client's Python version."""
+    written = foreach_batch_writer({**CONNECT, "topic": "orders"})
+    sent = cloudpickle.dumps(written)
+    assert pickle.loads(sent) == written
+    assert "spark_kafka_source.sink.foreach_batch" in {value for _, value, _ in pickletools.genops(sent)}
+    assert "localhost" not in repr(written)

@@ -16,13 +16,13 @@ from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group
 from tests.support.exactly_once_query import TOPIC, BatchWrite, Query, paused_at
 
 
-def test_older_of_two_drivers_is_fenced(query: Query) -> None:
+def test_older_of_two_drivers_is_fenced_and_aborts_nothing_of_the_newer(query: Query) -> None:
     first = query.tasks("A")
     second = query.tasks("B")
     message = "the query .* was started again elsewhere"
     with pytest.raises(ProducerFenced, match=message):
         query.commit(*first)
-    query.abort(*first)
+    query.abort(first[0], None)
     with pytest.raises(ProducerFenced, match=message):
         query.task("A", 1, 0, (TOPIC, "A"))
     query.commit(*second)
@@ -56,9 +56,13 @@ def test_driver_fenced_after_decision_reports_decided_batches_committed(query: Q
     assert query.committed_values() == ["A0", "A1", "C0", "C1"]
 
 
-def test_decided_batch_is_committed_unchanged_when_its_rows_change(query: Query) -> None:
+def test_decided_batch_is_not_aborted_and_is_committed_unchanged_when_its_rows_change(query: Query) -> None:
+    query.abort(query.task("A", 0, 0, (TOPIC, "A0")), None)
+    assert query.left_open() == []
     first = query.tasks("A")
     query.decide(*first)
+    query.abort(*first)
+    assert query.left_open() == ["0", "1"]
     second = query.tasks("B")
     assert [write.topics for write in second] == [{}, {}]
     query.commit(*second)
@@ -115,24 +119,17 @@ def test_committed_batch_is_detected_after_next_batch_began(query: Query) -> Non
     assert query.committed_values() == ["A0", "B1"]
 
 
-def test_reset_checkpoint_is_refused_and_running_start_continues(query: Query) -> None:
+def test_start_behind_the_ledger_is_refused_with_remedies_and_other_starts_continue(query: Query) -> None:
+    """Its checkpoint was reset, or an older start has written batch 2 since it read the checkpoint."""
     for batch in range(3):
         query.commit(query.task("A", batch, 0, (TOPIC, f"A{batch}")))
-    with pytest.raises(UsageError, match=r"batch 1 .* up to batch 2 before.* its checkpoint was reset"):
+    remedies = "still runs, stop it there and start it again: every row is written once.* its checkpoint was reset"
+    with pytest.raises(UsageError, match=rf"batch 1 .* up to batch 2 before.*{remedies}"):
         query.task("B", 1, 0, (TOPIC, "B1"))
     query.commit(query.task("A", 3, 0, (TOPIC, "A3")))
-    assert query.committed_values() == ["A0", "A1", "A2", "A3"]
-
-
-def test_start_behind_running_older_start_fails_with_remedy(query: Query) -> None:
-    """The newer start has read batch 1 from the checkpoint; meanwhile the older start has written batch 2."""
-    for batch in range(3):
-        query.commit(query.task("A", batch, 0, (TOPIC, f"A{batch}")))
-    with pytest.raises(UsageError, match=r"still runs, stop it there and start it again: every row is written once"):
-        query.task("B", 1, 0, (TOPIC, "A1"))
-    query.commit(query.task("C", 2, 0, (TOPIC, "A2")))
-    query.commit(query.task("C", 3, 0, (TOPIC, "C3")))
-    assert query.committed_values() == ["A0", "A1", "A2", "C3"]
+    for batch in (3, 4):
+        query.commit(query.task("C", batch, 0, (TOPIC, f"C{batch}")))
+    assert query.committed_values() == ["A0", "A1", "A2", "A3", "C4"]
 
 
 def test_queries_with_one_prefix_are_independent(query: Query) -> None:
@@ -148,9 +145,6 @@ def test_queries_with_one_prefix_are_independent(query: Query) -> None:
     query.commit(second)
     second_query.commit(third)
     assert query.committed_values() == ["B0", "X0", "X1", "X2"]
-
-
-# -- transactions that are aborted from outside (`pykafka txn abort`) ------------------------------
 
 
 def test_transaction_aborted_before_decision_fails_whole_batch(query: Query) -> None:
@@ -186,20 +180,6 @@ def test_aborted_decision_is_retried_by_driver(query: Query) -> None:
     assert query.committed_values() == ["A0", "A1", "A2"]
 
 
-# -- aborted batches, and replays with other tasks -------------------------------------------------
-
-
-def test_abort_of_batch_keeps_decided_transactions_open(query: Query) -> None:
-    query.abort(query.task("A", 0, 0, (TOPIC, "A0")), None)
-    assert query.left_open() == []
-    first = query.tasks("A")
-    query.decide(*first)
-    query.abort(*first)
-    assert query.left_open() == ["0", "1"]
-    query.commit(query.task("B", 0, 0), query.task("B", 0, 1))
-    assert query.committed_values() == ["A0", "A1"]
-
-
 def test_abort_of_batch_write_ends_transaction_of_late_task_copy(query: Query) -> None:
     """A late task of an earlier stage attempt fences the later attempt's transaction and prepares another one."""
     write = BatchWrite(query)
@@ -224,14 +204,6 @@ def test_aborted_batch_write_with_running_task_leaves_no_open_transaction(
         write.task(further, f"{further}")
     assert write.left_open() == []
     assert query.committed_values() == []
-
-
-def test_abort_by_older_driver_keeps_transactions_of_newer_start(query: Query) -> None:
-    first = query.task("A", 0, 0, (TOPIC, "A0"))
-    second = query.tasks("B")
-    query.abort(first, None)
-    query.commit(*second)
-    assert query.committed_values() == ["B0", "B1"]
 
 
 def test_empty_tasks_and_several_topics_commit_every_row_once(cluster: FakeKafka, query: Query) -> None:

@@ -11,7 +11,6 @@ import protocol
 from protocol.admin.acls import AclBinding, AclFilter, AclOperation, PatternType, ResourceType
 from protocol.errors import BrokerError, ProducerFenced, UsageError
 from protocol.testing.fake_kafka.server import FakeKafka
-from spark_kafka_source.process_state import PROCESS
 from spark_kafka_source.sink.exactly_once import batch_commit, ledger_group, takeover
 from tests.support.exactly_once_query import Query, paused_at
 
@@ -50,13 +49,12 @@ def query_of_writer(cluster: FakeKafka) -> Query:
 
 
 @pytest.fixture
-def query(cluster: FakeKafka, admin: protocol.Admin) -> Iterator[Query]:
+def query(cluster: FakeKafka, admin: protocol.Admin) -> Query:
     """The ledger belongs to the first topic, and batch 1 has written to the second one only."""
     query = query_of_writer(cluster)
     query.commit(query.task("A", 0, 0, (FIRST, "0")))
     query.commit(query.task("A", 1, 0, (SECOND, "1")))
-    yield query
-    PROCESS.reset()
+    return query
 
 
 @pytest.fixture(autouse=True)

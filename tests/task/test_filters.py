@@ -111,9 +111,6 @@ def test_ranges_without_a_kept_offset_are_not_read(fake: FakeKafka) -> None:
     assert ranges == [(0, 3, 7), (2, 3, 7)]
 
 
-# -- values that do not decode ------------------------------------------------------------------------
-
-
 def test_values_that_do_not_decode_fail_unless_the_filter_drops_them_undecoded(fake: FakeKafka) -> None:
     fake.produce("orders", "no json", partition=0, headers=[("n", b"40")])
     assert numbers(read(fake, "headers['n'] = '9' AND value.id = 9", **JSON)) == [9]
@@ -121,12 +118,6 @@ def test_values_that_do_not_decode_fail_unless_the_filter_drops_them_undecoded(f
         read(fake, "headers['n'] = '40' AND value.id = 9", **JSON)
     with pytest.raises(DecodeFailed):
         read(fake, "headers['n'] = '40'", **JSON)
-
-
-def test_values_that_do_not_decode_are_judged_as_null(fake: FakeKafka) -> None:
-    fake.produce("orders", "no json", partition=0)
-    assert numbers(read(fake, "value.id = 9", **JSON, onDecodeError="null")) == [9]
-    assert numbers(read(fake, "value.id IS NULL", **JSON, onDecodeError="null")) == [30]
 
 
 def test_values_that_do_not_decode_become_dead_letters_though_the_filter_cannot_judge_them(fake: FakeKafka) -> None:
@@ -187,9 +178,6 @@ def test_rows_that_null_drops_are_counted_as_filtered(fake: FakeKafka) -> None:
     assert totals["records-filtered-total"] == 1
 
 
-# -- failures -----------------------------------------------------------------------------------------
-
-
 def test_failed_cast_fails_the_task_and_names_the_record(fake: FakeKafka) -> None:
     fake.produce("orders", "x", partition=2)
     with pytest.raises(FilterFailed, match=r"offset 10 of orders-2: CAST\(CAST\(value AS STRING\) AS INT\)"):
@@ -235,7 +223,6 @@ def test_tasks_without_a_filter_import_none_of_it() -> None:
 
 def test_decoder_takes_the_columns_of_the_filter_when_it_keeps_most_rows(fake: FakeKafka) -> None:
     options = options_of(fake, "value.id <> 3", **JSON)
-    assert options.condition is not None
     decoder = TaskDecoder(options, RecordFilter(options.condition, ansi=True))
     raw = [json.dumps({"id": number, "country": "x"}).encode() for number in range(5)]
     batch = pa.record_batch({"value": pa.array(raw, pa.binary()), "offset": pa.array(range(5), pa.int64())})

@@ -31,10 +31,8 @@ from tests.support.value_types import (
     ORDER,
     REFUND,
     SECOND,
-    STRATEGIES,
     Write,
     write_events,
-    write_json_and_protobuf,
 )
 
 TYPES = "shop.Order,shop.Refund"
@@ -80,15 +78,6 @@ def read(parsed: Parsed) -> Read:
 
 
 EXPECTED = [{"value": FIRST}, {"value": SECOND}]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_type_has_a_field(write: Write, read: Read, strategy: str) -> None:
-    write(ORDER, {"id": 1}, strategy)
-    write(REFUND, {"reason": "late"}, strategy)
-    assert read(valueSubjectNameStrategy=strategy) == EXPECTED
-    prefix = "events-" if strategy.startswith("Topic") else ""
-    assert read(valueTypes="", valueSubject=f"{prefix}shop.Order, {prefix}shop.Refund") == EXPECTED
 
 
 def test_tombstones_are_null_and_types_have_their_names(fake: FakeKafka, write: Write, read: Read) -> None:
@@ -174,17 +163,6 @@ def test_column_of_a_type_that_cannot_be_determined_is_left_to_on_decode_error(
     assert row["_error"] == "value: schema id 999: the registry does not have it"
 
 
-def test_json_and_protobuf_have_types_too(fake: FakeKafka, registry: FakeSchemaRegistry, read: Read) -> None:
-    write_json_and_protobuf(fake, registry)
-    by_record = {"valueSubjectNameStrategy": "RecordNameStrategy"}
-    assert read(**by_record, valueFormat="confluent-json") == EXPECTED
-    protobuf = {**by_record, "valueFormat": "confluent-protobuf", "subscribe": "messages"}
-    assert read(**protobuf, valueTypes="shop.Invoice,shop.Reminder") == [
-        {"value": {"Invoice": {"id": 1}, "Reminder": None}},
-        {"value": {"Invoice": None, "Reminder": {"reason": "late"}}},
-    ]
-
-
 def test_newer_versions_are_resolved_and_each_is_pinned(parsed: Parsed, write: Write, read: Read) -> None:
     write(ORDER, {"id": 1})
     write(REFUND, {"reason": "late"})
@@ -260,8 +238,6 @@ def test_batch_is_replayed_with_the_pinned_version_only(parsed: Parsed, write: W
     [
         ({"valueSubject": "a,b"}, "valueTypes and valueSubject both say"),
         ({"subscribe": "a,b"}, "valueTypes has subjects by topic"),
-        ({"valueSchema": '"long"'}, "valueSchema is one schema"),
-        ({"valueTypes": "", "valueSubject": "a,,b"}, "a name is empty"),
         ({"valueTypes": "", "columns": "valueType"}, "columns names valueType"),
         ({"onUnknownType": "dead-letter"}, "onUnknownType is dead-letter, but there is no deadLetterTopic"),
         ({"valueFields": "Login"}, "valueFields"),
@@ -283,16 +259,6 @@ def test_wrong_options_are_refused_by_name(
         read(**options)
 
 
-def test_local_names_that_collide_are_written_out(write: Write, read: Read) -> None:
-    write(ORDER, {"id": 1})
-    write({**ORDER, "namespace": "depot"}, {"id": 2})
-    rows = read(valueTypes="shop.Order,depot.Order")
-    assert [row["value"] for row in rows] == [
-        {"shop.Order": {"id": 1}, "depot.Order": None},
-        {"shop.Order": None, "depot.Order": {"id": 2}},
-    ]
-
-
 def test_type_of_the_same_local_name_is_another_type(write: Write, read: Read) -> None:
     """Its fields might fit: here the default of `note` would be read, without an error."""
     write(NEWER_ORDER, {"id": 1, "note": "a"})
@@ -303,9 +269,6 @@ def test_type_of_the_same_local_name_is_another_type(write: Write, read: Read) -
     rows = read(valueTypes="shop.Order", columns="value,valueType")
     assert [row["value"]["Order"]["id"] for row in rows] == [1, 2, 3]
     assert [row["valueType"] for row in rows] == ["Order"] * 3
-
-
-# -- unions of Avro ---------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -179,7 +179,6 @@ class SearchProducer:
         self._add(group.group_id, offsets)
 
     def write_row(self) -> None:
-        assert self._identity is not None
         written_by = f"{self._identity.producer_id}/{self._identity.producer_epoch}"
         self._add(ROWS, {(TOPIC, self._row.partition): CommittedOffset(1, metadata=written_by)})
 
@@ -189,7 +188,6 @@ class SearchProducer:
         return self._identity
 
     def _add(self, group: str, offsets: Mapping[Any, CommittedOffset]) -> None:
-        assert self._identity is not None
         add_offsets(self._client, self._identity, group, offsets, self._client.deadline())
 
 
