@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -12,8 +12,6 @@ from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.worker_pool import WorkerPool
 from protocol.testing import FakeKafka
-from tests.protocol.consumer.conftest import EAGER
-from tests.protocol.consumer.members import Listener
 from tests.protocol.fetch.consuming import records
 from tests.protocol.processing.conftest import EMPTY, MANUAL_COMMIT, Committed, Handler, Running, Start, Write
 from tests.support.wait_until import wait_until
@@ -29,20 +27,6 @@ class Pausing(ConsumerRebalanceListener):
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         self._consumer.pause(partitions)
-
-
-@pytest.fixture
-def write_in_transaction(client: Client) -> Callable[..., None]:
-    """Return `write_in_transaction(b"value", partition=0)`: a record with a marker behind it."""
-
-    def send(value: bytes, partition: int = 0) -> None:
-        with TransactionalProducer(client, {"transactional.id": "t"}) as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send("orders", value, partition=partition)
-            producer.commit_transaction()
-
-    return send
 
 
 @pytest.mark.parametrize("given", ["properties", "subscribed", "assigned"])
@@ -83,34 +67,27 @@ def test_records_written_between_two_processors_are_handled_by_the_second_one(
 
 
 def test_lag_of_a_transactional_topic_at_rest_is_0(
-    write_in_transaction: Callable[..., None], start: Start, handler: Handler, committed: Committed
+    client: Client, start: Start, handler: Handler, committed: Committed
 ) -> None:
     """An unfinished record holds back the offset, also with a marker behind it."""
-    write_in_transaction(b"1")
-    handler.block(b"2")
-    start(handler)
-    wait_until(lambda: committed() == {0: 2} | EMPTY, committed, every_s=0.02)
-    write_in_transaction(b"2")
-    write_in_transaction(b"3", partition=1)
+
+    def write_in_transaction(value: bytes, partition: int = 0) -> None:
+        producer.begin_transaction()
+        producer.send("orders", value, partition=partition)
+        producer.commit_transaction()
+
+    with TransactionalProducer(client, {"transactional.id": "t"}) as producer:
+        producer.init_transactions()
+        write_in_transaction(b"1")
+        handler.block(b"2")
+        start(handler)
+        wait_until(lambda: committed() == {0: 2} | EMPTY, committed, every_s=0.02)
+        write_in_transaction(b"2")
+        write_in_transaction(b"3", partition=1)
     wait_until(lambda: committed() == {0: 2, 1: 2}, committed, every_s=0.02)
     assert handler.has_begun(b"2")
     handler.blocked[b"2"].set()
     wait_until(lambda: committed() == {0: 4, 1: 2}, committed, every_s=0.02)
-
-
-def test_positions_are_committed_before_a_revocation(
-    client: Client, write_in_transaction: Callable[..., None], start: Start, handler: Handler, committed: Committed
-) -> None:
-    for partition in (0, 1):
-        write_in_transaction(b"%d" % partition, partition)
-    listener = Listener()
-    start(handler, consumers=1, listener=listener, **EAGER, **NO_COMMIT_IN_TIME)
-    wait_until(lambda: len(handler.values) == 2)
-    with KafkaConsumer(client, MANUAL_COMMIT | EAGER) as joining:
-        joining.subscribe(["orders"])
-        wait_until(lambda: (joining.poll(20), joining.positions())[1])
-        assert [position.offset for position in joining.positions().values()] == [2], "behind the marker"
-    assert committed() == {0: 2, 1: 2}
 
 
 def test_partition_that_its_user_has_paused_is_committed_at_its_position(
