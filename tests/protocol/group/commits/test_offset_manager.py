@@ -28,13 +28,8 @@ from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFS
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.group.commits.conftest import BOTH, GROUP, MARKS, committed, committed_partitions, flushed, stage_as
 from tests.support.older_brokers import limit_version
+from tests.support.small_cluster import recreate_topic
 from tests.support.wait_until import wait_until
-
-
-def recreate_orders(fake: FakeKafka) -> None:
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders", 2)
 
 
 def assert_refused_for_another_topic(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
@@ -208,7 +203,7 @@ def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
 ) -> None:
     limit_version(fake, OFFSET_COMMIT, last)
     client.metadata(["orders"])
-    recreate_orders(fake)
+    recreate_topic(fake, "orders", 2)
     manager.stage(MARKS, again=True)
     assert_refused_for_another_topic(fake, client, manager)
 
@@ -225,7 +220,7 @@ def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
         fake.lose_replies(METADATA, ALWAYS)
     manager.stage(MARKS, again=True)
     wait_until(lambda: fake.request_bodies(OFFSET_COMMIT if fault == "refused" else METADATA)[1:])
-    recreate_orders(fake)
+    recreate_topic(fake, "orders", 2)
     fake.faults.clear()
     assert_refused_for_another_topic(fake, client, manager)
 
