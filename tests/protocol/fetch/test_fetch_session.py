@@ -91,12 +91,6 @@ def test_session_continues_with_topic_names() -> None:
     assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 2, [1])
 
 
-def test_close_ends_the_session_once(session: FetchSession) -> None:
-    assert session.close() == {"session_id": 7, "session_epoch": -1, "topics": []}
-    assert session.close() is None
-    assert FetchSession().close() is None
-
-
 class Broker:
     """One broker's sessions. `asks` returns the error code and session id of the reply, and the partitions read."""
 
