@@ -21,6 +21,7 @@ from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.support.internals import has_assignment
+from tests.support.small_cluster import END, PARTITIONS
 from tests.support.wait_until import wait_until
 
 
@@ -104,6 +105,19 @@ def consumer_of(
     """Return a consumer that starts at the earliest offset, and commits only when a test does."""
     defaults = {"auto.offset.reset": "earliest", "enable.auto.commit": False, **({"group.id": group} if group else {})}
     return KafkaConsumer(client, {**defaults, **(protocol or {}), **properties})
+
+
+def subscribed(
+    client: Client | Mapping[str, object],
+    protocol: Mapping[str, object] | None = None,
+    listener: ConsumerRebalanceListener | None = None,
+    **properties: object,
+) -> KafkaConsumer:
+    """Return the only member of a group, which has read all records of orders in a `SmallCluster`."""
+    consumer = consumer_of(client, protocol, **properties)
+    consumer.subscribe(["orders"], listener)
+    read(consumer, PARTITIONS * END)
+    return consumer
 
 
 def group_of(

