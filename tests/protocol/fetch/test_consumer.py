@@ -69,25 +69,6 @@ def test_committed_rows_of_transactions_are_read(
     producer.abort_transaction()
 
 
-def test_large_record_is_read_with_a_small_fetch_size(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(4, config={"max.message.bytes": str(10 << 20)})
-    produce(kafka, name, range(400), 4)
-    produce(kafka, name, range(1), size=8 << 20)
-    with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
-        started_s = time.monotonic()
-        stream = consumer.consume_partition(name, 0, 100)
-        before = consumer.fetches
-        batch = stream.poll(20_000)
-        assert batch is not None
-        assert len(batch.column("value")[0].as_py()) == 8 << 20
-        assert consumer.fetches - before <= 8
-        consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
-        stream.seek(0)
-        assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-        # A broker without new records gets two fetches per second.
-        assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
-
-
 _OF_MANY = """
 import json, sys, time
 from protocol.kafka_terms import LATEST
